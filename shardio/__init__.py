@@ -1,0 +1,63 @@
+"""shardio: ImageNet-like image sets as memory-mapped uint8 shards, fed to training at the speed of memory.
+
+Names are imported from their modules when they are first used, so that reading a set needs only numpy, training needs
+torch besides, and only converting imports the image decoders.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shardio.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from shardio.converter import ConvertReport as ConvertReport
+    from shardio.converter import convert as convert
+    from shardio.dataset import ShardDataset as ShardDataset
+    from shardio.errors import ConvertError as ConvertError
+    from shardio.errors import DecodeError as DecodeError
+    from shardio.errors import FormatError as FormatError
+    from shardio.errors import LaunchError as LaunchError
+    from shardio.errors import SetNotFoundError as SetNotFoundError
+    from shardio.errors import ShardioError as ShardioError
+    from shardio.errors import SourceError as SourceError
+    from shardio.errors import SpaceError as SpaceError
+    from shardio.loader import ShardLoader as ShardLoader
+    from shardio.setwriter import ShardWriter as ShardWriter
+    from shardio.shardset import Sample as Sample
+    from shardio.shardset import ShardSet as ShardSet
+    from shardio.shardset import open_shards as open_shards
+    from shardio.verifier import verify as verify
+
+_HOMES = {
+    "shardio.converter": ("ConvertReport", "convert"),
+    "shardio.dataset": ("ShardDataset",),
+    "shardio.errors": (
+        "ConvertError",
+        "DecodeError",
+        "FormatError",
+        "LaunchError",
+        "SetNotFoundError",
+        "ShardioError",
+        "SourceError",
+        "SpaceError",
+    ),
+    "shardio.loader": ("ShardLoader",),
+    "shardio.setwriter": ("ShardWriter",),
+    "shardio.shardset": ("Sample", "ShardSet", "open_shards"),
+    "shardio.verifier": ("verify",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'shardio' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME_OF])

@@ -1,0 +1,145 @@
+"""Encoded bytes -> (height, width, 3) uint8, strictly: either the picture that was stored or a DecodeError.
+
+Content decides what a file is, never its name. JPEG goes through strict simplejpeg and never falls back to Pillow,
+which decodes most damaged JPEGs without a word. PNG and WebP go through Pillow; a PNG's checksums are verified first.
+What a header claims is checked before anything is allocated for it.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, PngImagePlugin, WebPImagePlugin
+
+from shardio import jpeg
+from shardio.errors import DecodeError
+
+# 256 MiB of RGB. It is also where Pillow begins to warn of decompression bombs.
+MAX_PIXELS = (256 << 20) // 3
+# Encoders write about ten scans and optimisers a few dozen; thousands are a bomb that costs hours.
+MAX_SCANS = 100
+# A picture of MAX_PIXELS stored without any compression fits.
+MAX_SOURCE_NBYTES = 512 << 20
+
+# Transparent pixels are laid over white: what is hidden under them is often noise, and most viewers show white.
+_BACKGROUND = (255, 255, 255)
+_DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
+
+_OTHER_KINDS = {
+    b"GIF8": "a GIF",
+    b"BM": "a BMP",
+    b"II*\0": "a TIFF",
+    b"MM\0*": "a TIFF",
+    b"%PDF": "a PDF",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "a gzip file",
+    b"\0\0\0\x0cjP": "a JPEG 2000",
+    b"\xff\x0a": "a JPEG XL",
+}
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """`pixels` is (height, width, 3) uint8, RGB. `warning` tells what had to be mended, or is empty."""
+
+    pixels: NDArray[np.uint8]
+    warning: str = ""
+
+
+def decode_image(data: bytes) -> Decoded:
+    """Decode one image of any supported kind. DecodeError with a reason class otherwise; no other exception."""
+    try:
+        if jpeg.is_jpeg(data):
+            return _decode_jpeg(data)
+        if data[:8] == b"\x89PNG\r\n\x1a\n":
+            return Decoded(_decode_png(data))
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return Decoded(_decode_webp(data))
+    except DecodeError:
+        raise
+    except MemoryError as error:
+        raise DecodeError("too large", f"no memory to decode it: {error}") from None
+    except Exception as error:
+        # Decoders raise a dozen types on damaged files: ValueError, OSError, SyntaxError, EOFError, struct.error...
+        raise DecodeError("damaged", f"{type(error).__name__}: {error}") from None
+    raise DecodeError(*_describe_unsupported(data))
+
+
+def _describe_unsupported(data: bytes) -> tuple[str, str]:
+    if not data:
+        return "empty", "the file has no bytes"
+    for magic, kind in _OTHER_KINDS.items():
+        if data.startswith(magic):
+            return "unsupported", f"expected a JPEG, PNG or WebP, found {kind}"
+    if data[:64].lstrip().startswith((b"<", b"{")):
+        return "unsupported", "expected a JPEG, PNG or WebP, found text (an error page saved as an image?)"
+    return "unsupported", f"expected a JPEG, PNG or WebP, found bytes that begin {data[:8].hex(' ')}"
+
+
+def check_pixels(width: int, height: int) -> None:
+    if width <= 0 or height <= 0:
+        raise DecodeError("damaged", f"the header claims {width} x {height} pixels")
+    if width * height > MAX_PIXELS:
+        raise DecodeError("too large", f"expected at most {MAX_PIXELS} pixels, found {width} x {height}")
+
+
+def _decode_jpeg(data: bytes) -> Decoded:
+    header = jpeg.read_header(data)
+    if not jpeg.is_supported(header):
+        raise DecodeError(
+            "unsupported",
+            f"expected an 8-bit JPEG, found {header.precision} bits, frame ff{header.frame:02x}",
+        )
+    check_pixels(header.width, header.height)
+    if header.num_scans > MAX_SCANS:
+        raise DecodeError("too large", f"expected at most {MAX_SCANS} scans, found {header.num_scans}")
+    try:
+        return Decoded(_strict_jpeg(data))
+    except ValueError as error:
+        # A sound picture behind a faulty header decodes once the header is cut down to what decoding needs; damage
+        # in the picture itself fails again.
+        try:
+            return Decoded(_strict_jpeg(jpeg.without_junk(data, header)), f"junk in the header left out: {error}")
+        except ValueError as again:
+            raise DecodeError("damaged", str(again)) from None
+
+
+def _strict_jpeg(data: bytes) -> NDArray[np.uint8]:
+    pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=True)
+    return pixels
+
+
+def _decode_png(data: bytes) -> NDArray[np.uint8]:
+    # The plugin's own class and not Image.open: that would warn of large images on stderr before we can refuse them.
+    with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
+        check_pixels(*image.size)
+        # Walks all chunks and their checksums; load() alone does not look at those of the pixels. It uses up the file.
+        image.verify()
+    with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
+        return _to_rgb(image)
+
+
+def _decode_webp(data: bytes) -> NDArray[np.uint8]:
+    claimed = int.from_bytes(data[4:8], "little") + 8
+    if claimed > len(data):
+        raise DecodeError("damaged", f"expected {claimed} bytes, found {len(data)}")
+    with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
+        check_pixels(*image.size)
+        return _to_rgb(image)
+
+
+def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    image.load()
+    if image.mode in _DEEP_MODES:
+        # convert("RGB") would clip at 255; 65535 / 255 = 257.
+        grey = (np.asarray(image).astype(np.uint32) + 128) // 257
+        return np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        background = Image.new("RGBA", rgba.size, (*_BACKGROUND, 255))
+        return np.array(Image.alpha_composite(background, rgba).convert("RGB"))
+    return np.array(image.convert("RGB"))

@@ -1,0 +1,154 @@
+"""Files that are either whole or absent, and opening files that somebody else may have tampered with.
+
+Writing: a unique temporary name in the same folder, fsync, rename, fsync of the folder. While it is written, the
+temporary file is held under an advisory lock that dies with its process, so that `sweep_temporaries` can tell the
+left-over of a killed process from the work of a living one, on this machine or on another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from pathlib import Path
+from types import TracebackType
+
+from shardio.errors import FormatError
+
+_TEMPORARY_SUFFIX = ".tmp"
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """`os.write` until every byte is written: one call may write less than asked without an error."""
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class AtomicFile:
+    """A file that is written under a temporary name and appears as `path`, whole and durable, at `commit`.
+
+    Leaving the `with` block without `commit` discards it. An existing `path` is replaced. OSError (ENOSPC, EIO, ...)
+    passes through. Not thread safe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        while True:
+            self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}")
+            self.descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with contextlib.suppress(OSError):  # a filesystem without locks: then nobody sweeps there either
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+            if os.fstat(self.descriptor).st_nlink:
+                break
+            os.close(self.descriptor)  # swept between its creation and its lock
+
+    def __enter__(self) -> AtomicFile:
+        return self
+
+    def commit(self, *, replace: bool = True) -> None:
+        """Make the content durable, then the name. Without `replace`, FileExistsError if `path` exists already."""
+        os.fsync(self.descriptor)
+        if not replace:
+            os.link(self._temporary, self.path)  # unlike rename, this fails if the name is taken
+            self._temporary.unlink()
+        else:
+            self._temporary.rename(self.path)
+        self._close()
+        fsync_folder(self.path.parent)
+
+    def _close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        os.close(descriptor)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.descriptor >= 0:
+            with contextlib.suppress(OSError):
+                self._temporary.unlink()
+            self._close()
+
+
+def write_atomic(path: Path, *parts: bytes | memoryview, replace: bool = True) -> None:
+    """Publish `parts`, one after the other, as the whole content of `path`. `replace` is that of AtomicFile.commit."""
+    with AtomicFile(path) as file:
+        for part in parts:
+            write_all(file.descriptor, part)
+        file.commit(replace=replace)
+
+
+def is_temporary(name: str) -> bool:
+    return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
+
+
+def sweep_temporaries(folder: Path) -> int:
+    """Remove the temporary files in `folder` that no living process is writing; how many there were."""
+    swept = 0
+    for entry in os.scandir(folder):
+        if not is_temporary(entry.name) or not entry.is_file(follow_symlinks=False):
+            continue
+        try:
+            descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # published or swept by somebody else in between, or not ours to touch
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            Path(entry.path).unlink()
+            swept += 1
+        except OSError:
+            pass  # being written, or no locks here, or swept by somebody else
+        finally:
+            os.close(descriptor)
+    return swept
+
+
+def reserve(descriptor: int, nbytes: int) -> None:
+    """Allocate the first `nbytes` of a file, so that a full disk is an OSError now and not halfway through.
+
+    Where the filesystem cannot allocate ahead this does nothing: the writes themselves will report a full disk.
+    """
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+
+
+def open_regular(path: Path) -> tuple[int, int]:
+    """Open a file of a shard set for reading: (descriptor, size in bytes). FormatError unless it is a regular file.
+
+    No symbolic link in the last component, and no blocking on a FIFO. Size and type are read from the descriptor, so
+    they are those of the very file that is then read or mapped.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise FormatError(f"{path}: expected a file of the shard set, found nothing") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FormatError(f"{path}: expected a regular file, found a symbolic link") from None
+        if error.errno == errno.ENXIO:
+            raise FormatError(f"{path}: expected a regular file, found a socket or device") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError(f"{path}: expected a regular file, found {stat.filemode(status.st_mode)}")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, status.st_size

@@ -1,0 +1,115 @@
+"""What the bytes of a shard and of the index are. docs/format.md is the normative text; this module is its code.
+
+The one idea: every sample has the same size, so a sample's address is arithmetic and a shard needs no table of offsets:
+
+    offset = HEADER_NBYTES + position * sample_nbytes
+
+Both kinds of file are standard NPY 1.0 files whose header is fully determined by the manifest. A reader therefore
+never parses a header: it writes down the one that must be there and compares bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+FORMAT_NAME = "shardio"
+FORMAT_VERSION = 1
+
+# One page: the pixels that follow are page aligned for mmap and O_DIRECT, whatever the length of the NPY header text.
+HEADER_NBYTES = 4096
+# NPY 1.0: magic, version 1.0, then the length of the header text as a little-endian uint16.
+_NPY_MAGIC = b"\x93NUMPY\x01\x00"
+_NPY_PREFIX_NBYTES = len(_NPY_MAGIC) + 2
+
+MANIFEST_NAME = "manifest.json"
+REJECTS_NAME = "rejects.jsonl"
+
+# A manifest of 100,000 shards and 100,000 classes is under 20 MB; more is not a manifest.
+MAX_MANIFEST_NBYTES = 64 << 20
+# Numbers above this are not exact in every JSON reader (2**53).
+MAX_COUNT = 1 << 53
+MAX_SIDE = 1 << 16
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
+
+SampleShape = tuple[int, int, int]
+"""(height, width, channels) of every sample of a set."""
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether `name` can stand in a manifest: no folder, no hidden file, nothing a shell or a URL must quote."""
+    return _SAFE_NAME.fullmatch(name) is not None
+
+
+def shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.npy"
+
+
+def index_name(split: str) -> str:
+    return f"{split}-index.npy"
+
+
+def sample_nbytes(sample_shape: SampleShape) -> int:
+    return math.prod(sample_shape)
+
+
+def shard_nbytes(num_samples: int, sample_shape: SampleShape) -> int:
+    return HEADER_NBYTES + num_samples * sample_nbytes(sample_shape)
+
+
+def check_sample_shape(sample_shape: tuple[int, ...]) -> SampleShape:
+    """Return `sample_shape` if a set may have it; ValueError otherwise."""
+    if len(sample_shape) != 3 or not all(type(n) is int and 0 < n <= MAX_SIDE for n in sample_shape):
+        raise ValueError(
+            f"sample shape must be (height, width, channels), each from 1 to {MAX_SIDE}; found {sample_shape!r}"
+        )
+    height, width, channels = sample_shape
+    return height, width, channels
+
+
+def _npy_header(descr: str, shape: str) -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode("ascii")
+    room = HEADER_NBYTES - _NPY_PREFIX_NBYTES
+    return _NPY_MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"
+
+
+def shard_header(num_samples: int, sample_shape: SampleShape) -> bytes:
+    """The first HEADER_NBYTES bytes of a shard of uint8 samples (num_samples, height, width, channels)."""
+    return _npy_header("'|u1'", str((num_samples, *sample_shape)))
+
+
+def key_field_nbytes(longest_key_nbytes: int) -> int:
+    """Width of the index's key field for keys of up to so many bytes: the next number that leaves 4 modulo 8.
+
+    With it every field of a row is naturally aligned and the row is a multiple of 8 bytes, without padding fields.
+    """
+    return longest_key_nbytes + (4 - longest_key_nbytes) % 8
+
+
+def _index_fields(key_nbytes: int) -> list[tuple[str, str]]:
+    return [
+        ("label", "<i8"),
+        ("key", f"|S{key_nbytes}"),
+        ("source_width", "<u4"),
+        ("source_height", "<u4"),
+        ("crc32", "<u4"),
+    ]
+
+
+def index_dtype(key_nbytes: int) -> np.dtype[np.void]:
+    """One row: `label`, `key` (source path relative to SRC), source size in pixels, `crc32` of the pixels."""
+    if key_nbytes <= 0 or key_nbytes % 8 != 4:
+        raise ValueError(f"key field must be 4 bytes more than a multiple of 8; found {key_nbytes}")
+    return np.dtype(_index_fields(key_nbytes))
+
+
+def index_header(num_samples: int, key_nbytes: int) -> bytes:
+    """The first HEADER_NBYTES bytes of an index of `num_samples` rows of `index_dtype(key_nbytes)`."""
+    return _npy_header(str(_index_fields(key_nbytes)), str((num_samples,)))
+
+
+def index_nbytes(num_samples: int, key_nbytes: int) -> int:
+    return HEADER_NBYTES + num_samples * index_dtype(key_nbytes).itemsize

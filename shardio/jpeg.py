@@ -1,0 +1,126 @@
+"""What a JPEG says of itself before it is decoded: a walk over its marker segments (ITU-T T.81, annex B).
+
+A decoder allocates and works by what the header claims, so the claims are read first: the size in pixels, the sample
+precision, and the number of scans (a progressive file costs scans x pixels, however few bytes it has).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardio.errors import DecodeError
+
+_SOI = b"\xff\xd8"
+_EOI = b"\xff\xd9"
+_SOS = 0xDA
+# Start of frame: C0-CF but for DHT (C4), JPG (C8) and DAC (CC).
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_LOSSLESS_OR_HIERARCHICAL = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
+# Markers that stand alone, without a length: TEM and the restarts.
+_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+# What decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the colour space.
+_NEEDED = _FRAMES | {0xC4, 0xCC, 0xDB, 0xDC, 0xDD, _SOS}
+_APP0, _APP14 = 0xE0, 0xEE
+# The Adobe segment is 12 bytes: name, version, two flags, colour transform. A shorter one tells nothing.
+_ADOBE_NBYTES = 12
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A marker segment at data[start:end], its two marker bytes included."""
+
+    marker: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class JpegHeader:
+    width: int
+    height: int
+    precision: int
+    frame: int
+    num_scans: int
+    segments: tuple[Segment, ...]
+
+
+def is_jpeg(data: bytes) -> bool:
+    return data[:3] == b"\xff\xd8\xff"
+
+
+def _next_marker(data: bytes, start: int) -> int:
+    """Where the next marker begins at or after `start`; junk before it is stepped over, as decoders do."""
+    position = data.find(b"\xff", start)
+    while 0 <= position < len(data) - 1:
+        if data[position + 1] not in (0x00, 0xFF):
+            return position
+        position = data.find(b"\xff", position + 1)
+    raise DecodeError("damaged", "the JPEG ends before its first scan")
+
+
+def read_header(data: bytes) -> JpegHeader:
+    """Walk `data` up to its first scan. DecodeError if there is no complete header."""
+    segments: list[Segment] = []
+    frame: Segment | None = None
+    position = len(_SOI)
+    while True:
+        start = _next_marker(data, position)
+        marker = data[start + 1]
+        if marker in _ALONE:
+            position = start + 2
+            continue
+        if marker in _SOI or marker in _EOI:
+            raise DecodeError("damaged", f"marker ff{marker:02x} at byte {start}, before the first scan")
+        nbytes = int.from_bytes(data[start + 2 : start + 4], "big")
+        end = start + 2 + nbytes
+        if nbytes < 2 or end > len(data):
+            raise DecodeError("damaged", f"segment ff{marker:02x} at byte {start} runs past the end of the file")
+        segment = Segment(marker, start, end)
+        segments.append(segment)
+        if marker in _FRAMES and frame is None:
+            frame = segment
+        position = end
+        if marker == _SOS:
+            break
+    if frame is None or frame.end - frame.start < 10:
+        raise DecodeError("damaged", "the JPEG has no frame header before its first scan")
+    body = data[frame.start + 4 : frame.end]
+    return JpegHeader(
+        width=int.from_bytes(body[3:5], "big"),
+        height=int.from_bytes(body[1:3], "big"),
+        precision=body[0],
+        frame=frame.marker,
+        num_scans=_count_scans(data, segments[-1].start),
+        segments=tuple(segments),
+    )
+
+
+def _count_scans(data: bytes, first: int) -> int:
+    """Scans of the picture that starts its first scan there; what follows its end (MPO, gain maps) does not count.
+
+    Inside a scan ff is always followed by 00 or a restart number, so these two byte pairs are markers wherever they
+    stand, but for the inside of segments between scans: an overcount of little harm.
+    """
+    end = data.find(_EOI, first)
+    return data.count(b"\xff\xda", first, end if end >= 0 else len(data))
+
+
+def is_supported(header: JpegHeader) -> bool:
+    """8-bit baseline, extended or progressive, Huffman or arithmetic: what libjpeg-turbo decodes to bytes."""
+    return header.precision == 8 and header.frame not in _LOSSLESS_OR_HIERARCHICAL
+
+
+def without_junk(data: bytes, header: JpegHeader) -> bytes:
+    """The same picture with nothing in its header but what decoding needs: no junk between segments, no metadata.
+
+    From the first scan on, `data` is kept byte for byte: damage there must stay visible to a strict decoder.
+    """
+    kept = [_SOI]
+    for segment in header.segments:
+        body = data[segment.start : segment.end]
+        colour = (segment.marker == _APP0 and body[4:9] == b"JFIF\0") or (
+            segment.marker == _APP14 and body[4:9] == b"Adobe" and len(body) - 4 >= _ADOBE_NBYTES
+        )
+        if segment.marker in _NEEDED or colour:
+            kept.append(body)
+    return b"".join(kept) + data[header.segments[-1].end :]

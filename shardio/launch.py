@@ -1,0 +1,79 @@
+"""Which rank of how many this process is: from the arguments, torch.distributed, or the launcher's variables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardio.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's `rank` among `world_size`; `local_rank` is its number on this node; `source` says who told."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    source: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise LaunchError(
+                f"expected a rank from 0 to world_size - 1, found rank {self.rank} of {self.world_size} "
+                f"(from {self.source})"
+            )
+
+
+# launcher -> its variables for (rank, world size, local rank), in the order in which they are asked.
+# SLURM: SLURM_STEP_NUM_TASKS and not SLURM_NTASKS. The latter is set in a batch script too, where a single process
+# started without srun would take itself for rank 0 of many and leave out most of the data.
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "PMI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+}
+
+
+def find_world(
+    rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] | None = None
+) -> World:
+    """Arguments if given, else torch.distributed if initialised, else the launcher's variables, else 0 of 1.
+
+    LaunchError if only one of rank and world size is known, or if they are not a rank of a world.
+    """
+    environ = os.environ if environ is None else environ
+    launched = _from_torch(environ) or _from_environment(environ) or World(0, 1, 0, "default")
+    if rank is None and world_size is None:
+        return launched
+    if rank is None or world_size is None:
+        raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
+    return World(rank, world_size, launched.local_rank, "arguments")
+
+
+def _from_torch(environ: Mapping[str, str]) -> World | None:
+    torch = sys.modules.get("torch")  # whoever has initialised it has imported it
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    rank = torch.distributed.get_rank()
+    local = _from_environment(environ)
+    return World(rank, torch.distributed.get_world_size(), local.local_rank if local else 0, "torch.distributed")
+
+
+def _from_environment(environ: Mapping[str, str]) -> World | None:
+    for source, (rank, world_size, local_rank) in _LAUNCHERS.items():
+        if rank in environ and world_size in environ:
+            values = [_integer(environ, name, source) for name in (rank, world_size)]
+            local = _integer(environ, local_rank, source) if local_rank in environ else 0
+            return World(values[0], values[1], local, source)
+    return None
+
+
+def _integer(environ: Mapping[str, str], name: str, source: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise LaunchError(f"expected an integer in {source}'s {name}, found {environ[name]!r}") from None

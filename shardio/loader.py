@@ -1,0 +1,252 @@
+"""ShardLoader: sampler -> gather threads -> slots -> device, wired together, and iteration over the result."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from shardio.gather import GatherThreads, Pending
+from shardio.launch import World, find_world
+from shardio.prefetch import Copier, DevicePrefetch, Tensors
+from shardio.ring import Ring, Slot, new_slot
+from shardio.sampler import Sampler, Tail
+from shardio.shardset import open_shards
+
+# Beyond this the memory bus is the limit on most machines, and other ranks of the node need cores too.
+_MOST_THREADS = 4
+
+
+@dataclass
+class _Counts:
+    batches: int = 0
+    images: int = 0
+    nbytes: int = 0
+    wait_seconds: float = 0.0
+    gather_seconds: float = 0.0
+
+
+class ShardLoader:
+    """Batches of one split of a shard set, for one rank, epoch after epoch.
+
+        loader = ShardLoader("out/", batch_size=256)
+        for images, labels in loader: ...
+
+    `images` is uint8 (B, C, H, W) in channels_last memory, `labels` int64 (B,). On the CPU `images` is a view of a
+    slot, which is reused when nobody holds the batch, or any view of it, any more: `list(loader)` is right. On CUDA
+    all tensors are the caller's own, ready for the current stream. With `return_indices=True` a third tensor holds the
+    global sample indices, int64 (B,).
+
+    The order depends on `seed` and the epoch alone, never on threads. Each `iter()` begins the next epoch, from 0, or
+    the one given to `set_epoch`. `tail` is what becomes of the last, short batch: see `shardio.sampler.Sampler`.
+    `rank` and `world_size` come from torch.distributed or the launcher if they are not given. `device=None` is the GPU
+    of the local rank, or the CPU if there is none. `prefetch` batches are kept ready ahead of the consumer by
+    `num_threads` gather threads. `transform` is called with each batch of images, in the consuming thread.
+
+    Opening raises SetNotFoundError or FormatError. An error in a gather thread is raised where its batch was due. An
+    iterator belongs to one thread. `close()`, or leaving the `with` block, or forgetting the loader ends the threads.
+    A loader does not survive fork(): make it in the process that uses it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        batch_size: int,
+        *,
+        split: str = "train",
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: Tail = "drop",
+        rank: int | None = None,
+        world_size: int | None = None,
+        device: str | torch.device | None = None,
+        num_threads: int | None = None,
+        prefetch: int = 2,
+        transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        return_indices: bool = False,
+    ) -> None:
+        if num_threads is None:
+            num_threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        if num_threads < 1 or prefetch < 0:
+            raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {num_threads}, {prefetch}")
+        self.world: World = find_world(rank, world_size)
+        self.shards = open_shards(path, split)
+        self.sampler = Sampler(
+            num_samples=len(self.shards),
+            batch_size=batch_size,
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            seed=seed,
+            shuffle=shuffle,
+            tail=tail,
+        )
+        self.device = _choose_device(device, self.world)
+        self.prefetch = prefetch
+        self.transform = transform
+        self.return_indices = return_indices
+        self._copier = _make_copier(self.device)
+        make = self._copier.new_slot if self._copier else new_slot
+        shape = self.shards.sample_shape
+        self._ring = Ring(prefetch + 2, lambda: make(batch_size, shape))
+        self._next_epoch = 0
+        self._counts = _Counts()
+        self._pid = os.getpid()
+        self._threads = GatherThreads(num_threads)
+        # Runs when the loader is forgotten, and at the latest when the interpreter exits.
+        self._close = weakref.finalize(self, self._threads.close)
+
+    @property
+    def num_threads(self) -> int:
+        return self._threads.num_threads
+
+    def __len__(self) -> int:
+        """Batches per epoch, the same on every rank."""
+        return self.sampler.num_batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that the next `iter()` begins. Without it, epochs follow each other."""
+        self._next_epoch = epoch
+
+    def __iter__(self) -> LoaderIterator:
+        epoch = self._next_epoch
+        self._next_epoch = epoch + 1
+        return LoaderIterator(self, epoch)
+
+    def stats(self) -> dict[str, Any]:
+        """What was delivered since the loader was made, and the seconds spent on it.
+
+        `wait_seconds`: the consumer waiting for batches; `gather_seconds`: all gather threads together, copying.
+        """
+        return {**vars(self._counts), "num_threads": self.num_threads, "device": str(self.device)}
+
+    def close(self) -> None:
+        """End the gather threads. Batches already delivered stay valid. May be called again."""
+        self._close()
+
+    @property
+    def closed(self) -> bool:
+        return not self._close.alive
+
+    def __enter__(self) -> ShardLoader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
+    """One pass over one epoch. Everything is driven by the consumer's calls, so there is nothing to wait for at an end:
+    an iterator that is dropped in the middle leaves its batches to be finished, and its slots return to the ring."""
+
+    def __init__(self, loader: ShardLoader, epoch: int) -> None:
+        self.epoch = epoch
+        self._loader = loader
+        self._batches = loader.sampler.batches(epoch)
+        self._pending: deque[Pending] = deque()
+        self._device = DevicePrefetch(loader._copier, loader._ring) if loader._copier else None
+        self._remaining = len(loader)
+        self._abandon = weakref.finalize(self, _abandon, self._pending, loader._ring, self._device)
+        self._abandon.atexit = False
+
+    def __len__(self) -> int:
+        """Batches still to come."""
+        return self._remaining
+
+    def __next__(self) -> tuple[torch.Tensor, ...]:
+        loader = self._loader
+        if os.getpid() != loader._pid:
+            raise RuntimeError("this ShardLoader was made before fork(): make it in the process that uses it")
+        if not self._remaining:
+            raise StopIteration
+        if loader.closed:
+            raise RuntimeError("this ShardLoader was closed")
+        try:
+            tensors = self._next()
+        except BaseException:
+            self._remaining = 0  # as with a generator: after an error the iteration is over
+            self._abandon()
+            raise
+        self._remaining -= 1
+        counts = loader._counts
+        counts.batches += 1
+        counts.images += len(tensors.labels)
+        counts.nbytes += tensors.images.nbytes
+        images = tensors.images if loader.transform is None else loader.transform(tensors.images)
+        return (images, tensors.labels, tensors.indices) if loader.return_indices else (images, tensors.labels)
+
+    def _next(self) -> Tensors:
+        self._gather_ahead()
+        if self._device is None:
+            slot, size = self._gathered()
+            return self._lend(slot, size)
+        if not self._device:
+            self._device.start(*self._gathered())
+        tensors = self._device.take()
+        # Copies of batches that are ready overlap what the consumer does with the one it gets now.
+        while self._pending and self._pending[0].done() and len(self._device) < max(1, self._loader.prefetch):
+            self._device.start(*self._gathered())
+        self._gather_ahead()
+        return tensors
+
+    def _gather_ahead(self) -> None:
+        """Keep `prefetch` batches under way beyond the one that is due."""
+        loader = self._loader
+        while len(self._pending) <= loader.prefetch:
+            indices = next(self._batches, None)
+            if indices is None:
+                return
+            self._pending.append(loader._threads.submit(loader.shards, indices, loader._ring.acquire()))
+
+    def _gathered(self) -> tuple[Slot, int]:
+        pending = self._pending[0]
+        start = time.perf_counter()
+        slot = pending.wait()
+        counts = self._loader._counts
+        counts.wait_seconds += time.perf_counter() - start
+        counts.gather_seconds += pending.gather_seconds
+        self._pending.popleft()
+        return slot, pending.size
+
+    def _lend(self, slot: Slot, size: int) -> Tensors:
+        labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
+        images = torch.from_numpy(self._loader._ring.lend(slot, size))
+        return Tensors(images.permute(0, 3, 1, 2), labels, indices)
+
+
+def _abandon(pending: deque[Pending], ring: Ring, device: DevicePrefetch | None) -> None:
+    """What an iterator leaves behind: batches that nobody will take, and their slots."""
+    while pending:
+        pending.popleft().abandon(ring.release)
+    if device is not None:
+        device.close()
+
+
+def _choose_device(device: str | torch.device | None, world: World) -> torch.device:
+    if device is not None:
+        chosen = torch.device(device)
+    elif torch.cuda.is_available():
+        chosen = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    else:
+        chosen = torch.device("cpu")
+    if chosen.type == "cuda" and chosen.index is None:
+        chosen = torch.device("cuda", torch.cuda.current_device())
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be a CPU or a CUDA device; found {chosen}")
+    return chosen
+
+
+def _make_copier(device: torch.device) -> Copier | None:
+    if device.type == "cpu":
+        return None
+    from shardio.cuda import CudaCopier
+
+    return CudaCopier(device)

@@ -1,0 +1,328 @@
+"""manifest.json as frozen values that check themselves, and back.
+
+The manifest is the commit record of a shard set: it is written last, and a folder without one holds no set. Its
+`digest` names the content: sha256 over the canonical JSON of everything but `digest` itself and `provenance`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardio.errors import FormatError, SetNotFoundError
+from shardio.files import open_regular, write_atomic
+from shardio.format import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    MAX_COUNT,
+    MAX_MANIFEST_NBYTES,
+    MAX_SIDE,
+    SampleShape,
+    check_sample_shape,
+    index_nbytes,
+    is_safe_name,
+    shard_nbytes,
+)
+
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One published file: its name inside the set's folder, its size, and what `sha256sum` says of it."""
+
+    file: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardEntry(FileEntry):
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class IndexEntry(FileEntry):
+    key_nbytes: int
+
+
+@dataclass(frozen=True)
+class RejectsEntry(FileEntry):
+    num_rejects: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """The shards of one split, in order, and their common index of one row per sample."""
+
+    num_samples: int
+    index: IndexEntry
+    shards: tuple[ShardEntry, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a set is. FormatError if the parts contradict each other."""
+
+    sample_shape: SampleShape
+    classes: tuple[str, ...]
+    splits: Mapping[str, Split]
+    rejects: RejectsEntry
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_sample_shape(self.sample_shape)
+        if not self.splits:
+            raise FormatError("splits: expected at least one, found none")
+        if len(set(self.classes)) != len(self.classes):
+            raise FormatError("classes: expected distinct names, found a repeated one")
+        names: set[str] = {MANIFEST_NAME}
+        for entry in self._entries():
+            # Names that differ only in case are one file on some filesystems.
+            if entry.file.lower() in names:
+                raise FormatError(f"file {entry.file!r}: expected distinct names, found it twice")
+            names.add(entry.file.lower())
+        for name, split in self.splits.items():
+            self._check_split(name, split)
+
+    def _entries(self) -> list[FileEntry]:
+        entries: list[FileEntry] = [self.rejects]
+        for split in self.splits.values():
+            entries += [split.index, *split.shards]
+        return entries
+
+    def _check_split(self, name: str, split: Split) -> None:
+        total = sum(shard.num_samples for shard in split.shards)
+        if total != split.num_samples:
+            raise FormatError(f"splits.{name}.num_samples: expected the shards' sum {total}, found {split.num_samples}")
+        for shard in split.shards:
+            expected = shard_nbytes(shard.num_samples, self.sample_shape)
+            if shard.nbytes != expected:
+                raise FormatError(
+                    f"splits.{name}, {shard.file}: nbytes: expected {expected} for {shard.num_samples} samples of "
+                    f"{self.sample_shape}, found {shard.nbytes}"
+                )
+        expected = index_nbytes(split.num_samples, split.index.key_nbytes)
+        if split.index.nbytes != expected:
+            raise FormatError(
+                f"splits.{name}, {split.index.file}: nbytes: expected {expected}, found {split.index.nbytes}"
+            )
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of the set's content: equal digests mean equal pixels, labels, keys and order."""
+        content = self._content()
+        return hashlib.sha256(
+            json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+        ).hexdigest()
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT_NAME,
+            "format_version": FORMAT_VERSION,
+            "sample_shape": list(self.sample_shape),
+            "classes": list(self.classes),
+            "splits": {
+                name: {
+                    "num_samples": split.num_samples,
+                    "index": vars(split.index),
+                    "shards": [vars(shard) for shard in split.shards],
+                }
+                for name, split in self.splits.items()
+            },
+            "rejects": vars(self.rejects),
+        }
+
+    def dumps(self) -> bytes:
+        """The bytes of manifest.json: keys sorted, one entry a line as far as `json` does it, a newline at the end."""
+        document = {**self._content(), "provenance": dict(self.provenance), "digest": self.digest}
+        return (json.dumps(document, sort_keys=True, indent=1, ensure_ascii=True) + "\n").encode("ascii")
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files but the manifest itself."""
+        return sum(entry.nbytes for entry in self._entries())
+
+
+# --- reading what somebody else may have written -------------------------------------------------------------------
+
+
+def _fail(where: str, expected: str, found: object) -> FormatError:
+    text = repr(found)
+    return FormatError(f"{where}: expected {expected}, found {text[:80] + '...' if len(text) > 80 else text}")
+
+
+def _object(value: object, where: str, keys: set[str]) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise _fail(where, "an object", value)
+    if set(value) != keys:
+        missing, unknown = sorted(keys - set(value)), sorted(set(value) - keys)
+        parts = [f"without {missing}"] if missing else []
+        parts += [f"with unknown {unknown}"] if unknown else []
+        raise FormatError(f"{where}: expected exactly the keys {sorted(keys)}, found it {' and '.join(parts)}")
+    return value
+
+
+def _list(value: object, where: str) -> list[Any]:
+    if type(value) is not list:
+        raise _fail(where, "a list", value)
+    return value
+
+
+def _count(value: object, where: str, minimum: int = 0) -> int:
+    if type(value) is not int or not minimum <= value <= MAX_COUNT:
+        raise _fail(where, f"an integer from {minimum} to 2**53", value)
+    return value
+
+
+def _string(value: object, where: str) -> str:
+    if type(value) is not str:
+        raise _fail(where, "a string", value)
+    return value
+
+
+def _name(value: object, where: str) -> str:
+    if type(value) is not str or not is_safe_name(value):
+        raise _fail(where, "a safe name ([A-Za-z0-9][A-Za-z0-9._-]*, at most 200 characters)", value)
+    return value
+
+
+def _sha256(value: object, where: str) -> str:
+    if type(value) is not str or not _SHA256.fullmatch(value):
+        raise _fail(where, "64 lower-case hexadecimal digits", value)
+    return value
+
+
+def _file_fields(value: dict[str, Any], where: str) -> dict[str, Any]:
+    return {
+        "file": _name(value["file"], f"{where}.file"),
+        "nbytes": _count(value["nbytes"], f"{where}.nbytes"),
+        "sha256": _sha256(value["sha256"], f"{where}.sha256"),
+    }
+
+
+_FILE_KEYS = {"file", "nbytes", "sha256"}
+
+
+def _shard(value: object, where: str) -> ShardEntry:
+    fields = _object(value, where, _FILE_KEYS | {"num_samples"})
+    num_samples = _count(fields["num_samples"], f"{where}.num_samples", minimum=1)
+    return ShardEntry(**_file_fields(fields, where), num_samples=num_samples)
+
+
+def _index(value: object, where: str) -> IndexEntry:
+    fields = _object(value, where, _FILE_KEYS | {"key_nbytes"})
+    key_nbytes = _count(fields["key_nbytes"], f"{where}.key_nbytes", minimum=4)
+    if key_nbytes % 8 != 4 or key_nbytes > MAX_SIDE:
+        raise _fail(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_SIDE}", key_nbytes)
+    return IndexEntry(**_file_fields(fields, where), key_nbytes=key_nbytes)
+
+
+def _split(value: object, where: str) -> Split:
+    fields = _object(value, where, {"num_samples", "index", "shards"})
+    shards = _list(fields["shards"], f"{where}.shards")
+    return Split(
+        num_samples=_count(fields["num_samples"], f"{where}.num_samples", minimum=1),
+        index=_index(fields["index"], f"{where}.index"),
+        shards=tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
+    )
+
+
+def _rejects(value: object, where: str) -> RejectsEntry:
+    fields = _object(value, where, _FILE_KEYS | {"num_rejects"})
+    num_rejects = _count(fields["num_rejects"], f"{where}.num_rejects")
+    return RejectsEntry(**_file_fields(fields, where), num_rejects=num_rejects)
+
+
+def _no_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise FormatError(f"expected distinct keys in each object, found one repeated among {sorted(result)[:8]}")
+    return result
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """The manifest in these bytes. FormatError says what was expected and what was found, for any bytes at all."""
+    try:
+        document = json.loads(data.decode("ascii"), object_pairs_hook=_no_repeated_keys)
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"expected a JSON document in ASCII, found a fault: {error}") from None
+    # Name and version come first: a set of a later version may have any other keys.
+    if type(document) is not dict or document.get("format") != FORMAT_NAME:
+        found = document.get("format") if type(document) is dict else document
+        raise _fail("format", repr(FORMAT_NAME), found)
+    version = document.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise _fail("format_version", f"{FORMAT_VERSION} (a newer set needs a newer shardio)", version)
+    keys = {
+        "format",
+        "format_version",
+        "sample_shape",
+        "classes",
+        "splits",
+        "rejects",
+        "provenance",
+        "digest",
+    }
+    _object(document, "manifest", keys)
+    shape = _list(document["sample_shape"], "sample_shape")
+    try:
+        sample_shape = check_sample_shape(tuple(shape))
+    except ValueError as error:
+        raise FormatError(f"sample_shape: {error}") from None
+    splits = document["splits"]
+    if type(splits) is not dict:
+        raise _fail("splits", "an object", splits)
+    if type(document["provenance"]) is not dict:
+        raise _fail("provenance", "an object", document["provenance"])
+    manifest = Manifest(
+        sample_shape=sample_shape,
+        classes=tuple(_string(name, f"classes[{i}]") for i, name in enumerate(_list(document["classes"], "classes"))),
+        splits={_name(name, "splits"): _split(split, f"splits.{name}") for name, split in splits.items()},
+        rejects=_rejects(document["rejects"], "rejects"),
+        provenance=document["provenance"],
+    )
+    if document["digest"] != manifest.digest:
+        raise _fail("digest", f"{manifest.digest} (computed from the content)", document["digest"])
+    return manifest
+
+
+def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """The manifest of the set in `folder`. SetNotFoundError if there is none, FormatError if it is not sound."""
+    path = Path(folder) / MANIFEST_NAME
+    if not os.path.lexists(path):
+        raise SetNotFoundError(f"{path}: not found: {_what_is_there(Path(folder))}")
+    descriptor, nbytes = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        if nbytes > MAX_MANIFEST_NBYTES:
+            raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
+        # One byte more than allowed is asked for: the file may have grown since.
+        data = file.read(MAX_MANIFEST_NBYTES + 1)
+    try:
+        return parse_manifest(data)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
+def _what_is_there(folder: Path) -> str:
+    if not folder.exists():
+        return f"the folder {folder} does not exist"
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    if any(folder.glob("*-[0-9]*.npy")):
+        return "a conversion into this folder was not finished; the same `shardio convert` command goes on with it"
+    return "this folder holds no shard set; `shardio convert SRC OUT` makes one"
+
+
+def commit_manifest(folder: Path, manifest: Manifest) -> None:
+    """Publish the set: after this rename it exists, before it does not. Every file it names must be durable already."""
+    write_atomic(folder / MANIFEST_NAME, manifest.dumps())

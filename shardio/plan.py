@@ -1,0 +1,144 @@
+"""What a conversion will do, before it does any of it: the order of the samples, the shards, and who needs what.
+
+A plan depends on the options and on the list of sources alone, never on workers or machines, and so do the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from shardio.format import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
+from shardio.resize import Fit
+from shardio.setwriter import DEFAULT_SHARD_NBYTES, samples_per_shard
+from shardio.sources import Source, SourceTree
+from shardio.version import __version__
+
+Order = Literal["shuffled", "source"]
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Everything about a conversion that the bytes of the set depend on."""
+
+    fit: Fit = field(default_factory=Fit)
+    shard_nbytes: int = DEFAULT_SHARD_NBYTES
+    order: Order = "shuffled"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.order not in get_args(Order):
+            raise ValueError(f"order must be one of {', '.join(get_args(Order))}; found {self.order!r}")
+        if self.shard_nbytes <= 0:
+            raise ValueError(f"shard size must be positive; found {self.shard_nbytes}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
+
+    @property
+    def sample_shape(self) -> SampleShape:
+        return (*self.fit.size, 3)
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard to make: the unit of work. Picklable and complete: nothing else is needed to do it."""
+
+    src: Path
+    out: Path
+    split: str
+    number: int
+    sources: tuple[Source, ...]
+    key_nbytes: int
+    fit: Fit
+
+    @property
+    def name(self) -> str:
+        return shard_name(self.split, self.number)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the shard if no source is refused."""
+        return shard_nbytes(len(self.sources), (*self.fit.size, 3))
+
+
+@dataclass(frozen=True)
+class Plan:
+    tree: SourceTree
+    options: ConvertOptions
+    tasks: tuple[ShardTask, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all shards and indexes if no source is refused."""
+        indexes = {task.split: task.key_nbytes for task in self.tasks}
+        return sum(task.nbytes for task in self.tasks) + sum(
+            index_nbytes(len(self.tree.splits[split]), key_nbytes) for split, key_nbytes in indexes.items()
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The options and sources as JSON values. Equal descriptions give equal plans."""
+        options = self.options
+        return {
+            "size": list(options.fit.size),
+            "fit": options.fit.mode,
+            "resample": options.fit.resample,
+            "shard_nbytes": options.shard_nbytes,
+            "order": options.order,
+            "seed": options.seed,
+            "num_sources": self.tree.num_sources,
+            "sources_sha256": _hash_sources(self.tree),
+        }
+
+
+def library_versions() -> dict[str, str]:
+    """Those whose decoders and kernels decide about pixels."""
+    return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
+
+
+def make_plan(src: Path, out: Path, tree: SourceTree, options: ConvertOptions) -> Plan:
+    tasks: list[ShardTask] = []
+    most = samples_per_shard(options.shard_nbytes, options.sample_shape)
+    for split, sources in tree.splits.items():
+        ordered = order_sources(sources, options)
+        key_nbytes = key_field_nbytes(max(len(source.key) for source in sources))
+        # As few shards as the size allows, and all of about the same size, so that no worker ends with a long one.
+        num_shards = -(-len(ordered) // most)
+        bounds = [len(ordered) * i // num_shards for i in range(num_shards + 1)]
+        tasks += [
+            ShardTask(src, out, split, number, tuple(ordered[start:stop]), key_nbytes, options.fit)
+            for number, (start, stop) in enumerate(pairwise(bounds))
+        ]
+    return Plan(tree, options, tuple(tasks))
+
+
+def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
+    """Shuffled: sorted by a keyed hash of the key, which no version of any library can change."""
+    if options.order == "source":
+        return list(sources)
+    secret = options.seed.to_bytes(8, "little")
+    return sorted(sources, key=lambda source: hashlib.blake2b(source.key, digest_size=16, key=secret).digest())
+
+
+def _hash_sources(tree: SourceTree) -> str:
+    sha256 = hashlib.sha256(repr(tree.classes).encode("utf-8", "surrogateescape"))
+    for split, sources in tree.splits.items():
+        sha256.update(f"\0{split}\0{len(sources)}\0".encode())
+        for source in sources:
+            sha256.update(b"%d %s\0" % (source.label, source.key))
+    return sha256.hexdigest()
+
+
+def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """In words, what distinguishes two descriptions; empty if nothing does."""
+    parts = []
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            what = "the list of sources" if name == "sources_sha256" else f"{name} {there.get(name)!r}"
+            found = "changed since" if name == "sources_sha256" else f"here {here.get(name)!r}"
+            parts.append(f"{what}, {found}")
+    return "; ".join(parts)

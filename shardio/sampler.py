@@ -1,0 +1,87 @@
+"""Which samples come when: (num_samples, seed, epoch, rank, world_size, batch_size) -> index batches.
+
+Pure arithmetic; no data is touched. Step s of an epoch is the positions [s * G, (s + 1) * G) of the epoch's order, with
+G = batch_size * world_size, and each rank takes its fixed part of them. So the samples of a step are the same for every
+way of splitting one G over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.permutation import Permutation
+
+Tail = Literal["drop", "pad", "short"]
+
+# Positions permuted at once: the cost of a numpy call is spread over so many, and the arrays stay in the L2 cache.
+_CHUNK = 1 << 15
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The order in which one rank reads `num_samples` samples. Immutable; any number of threads may use one.
+
+    `tail` is what becomes of a last global batch of fewer than batch_size * world_size samples. Every rank has the same
+    number of batches in each case:
+    "drop" leaves it out, "pad" fills it from the beginning of the epoch's order, and "short" splits what there is as
+    evenly as can be, so that each sample comes exactly once; a rank's last batch may then be smaller, even empty.
+    """
+
+    num_samples: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    tail: Tail = "drop"
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1 or self.batch_size < 1:
+            raise ValueError(
+                f"num_samples and batch_size must be at least 1; found {self.num_samples}, {self.batch_size}"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank must be from 0 to world_size - 1; found {self.rank} of {self.world_size}")
+        if self.tail not in get_args(Tail):
+            raise ValueError(f"tail must be one of {', '.join(get_args(Tail))}; found {self.tail!r}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.batch_size * self.world_size
+
+    @property
+    def num_batches(self) -> int:
+        """Batches per epoch, the same on every rank."""
+        full, rest = divmod(self.num_samples, self.global_batch_size)
+        return full if self.tail == "drop" or not rest else full + 1
+
+    def order(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sample indices at these positions, each from 0 to num_samples - 1, of the epoch's order."""
+        return Permutation(self.num_samples, self.seed, epoch)(positions) if self.shuffle else positions
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """The positions [start, stop) that this rank reads at `step`; with "pad", those from num_samples on wrap."""
+        if not 0 <= step < self.num_batches:
+            raise IndexError(f"step must be from 0 to {self.num_batches - 1}; found {step}")
+        start = step * self.global_batch_size
+        size = self.global_batch_size
+        if self.tail == "short":
+            size = min(size, self.num_samples - start)
+        return start + size * self.rank // self.world_size, start + size * (self.rank + 1) // self.world_size
+
+    def batches(self, epoch: int, first_step: int = 0) -> Iterator[NDArray[np.int64]]:
+        """The sample indices (int64) of this rank's batches, from `first_step` to the end of the epoch."""
+        steps_at_once = max(1, _CHUNK // self.batch_size)
+        for chunk in range(first_step, self.num_batches, steps_at_once):
+            bounds = [self.bounds(step) for step in range(chunk, min(chunk + steps_at_once, self.num_batches))]
+            positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in bounds])
+            indices = self.order(epoch, positions % self.num_samples)
+            sizes = [stop - start for start, stop in bounds]
+            yield from np.split(indices, np.cumsum(sizes)[:-1])

@@ -1,0 +1,231 @@
+"""A whole set from finished shards: indexes, rejects, manifest; and ShardWriter, which makes one from arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import ConvertError
+from shardio.files import sweep_temporaries, write_atomic
+from shardio.format import (
+    HEADER_NBYTES,
+    MANIFEST_NAME,
+    REJECTS_NAME,
+    SampleShape,
+    check_sample_shape,
+    index_header,
+    index_name,
+    is_safe_name,
+    key_field_nbytes,
+    sample_nbytes,
+    shard_name,
+)
+from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest
+from shardio.version import __version__
+from shardio.writer import IndexRows, ShardFileWriter
+
+DEFAULT_SHARD_NBYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A source that was refused: a line of rejects.jsonl."""
+
+    split: str
+    key: bytes
+    reason: str
+    detail: str
+
+    def to_line(self) -> bytes:
+        """ASCII JSON. Bytes of the key that are not UTF-8 become lone surrogates, as `os.fsdecode` gives them."""
+        return (json.dumps({**asdict(self), "key": os.fsdecode(self.key)}) + "\n").encode("ascii")
+
+
+@dataclass(frozen=True)
+class SplitContent:
+    """The finished shards of one split and their index rows, both in order."""
+
+    shards: Sequence[ShardEntry]
+    rows: NDArray[np.void]
+
+
+def samples_per_shard(shard_nbytes: int, sample_shape: SampleShape) -> int:
+    return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes(sample_shape))
+
+
+def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
+    lines = [reject.to_line() for reject in rejects]
+    data = b"".join(lines)
+    write_atomic(folder / REJECTS_NAME, data)
+    return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), len(lines))
+
+
+def _write_index(folder: Path, split: str, rows: NDArray[np.void]) -> IndexEntry:
+    key_nbytes = rows.dtype["key"].itemsize
+    header = index_header(len(rows), key_nbytes)
+    body = np.ascontiguousarray(rows).view(np.uint8).data
+    sha256 = hashlib.sha256(header)
+    sha256.update(body)
+    write_atomic(folder / index_name(split), header, body)
+    return IndexEntry(index_name(split), len(header) + len(body), sha256.hexdigest(), key_nbytes)
+
+
+def publish_set(
+    folder: Path,
+    sample_shape: SampleShape,
+    classes: Sequence[str],
+    splits: Mapping[str, SplitContent],
+    rejects: Iterable[Reject],
+    provenance: Mapping[str, Any],
+) -> Manifest:
+    """Write what goes with finished shards, the manifest last. The set exists when this returns, or not at all."""
+    manifest = Manifest(
+        sample_shape=sample_shape,
+        classes=tuple(classes),
+        splits={
+            name: Split(len(content.rows), _write_index(folder, name, content.rows), tuple(content.shards))
+            for name, content in splits.items()
+        },
+        rejects=_write_rejects(folder, rejects),
+        provenance=provenance,
+    )
+    commit_manifest(folder, manifest)
+    return manifest
+
+
+@dataclass
+class _OpenSplit:
+    shards: list[ShardEntry] = field(default_factory=list)
+    rows: list[IndexRows] = field(default_factory=list)
+    writer: ShardFileWriter | None = None
+
+
+class ShardWriter:
+    """Writes one's own fixed-shape uint8 arrays as a shard set. The set is published when the `with` block ends.
+
+        with ShardWriter("cifar/", (32, 32, 3), classes=names) as writer:
+            for image, label in samples:
+                writer.append(image, label)
+
+    `classes` may be empty: then labels are any int64. An exception inside the block publishes nothing, and the shards
+    written so far are removed. `out` must not exist or be an empty folder. Not thread safe.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        sample_shape: tuple[int, int, int],
+        *,
+        classes: Sequence[str] = (),
+        shard_nbytes: int = DEFAULT_SHARD_NBYTES,
+    ) -> None:
+        self.out = Path(out)
+        self.sample_shape = check_sample_shape(sample_shape)
+        self.classes = tuple(classes)
+        self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
+        self._splits: dict[str, _OpenSplit] = {}
+        self.out.mkdir(parents=True, exist_ok=True)
+        sweep_temporaries(self.out)
+        if found := sorted(entry.name for entry in self.out.iterdir()):
+            raise ConvertError(
+                f"{self.out}: expected no folder or an empty one, found {found[0]!r} in it. A published set never "
+                "changes: write to a new folder"
+            )
+
+    def append(
+        self,
+        image: NDArray[np.uint8],
+        label: int,
+        *,
+        split: str = "train",
+        key: bytes | str = b"",
+        source_size: tuple[int, int] | None = None,
+    ) -> None:
+        """Add one sample, copying it. `image` is uint8 of the set's (height, width, channels).
+
+        `key` is a name that finds the sample's origin again; by default its number in the split. `source_size` is the
+        original (height, width), by default the sample's own.
+        """
+        label = int(label)
+        if self.classes and not 0 <= label < len(self.classes):
+            raise ValueError(f"label must be from 0 to {len(self.classes) - 1}, found {label}")
+        if not -(1 << 63) <= label < 1 << 63:
+            raise ValueError(f"label must fit in int64, found {label}")
+        if split not in self._splits:
+            if not is_safe_name(split):
+                raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]*, found {split!r}")
+            self._splits[split] = _OpenSplit()
+        state = self._splits[split]
+        key = key.encode() if isinstance(key, str) else key
+        if key.endswith(b"\0"):
+            raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key!r}")
+        if not key:
+            key = str(sum(map(len, state.rows)) + (len(state.writer.rows) if state.writer else 0)).encode()
+        if state.writer is None:
+            state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
+        state.writer.append(
+            image,
+            label=label,
+            key=key,
+            source_size=source_size or (self.sample_shape[0], self.sample_shape[1]),
+        )
+        if len(state.writer.rows) == self._samples_per_shard:
+            self._finish_shard(state)
+
+    def _finish_shard(self, state: _OpenSplit) -> None:
+        writer, state.writer = state.writer, None
+        if writer is None:
+            return
+        with writer:
+            if len(writer.rows):
+                state.shards.append(writer.finish())
+                state.rows.append(writer.rows)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self._publish()
+            except BaseException:
+                self._discard()
+                raise
+        else:
+            self._discard()
+
+    def _publish(self) -> None:
+        splits = {}
+        for name, state in self._splits.items():
+            self._finish_shard(state)
+            if state.rows:
+                key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for key in rows.keys))
+                splits[name] = SplitContent(
+                    state.shards, np.concatenate([rows.to_array(key_nbytes) for rows in state.rows])
+                )
+        if not splits:
+            raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")
+        publish_set(self.out, self.sample_shape, self.classes, splits, (), {"shardio": __version__})
+
+    def _discard(self) -> None:
+        """Remove what this writer wrote, unless the set was published already."""
+        if (self.out / MANIFEST_NAME).exists():
+            return
+        for name, state in self._splits.items():
+            if state.writer is not None:
+                state.writer.__exit__(None, None, None)
+            for shard in state.shards:
+                (self.out / shard.file).unlink(missing_ok=True)
+            (self.out / index_name(name)).unlink(missing_ok=True)
+        (self.out / REJECTS_NAME).unlink(missing_ok=True)

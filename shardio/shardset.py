@@ -1,0 +1,188 @@
+"""An opened split of a published set: checked, mapped, and then nothing but memory.
+
+Everything that docs/format.md demands is checked before a byte is mapped, on the descriptor that is mapped. The
+checksums are not: they cost a read of the whole set, which `shardio verify` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import FormatError, SetNotFoundError
+from shardio.files import open_regular
+from shardio.format import (
+    HEADER_NBYTES,
+    SampleShape,
+    index_dtype,
+    index_header,
+    sample_nbytes,
+    shard_header,
+)
+from shardio.manifest import FileEntry, Manifest, load_manifest
+from shardio.mapping import RowMapping
+
+
+class Sample(NamedTuple):
+    """`image` is a read-only view of the shard, (height, width, channels) uint8; `label` an int."""
+
+    image: NDArray[np.uint8]
+    label: int
+
+
+def open_shards(path: str | os.PathLike[str], split: str = "train") -> ShardSet:
+    """Open one split of the set in the folder `path`.
+
+    SetNotFoundError if there is no set or no such split; FormatError if any file is not what the manifest says.
+    """
+    return ShardSet(Path(path), load_manifest(path), split)
+
+
+def open_sized(path: Path, entry: FileEntry) -> int:
+    """Open a file of the set and check its type and size; its descriptor, for the caller to close."""
+    descriptor, nbytes = open_regular(path)
+    if nbytes != entry.nbytes:
+        os.close(descriptor)
+        raise FormatError(
+            f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; "
+            "copy the file again, or convert again"
+        )
+    return descriptor
+
+
+def open_checked(path: Path, entry: FileEntry, header: bytes) -> int:
+    """As open_sized, and check that the file begins with `header`, byte for byte."""
+    descriptor = open_sized(path, entry)
+    try:
+        found = os.pread(descriptor, HEADER_NBYTES, 0)
+        if found != header:
+            at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
+            raise FormatError(
+                f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
+                "copy the file again, or convert again"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _map(mapping: RowMapping, number: int, path: Path, entry: FileEntry, header: bytes) -> None:
+    """Check a file and map it; its descriptor is open no longer than that."""
+    descriptor = open_checked(path, entry, header)
+    try:
+        mapping.place(number, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class ShardSet(Sequence[Sample]):
+    """A sequence of samples. Opening is O(shards), never O(samples); any number of threads may read.
+
+    Nothing is cached and nothing needs closing: the mappings go when the last array that uses them does.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
+        if split not in manifest.splits:
+            raise SetNotFoundError(f"{path}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}")
+        self.path = path
+        self.manifest = manifest
+        self.split = split
+        entry = manifest.splits[split]
+        shape = manifest.sample_shape
+        counts = [shard.num_samples for shard in entry.shards]
+        shards = RowMapping(counts, sample_nbytes(shape))
+        for number, shard in enumerate(entry.shards):
+            _map(shards, number, path / shard.file, shard, shard_header(shard.num_samples, shape))
+        self._rows = shards.rows
+        # Sample i is in the shard s with starts[s] <= i < starts[s + 1], and there in row i + shifts[s].
+        self._starts = np.cumsum([0, *counts])
+        self._shifts = np.array(shards.first_rows) - self._starts[:-1]
+        dtype = index_dtype(entry.index.key_nbytes)
+        table = RowMapping([entry.num_samples], dtype.itemsize)
+        header = index_header(entry.num_samples, entry.index.key_nbytes)
+        _map(table, 0, path / entry.index.file, entry.index, header)
+        # The table, and not Sequence's search for an equal sample, which pictures have no use for.
+        self.index: NDArray[np.void] = table.rows.view(dtype)[:, 0]  # type: ignore[assignment]
+        """One row per sample: label, key, source_width, source_height, crc32. A read-only view of the mapped file."""
+
+    @property
+    def sample_shape(self) -> SampleShape:
+        """(height, width, channels)"""
+        return self.manifest.sample_shape
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.manifest.classes
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) that names the content of the whole set, all splits."""
+        return self.manifest.digest
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """All labels in order: a copy, made at the first access."""
+        labels = np.ascontiguousarray(self.index["label"])
+        labels.flags.writeable = False
+        return labels
+
+    @property
+    def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
+        """Read-only views of the shards: uint8 (samples in the shard, bytes per sample)."""
+        spans = zip(self._starts[:-1] + self._shifts, self._starts[1:] + self._shifts, strict=True)
+        return tuple(self._rows[first:last] for first, last in spans)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _row_numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        shards = np.searchsorted(self._starts, indices, side="right") - 1
+        numbers: NDArray[np.int64] = indices + self._shifts[shards]
+        return numbers
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]  # negative indices, and IndexError
+        image = self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
+        return Sample(image, int(self.index["label"][position]))
+
+    def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        """Copy the samples `indices` (integers, one-dimensional) into `out`.
+
+        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous. IndexError if an index is
+        negative or too large, before anything is copied. The copying releases the GIL; threads may gather at the same
+        time into different memory.
+        """
+        indices = np.asarray(indices)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise ValueError(
+                f"indices must be one-dimensional integers; found {indices.dtype} of shape {indices.shape}"
+            )
+        expected = (len(indices), *self.sample_shape)
+        if out.shape != expected or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise ValueError(f"out must be C-contiguous uint8 of shape {expected}; found {out.dtype} of {out.shape}")
+        if not len(indices):
+            return
+        if not (indices.min() >= 0 and indices.max() < len(self)):
+            raise IndexError(f"indices must be from 0 to {len(self) - 1}; found {indices.min()} to {indices.max()}")
+        # One call for the whole batch, without the GIL. "clip" does not clip here, the rows exist; the default mode
+        # would first copy all of `out`.
+        np.take(
+            self._rows,
+            self._row_numbers(indices),
+            axis=0,
+            out=out.reshape(len(indices), -1),
+            mode="clip",
+        )

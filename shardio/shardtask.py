@@ -1,0 +1,197 @@
+"""Doing one shard task: read, decode, resize, write; and the record that says it is done.
+
+A task can be done any number of times, by anyone, with the same bytes. Its record, written after the shard is
+published, lets a later run of the same conversion skip it, for as long as its sources have not changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.decode import decode_image
+from shardio.errors import DecodeError
+from shardio.files import write_atomic
+from shardio.format import index_dtype
+from shardio.manifest import ShardEntry
+from shardio.plan import ShardTask
+from shardio.setwriter import Reject
+from shardio.sources import Source, identify, read_source
+from shardio.writer import ShardFileWriter
+
+WORK_FOLDER = ".convert"
+"""Inside OUT, while a conversion is unfinished: its plan and the records of its finished shards."""
+
+# Pictures decoded ahead of the writer, per thread: enough that one slow picture does not stop the others.
+_AHEAD_PER_THREAD = 4
+
+
+@dataclass(frozen=True)
+class Mended:
+    """A source that was taken although something had to be mended."""
+
+    split: str
+    key: bytes
+    warning: str
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What is known of a task that is done. `entry` is None if every one of its sources was refused."""
+
+    entry: ShardEntry | None
+    rows: NDArray[np.void]
+    rejects: tuple[Reject, ...]
+    mended: tuple[Mended, ...]
+    sources_sha256: str
+
+    @property
+    def num_sources(self) -> int:
+        return len(self.rows) + len(self.rejects)
+
+
+class Stopped(Exception):
+    """A task was told to stop, and left nothing behind but the list of what it had refused."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """How a running task talks to whoever runs it."""
+
+    report: Callable[[int, int], None]
+    """Called with (sources done, of these refused) since the last call."""
+    stopped: Callable[[], bool]
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class _Picture:
+    pixels: NDArray[np.uint8]
+    source_size: tuple[int, int]
+    warning: str
+
+
+def _prepare(task: ShardTask, source: Source) -> _Picture | DecodeError:
+    try:
+        decoded = decode_image(read_source(task.src / os.fsdecode(source.key)))
+        pixels = task.fit.apply(decoded.pixels)
+        return _Picture(pixels, (decoded.pixels.shape[0], decoded.pixels.shape[1]), decoded.warning)
+    except DecodeError as error:
+        return error
+
+
+def _prepare_all(task: ShardTask, threads: int) -> Iterator[_Picture | DecodeError]:
+    """The task's pictures in order. With one thread nothing runs beside the caller."""
+    if threads == 1:
+        for source in task.sources:
+            yield _prepare(task, source)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="shardio-decode") as pool:
+        ahead: deque[Future[_Picture | DecodeError]] = deque()
+        try:
+            for source in task.sources:
+                if len(ahead) == threads * _AHEAD_PER_THREAD:
+                    yield ahead.popleft().result()
+                ahead.append(pool.submit(_prepare, task, source))
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+def do_task(task: ShardTask, control: Control) -> ShardRecord:
+    """Make the task's shard and its record. Raises Stopped if `control` says so."""
+    sources_sha256 = _hash_identities(task)
+    rejects: list[Reject] = []
+    mended: list[Mended] = []
+    entry = None
+    with (
+        ShardFileWriter(task.out / task.name, (*task.fit.size, 3), len(task.sources)) as shard,
+        open(_refused_path(task), "wb", buffering=0) as refused,
+    ):
+        for source, outcome in zip(task.sources, _prepare_all(task, control.threads), strict=True):
+            if control.stopped():
+                raise Stopped
+            if isinstance(outcome, DecodeError):
+                rejects.append(Reject(task.split, source.key, outcome.reason, outcome.detail))
+                refused.write(rejects[-1].to_line())
+                control.report(1, 1)
+                continue
+            shard.append(outcome.pixels, label=source.label, key=source.key, source_size=outcome.source_size)
+            if outcome.warning:
+                mended.append(Mended(task.split, source.key, outcome.warning))
+            control.report(1, 0)
+        if len(shard.rows):
+            entry = shard.finish()
+        rows = shard.rows.to_array(task.key_nbytes)
+    record = ShardRecord(entry, rows, tuple(rejects), tuple(mended), sources_sha256)
+    write_atomic(_record_path(task), _dump_record(record))
+    return record
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def _record_path(task: ShardTask) -> Path:
+    return task.out / WORK_FOLDER / f"{task.name}.json"
+
+
+def _refused_path(task: ShardTask) -> Path:
+    """Lines of rejects.jsonl, one as each source is refused: what is known of a task that does not come to its end."""
+    return task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
+
+
+def refused_so_far(task: ShardTask) -> bytes:
+    """The lines of rejects.jsonl for a task in any state."""
+    try:
+        return _refused_path(task).read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _hash_identities(task: ShardTask) -> str:
+    sha256 = hashlib.sha256()
+    for source in task.sources:
+        sha256.update(f"{identify(task.src / os.fsdecode(source.key))}\0".encode())
+    return sha256.hexdigest()
+
+
+def _dump_record(record: ShardRecord) -> bytes:
+    document = {
+        "entry": record.entry and asdict(record.entry),
+        "rows": base64.b64encode(record.rows.tobytes()).decode("ascii"),
+        "rejects": [[r.split, os.fsdecode(r.key), r.reason, r.detail] for r in record.rejects],
+        "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
+        "sources_sha256": record.sources_sha256,
+    }
+    return json.dumps(document).encode("ascii")
+
+
+def load_record(task: ShardTask) -> ShardRecord | None:
+    """The record of a task that is done and whose sources are still the same; None if it must be done."""
+    try:
+        document = json.loads(_record_path(task).read_bytes())
+        entry = document["entry"] and ShardEntry(**document["entry"])
+        record = ShardRecord(
+            entry,
+            np.frombuffer(base64.b64decode(document["rows"]), index_dtype(task.key_nbytes)),
+            tuple(Reject(split, os.fsencode(key), *rest) for split, key, *rest in document["rejects"]),
+            tuple(Mended(split, os.fsencode(key), warning) for split, key, warning in document["mended"]),
+            document["sources_sha256"],
+        )
+        if entry and (task.out / entry.file).stat().st_size != entry.nbytes:
+            return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # no record, or one that somebody spoilt: the work is done again
+    return record if record.sources_sha256 == _hash_identities(task) else None
