@@ -1,8 +1,9 @@
 """How fast this machine reads a set: the loader beside plain np.take, in turn, in the same run.
 
 np.take(out=, mode="clip") into a reused buffer is the least that copying a batch costs without native code. A ratio to
-it holds on a noisy machine, where an absolute figure does not. It is measured twice: into a buffer as numpy allocates
-it, and into one aligned as the loader's slots are, which some processors copy to twice as fast. Ratios are to the latter.
+it holds on a noisy machine, where an absolute figure does not. It is measured twice: into one buffer as numpy allocates
+it, and into buffers like the loader's slots, aligned and as many in turn. Some processors copy to aligned memory twice
+as fast, and one small buffer may stay in the cache, where nobody could use it. Ratios are to the second.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from numpy.typing import NDArray
 from shardio.loader import LoaderIterator, ShardLoader
 from shardio.ring import aligned_empty
 from shardio.shardset import ShardSet, open_shards
+
+# As many as a loader with its default prefetch has: two ahead, one being filled, two in the consumer's hands.
+_SLOTS_IN_TURN = 5
 
 
 @dataclass
@@ -34,7 +38,7 @@ class Result:
     cpu_seconds: list[float] = field(default_factory=list)
     """CPU seconds per image of the whole process, one per round."""
     ratios: list[float] = field(default_factory=list)
-    """Images per second over those of the aligned np.take in the same round."""
+    """Images per second over those of the first way in the same round."""
 
     @property
     def images_per_second(self) -> float:
@@ -78,12 +82,13 @@ def bench(
     batch_size = min(batch_size, len(shards))
     nbytes = int(np.prod(shards.sample_shape))
     loaders = [ShardLoader(path, batch_size, split=split, num_threads=count, device="cpu") for count in threads]
-    results = [Result("np.take, aligned", batch_size, nbytes), Result("np.take", batch_size, nbytes)]
+    results = [Result("np.take, slots", batch_size, nbytes), Result("np.take, one buffer", batch_size, nbytes)]
     results += [Result(f"loader, {count} thread{'s' * (count > 1)}", batch_size, nbytes) for count in threads]
     shape = (batch_size, nbytes)
+    slots = [aligned_empty(shape) for _ in range(_SLOTS_IN_TURN)]
     steps: list[Callable[[], int]] = [
-        _Take(shards, aligned_empty(shape)).step,
-        _Take(shards, np.empty(shape, np.uint8)).step,
+        _Take(shards, slots).step,
+        _Take(shards, [np.empty(shape, np.uint8)]).step,
     ]
     steps += [_LoaderSteps(loader).step for loader in loaders]
     for step in steps:
@@ -120,19 +125,20 @@ def _measure(step: Callable[[], int], seconds: float) -> tuple[float, float]:
 
 
 class _Take:
-    """np.take of random samples of one random shard into one buffer."""
+    """np.take of random samples of one random shard into buffers in turn."""
 
-    def __init__(self, shards: ShardSet, out: NDArray[np.uint8]) -> None:
+    def __init__(self, shards: ShardSet, buffers: Sequence[NDArray[np.uint8]]) -> None:
         self._rng = np.random.default_rng(0)
         self._arrays = shards.shard_arrays
         sizes = np.array([len(array) for array in self._arrays])
         self._share = sizes / sizes.sum()
-        self._out = out
+        self._buffers = cycle(buffers)
 
     def step(self) -> int:
         array = self._arrays[self._rng.choice(len(self._arrays), p=self._share)]
-        indices = self._rng.integers(0, len(array), len(self._out))
-        np.take(array, indices, axis=0, out=self._out, mode="clip")
+        out = next(self._buffers)
+        indices = self._rng.integers(0, len(array), len(out))
+        np.take(array, indices, axis=0, out=out, mode="clip")
         return len(indices)
 
 
