@@ -92,7 +92,8 @@ def bench(
     ]
     steps += [_LoaderSteps(loader).step for loader in loaders]
     for step in steps:
-        _measure(step, seconds)  # first touch of pages and buffers
+        for _ in range(2 * _SLOTS_IN_TURN):  # first touch of every buffer, and of many pages
+            step()
     for number in range(rounds):
         for result, step in zip(results, steps, strict=True):
             wall, cpu = _measure(step, seconds)

@@ -22,12 +22,12 @@ import numpy as np
 
 from shardio.errors import ConvertError, SpaceError
 from shardio.files import is_temporary, sweep_temporaries, write_atomic
-from shardio.format import MANIFEST_NAME, REJECTS_NAME
+from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.manifest import Manifest, load_manifest
 from shardio.plan import ConvertOptions, Order, Plan, difference, library_versions, make_plan
 from shardio.resize import Fit, FitMode, Resample
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
-from shardio.shardtask import WORK_FOLDER, Mended, ShardRecord, load_record, refused_so_far
+from shardio.shardtask import Mended, ShardRecord, load_record, refused_so_far
 from shardio.sources import scan_tree
 from shardio.workers import run_tasks
 

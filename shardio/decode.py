@@ -100,6 +100,8 @@ def _decode_jpeg(data: bytes) -> Decoded:
     try:
         return Decoded(_strict_jpeg(data))
     except ValueError as error:
+        if "subsampling" in str(error):  # sound, but laid out in a way that the TurboJPEG API has no name for
+            raise DecodeError("unsupported", str(error)) from None
         # A sound picture behind a faulty header decodes once the header is cut down to what decoding needs; damage
         # in the picture itself fails again.
         try:

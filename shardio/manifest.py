@@ -24,6 +24,7 @@ from shardio.format import (
     MAX_COUNT,
     MAX_MANIFEST_NBYTES,
     MAX_SIDE,
+    WORK_FOLDER,
     SampleShape,
     check_sample_shape,
     index_nbytes,
@@ -318,7 +319,7 @@ def _what_is_there(folder: Path) -> str:
         return f"the folder {folder} does not exist"
     if not folder.is_dir():
         return f"{folder} is not a folder"
-    if any(folder.glob("*-[0-9]*.npy")):
+    if (folder / WORK_FOLDER).exists():
         return "a conversion into this folder was not finished; the same `shardio convert` command goes on with it"
     return "this folder holds no shard set; `shardio convert SRC OUT` makes one"
 

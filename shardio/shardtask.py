@@ -22,15 +22,12 @@ from numpy.typing import NDArray
 from shardio.decode import decode_image
 from shardio.errors import DecodeError
 from shardio.files import write_atomic
-from shardio.format import index_dtype
+from shardio.format import WORK_FOLDER, index_dtype
 from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
 from shardio.setwriter import Reject
 from shardio.sources import Source, identify, read_source
 from shardio.writer import ShardFileWriter
-
-WORK_FOLDER = ".convert"
-"""Inside OUT, while a conversion is unfinished: its plan and the records of its finished shards."""
 
 # Pictures decoded ahead of the writer, per thread: enough that one slow picture does not stop the others.
 _AHEAD_PER_THREAD = 4

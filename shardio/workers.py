@@ -1,4 +1,4 @@
-"""Shard tasks on this machine's cores: in this process if one shard is made at a time, else in worker processes.
+"""Shard tasks on this machine's cores: in this process while it can keep them busy, beyond that in worker processes.
 
 Worker processes are spawned, not forked, so that no lock or thread of the caller's is inherited. They end by
 themselves when the process that started them is gone, however it went: each watches a pipe whose other end only that
@@ -28,6 +28,9 @@ from shardio.shardtask import Control, ShardRecord, do_task
 _PROGRESS = struct.Struct("<II")
 # A worker told to stop looks up after each picture; one that is deep in an fsync is ended after this time.
 _GRACE_SECONDS = 0.7
+# Decoding and resizing run without the GIL, so that one process keeps a few cores busy. Beyond that its one writing
+# thread, which copies and checksums, would become the limit.
+_THREADS_PER_PROCESS = 4
 
 Report = Callable[[int, int], None]
 
@@ -37,8 +40,8 @@ def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report) -> list[
 
     If `report` raises, or on Ctrl-C, the work stops: tasks under way leave nothing behind and finished ones stay.
     """
-    processes = min(workers, len(tasks))
-    threads = max(1, workers // max(processes, 1))
+    processes = min(-(-workers // _THREADS_PER_PROCESS), len(tasks))
+    threads = -(-workers // max(processes, 1))
     if processes <= 1:
         with _one_torch_thread():
             control = Control(report, lambda: False, threads)

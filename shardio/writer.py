@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,8 @@ from shardio.manifest import ShardEntry
 
 # Large enough for any disk to stream, small enough that dozens of writers fit in memory.
 BLOCK_NBYTES = 8 << 20
+# The disk is set to work after so much, beside the writing: what a final fsync would have to wait for stays small.
+_SYNC_NBYTES = 128 << 20
 
 
 @dataclass
@@ -74,6 +77,9 @@ class ShardFileWriter:
         block_samples = max(1, BLOCK_NBYTES // sample_nbytes(sample_shape))
         self._block = np.empty((block_samples, *sample_shape), np.uint8)
         self._filled = 0
+        self._unsynced_nbytes = 0
+        self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="shardio-sync")
+        self._sync: Future[None] | None = None
         self._file = AtomicFile(path)
         try:
             header = shard_header(reserve_samples, sample_shape)
@@ -112,6 +118,16 @@ class ShardFileWriter:
         self._sha256.update(block)
         write_all(self._file.descriptor, block)
         self._filled = 0
+        self._unsynced_nbytes += block.nbytes
+        if self._unsynced_nbytes >= _SYNC_NBYTES and (self._sync is None or self._sync.done()):
+            self._end_sync()  # raises what the last one met
+            self._sync = self._sync_thread.submit(os.fdatasync, self._file.descriptor)
+            self._unsynced_nbytes = 0
+
+    def _end_sync(self) -> None:
+        if self._sync is not None:
+            self._sync.result()
+            self._sync = None
 
     def finish(self) -> ShardEntry:
         """Publish the shard, durably, and return its manifest entry. ValueError if it has no sample."""
@@ -120,6 +136,7 @@ class ShardFileWriter:
             raise ValueError(f"{self.path}: a shard needs at least one sample")
         if self._filled:
             self._flush()
+        self._end_sync()
         nbytes = shard_nbytes(num_samples, self.sample_shape)
         if num_samples != self._reserve_samples:
             os.pwrite(self._file.descriptor, shard_header(num_samples, self.sample_shape), 0)
@@ -131,6 +148,7 @@ class ShardFileWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._sync_thread.shutdown()  # before the descriptor is closed
         self._file.__exit__(kind, error, trace)
 
 

@@ -239,7 +239,8 @@ def save(rng: Generator, image: Image.Image, path: Path, oddity: str) -> None:
         path,
         "PNG" if oddity == "png" else "JPEG",
         quality=96 if rng.random() < 0.65 else int(rng.triangular(60, 88, 96)),
-        subsampling="4:4:4" if rng.random() < SHARE_444 else "4:2:0",
+        # Pillow would halve M, Y and K of a CMYK picture, a layout that real ones do not have.
+        subsampling="4:4:4" if rng.random() < SHARE_444 or oddity == "cmyk" else "4:2:0",
         progressive=bool(rng.random() < SHARE_PROGRESSIVE),
         exif=exif,
     )

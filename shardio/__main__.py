@@ -1,0 +1,6 @@
+"""`python -m shardio` is the command `shardio`."""
+
+from shardio.cli import main
+
+if __name__ == "__main__":
+    main()

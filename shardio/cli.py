@@ -1,0 +1,381 @@
+"""The command line: options in, exit code out.
+
+0 is success, 1 an error in the world (a bad file, a full disk, damage found), 2 wrong usage, 130 interrupted. Errors
+are one or two lines on stderr. Results go to stdout, as JSON with `--json`; progress bars go to stderr if that is a
+terminal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+from tqdm import tqdm
+
+from shardio.errors import ShardioError
+from shardio.version import __version__
+
+# Commands import what they need when they run: `shardio info` answers before torch would be loaded.
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
+
+
+T = TypeVar("T")
+
+
+def _parse_bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError("a size such as 4GiB, 500MB or 1000000")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match:
+        raise ValueError("pixels such as 256, or HEIGHTxWIDTH such as 224x320")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _parse_max_bad(text: str) -> int | float:
+    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text)
+    if not match or (match[2] and float(match[2]) > 100):
+        raise ValueError("a number of images such as 10, or a share such as 1%")
+    return int(match[1]) if match[1] else float(match[2]) / 100
+
+
+def _parse_counts(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise ValueError("numbers such as 1,2,4")
+    return tuple(map(int, text.split(",")))
+
+
+def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
+    """An option's callback: `parse` raises ValueError with what it expected."""
+
+    def callback(context: click.Context, parameter: click.Parameter, value: str) -> T:
+        try:
+            return parse(value.strip())
+        except ValueError as error:
+            raise click.BadParameter(f"expected {error}; found {value!r}") from None
+
+    return callback
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+_folder = click.Path(path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="shardio")
+def cli() -> None:
+    """Image collections as memory-mapped shards, for training that never waits for data.
+
+    \b
+    shardio convert imagenet/ out/     decode and resize once, offline
+    shardio info out/                  what is in a set
+    shardio verify out/                is it still what was published?
+    shardio bench out/                 how fast does this machine read it?
+    """
+
+
+@cli.command(short_help="Turn a folder of images into a shard set.")
+@click.argument("src", type=_folder)
+@click.argument("out", type=_folder)
+@click.option(
+    "--size",
+    callback=_parsed(_parse_size),
+    metavar="N|HxW",
+    default="256",
+    show_default=True,
+    help="Pixels of every sample.",
+)
+@click.option(
+    "--fit",
+    type=click.Choice(["crop", "squash", "pad"]),
+    default="crop",
+    show_default=True,
+    help="crop: short side to SIZE, then the centre. squash: ignore the aspect ratio. pad: black margins.",
+)
+@click.option(
+    "--resample",
+    type=click.Choice(["bicubic", "bilinear", "lanczos"]),
+    default="bicubic",
+    show_default=True,
+    help="Filter, always antialiased.",
+)
+@click.option(
+    "--shard-size",
+    callback=_parsed(_parse_bytes),
+    metavar="SIZE",
+    default="4GiB",
+    show_default=True,
+    help="Most bytes of one shard file.",
+)
+@click.option("--workers", type=click.IntRange(1), help="Cores to use.  [default: all]")
+@click.option(
+    "--order",
+    type=click.Choice(["shuffled", "source"]),
+    default="shuffled",
+    show_default=True,
+    help="How samples are stored. shuffled: any contiguous run is a fair sample of the whole.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the shuffled order.")
+@click.option(
+    "--max-bad",
+    callback=_parsed(_parse_max_bad),
+    metavar="N|P%",
+    default="1%",
+    show_default=True,
+    help="Refused images to accept, as a number or a share; with more, nothing is published.",
+)
+@_json_option
+def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
+    """Convert the images in SRC into a shard set in OUT.
+
+    SRC holds class folders (SRC/CLASS/IMAGE), or train, val and test folders of class folders. JPEG, PNG and WebP are
+    recognised by content. Damaged images are left out and listed in OUT/rejects.jsonl.
+
+    Interrupted or killed, the same command goes on where it stopped.
+    """
+    import shardio.converter as converter
+
+    with tqdm(unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1) as bar:
+
+        def show(progress: converter.Progress) -> None:
+            if bar.total is None:
+                bar.reset(progress.total)
+            bar.set_postfix(refused=progress.refused, refresh=False)
+            bar.update(progress.done - bar.n)
+
+        try:
+            report = converter.convert(src, out, on_progress=show, **options)
+        except KeyboardInterrupt:
+            bar.close()
+            click.echo(f"shardio: finished shards are kept in {out}: the same command goes on with them", err=True)
+            raise
+    if as_json:
+        _print_json({**dataclasses.asdict(report), "mended": [os.fsdecode(m.key) for m in report.mended]})
+        return
+    rate = f" ({report.num_converted / report.seconds:,.0f} images/s)" if report.num_converted else ""
+    done = f"converted {report.num_converted:,} images in {report.seconds:,.1f} s{rate}"
+    click.echo(done if report.num_converted else "nothing to do: the set is complete")
+    for name, count in report.num_samples.items():
+        click.echo(f"  {name:<8}{count:>12,} samples")
+    click.echo(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}, digest {report.digest[:16]}")
+    for what, counts, where in (
+        ("refused", report.refused, f", listed in {out / 'rejects.jsonl'}"),
+        ("mended", {"junk in the header left out": len(report.mended)} if report.mended else {}, ""),
+        ("ignored", report.ignored, ""),
+    ):
+        if counts:
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
+            click.echo(f"  {what} {sum(counts.values()):,}: {reasons}{where}")
+
+
+@cli.command(short_help="Say what a set holds.")
+@click.argument("out", type=_folder)
+@_json_option
+def info(out: Path, as_json: bool) -> None:
+    """Say what the set in OUT is: splits, samples, shape, classes, size, digest."""
+    from shardio.manifest import load_manifest
+
+    manifest = load_manifest(out)
+    splits = {
+        name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
+        for name, split in manifest.splits.items()
+    }
+    facts = {
+        "path": str(out),
+        "digest": manifest.digest,
+        "sample_shape": list(manifest.sample_shape),
+        "num_classes": len(manifest.classes),
+        "splits": splits,
+        "nbytes": manifest.nbytes,
+        "num_rejects": manifest.rejects.num_rejects,
+        "provenance": dict(manifest.provenance),
+    }
+    if as_json:
+        _print_json(facts)
+        return
+    height, width, channels = manifest.sample_shape
+    click.echo(f"{out}: {_bytes(manifest.nbytes)}, {len(manifest.classes):,} classes")
+    click.echo(f"  sample  {height} x {width} x {channels} uint8")
+    for name, split in splits.items():
+        click.echo(f"  {name:<8}{split['num_samples']:,} samples in {split['num_shards']:,} shards")
+    click.echo(f"  refused {manifest.rejects.num_rejects:,} images when it was made")
+    click.echo(f"  digest  {manifest.digest}")
+    for name, value in _flat(manifest.provenance):
+        click.echo(f"  {name}: {value}")
+
+
+@cli.command(short_help="Check a set against its checksums.")
+@click.argument("out", type=_folder)
+@click.option("--quick", is_flag=True, help="Only sizes and headers, which takes no time.")
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Files to read at a time.")
+@_json_option
+def verify(out: Path, quick: bool, workers: int, as_json: bool) -> None:
+    """Check the set in OUT against its checksums, and name every damaged file and sample.
+
+    Exit code 1 if anything is damaged.
+    """
+    import shardio.verifier as verifier
+
+    with tqdm(unit="B", unit_scale=True, disable=True if quick else None, dynamic_ncols=True) as bar:
+
+        def show(nbytes: int, total: int) -> None:
+            bar.total = total
+            bar.update(nbytes)
+
+        report = verifier.verify(out, quick=quick, workers=workers, on_progress=show)
+    if as_json:
+        _print_json({**dataclasses.asdict(report), "ok": report.ok})
+    else:
+        for problem in report.problems:
+            click.echo(f"damaged: {problem.detail}")
+        what = "sizes and headers" if quick else "every checksum"
+        verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
+        click.echo(f"{out}: {verdict}: {what} of {report.num_files:,} files, {_bytes(report.nbytes)}")
+    sys.exit(0 if report.ok else 1)
+
+
+@cli.command(short_help="Measure how fast this machine reads a set.")
+@click.argument("out", type=_folder)
+@click.option("--split", default="train", show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True)
+@click.option(
+    "--threads",
+    callback=_parsed(_parse_counts),
+    metavar="N,N,...",
+    default="1,2",
+    show_default=True,
+    help="Numbers of gather threads to try.",
+)
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Medians are over so many.")
+@click.option("--seconds", type=click.FloatRange(0.01), default=0.5, show_default=True, help="For each way and round.")
+@_json_option
+def bench(
+    out: Path, split: str, batch_size: int, threads: tuple[int, ...], rounds: int, seconds: float, as_json: bool
+) -> None:
+    """Read the set in OUT and print images per second, beside plain np.take in the same run.
+
+    Ratios are to np.take into as many aligned buffers as the loader uses in turn: the floor without native code.
+    """
+    import shardio.bench as benchmark
+
+    first = benchmark.first_batch_seconds(out, split, batch_size)
+    with tqdm(total=rounds, unit=" rounds", disable=None, dynamic_ncols=True) as bar:
+
+        def show(number: int) -> None:
+            bar.update(number - bar.n)
+
+        results = benchmark.bench(
+            out,
+            split=split,
+            batch_size=batch_size,
+            threads=threads,
+            rounds=rounds,
+            seconds=seconds,
+            on_round=show,
+        )
+    if as_json:
+        _print_json({"first_batch_seconds": round(first, 4), "results": [result.to_dict() for result in results]})
+        return
+    click.echo(f"{'':<22}{'images/s':>10}{'GB/s':>8}{'CPU us/image':>14}{'ratio':>8}")
+    for result in results:
+        click.echo(
+            f"{result.name:<22}{result.images_per_second:>10,.0f}{result.gigabytes_per_second:>8.2f}"
+            f"{result.cpu_microseconds_per_image:>14.1f}{result.ratio_to_take:>8.2f}"
+        )
+    click.echo(f"first batch of {results[0].batch_size} after {first * 1000:.0f} ms; medians of {rounds} rounds")
+
+
+@cli.command(short_help="Convert, read and train on a folder of images.")
+@click.argument("images", type=_folder)
+@click.option("--out", type=_folder, help="Folder of the set, kept.  [default: IMAGES with -shards at its end]")
+@click.option("--steps", type=click.IntRange(1), default=300, show_default=True, help="Training steps.")
+@click.option(
+    "--size",
+    callback=_parsed(_parse_size),
+    metavar="N|HxW",
+    default="256",
+    show_default=True,
+    help="Pixels of every sample.",
+)
+def demo(images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> None:
+    """Show the main job on a folder of IMAGES: convert, read some epochs, train a small network.
+
+    Uses the GPU if there is one.
+    """
+    from shardio.demo import run_demo
+
+    out = images.with_name(images.name + "-shards") if out is None else out
+    context = click.get_current_context()
+    click.secho(f"$ shardio convert {images} {out} --size {size[0]}x{size[1]}", bold=True)
+    context.invoke(convert, src=images, out=out, as_json=False, size=size, **_convert_defaults())
+    click.secho(f"\n$ shardio info {out}", bold=True)
+    context.invoke(info, out=out, as_json=False)
+    run_demo(out, steps, click.echo)
+
+
+def _convert_defaults() -> dict[str, Any]:
+    return {
+        "fit": "crop",
+        "resample": "bicubic",
+        "shard_size": 4 << 30,
+        "workers": None,
+        "order": "shuffled",
+        "seed": 0,
+        "max_bad": 0.01,
+    }
+
+
+def _bytes(count: int) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count = count / 1000  # type: ignore[assignment]
+    return f"{count:,.3g} TB"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        pairs += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return pairs
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(value))
+
+
+def main() -> NoReturn:
+    """The console script. Turns every expected error into a line on stderr and an exit code."""
+    try:
+        cli(prog_name="shardio", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("shardio: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output went away. Keep the interpreter from writing the rest, and complaining, at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (ShardioError, OSError) as error:
+        click.echo(f"shardio: error: {error}", err=True)
+        sys.exit(1)
+    except ValueError as error:  # an option's value that only the code behind it can judge
+        click.echo(f"shardio: error: {error}", err=True)
+        sys.exit(2)
+    sys.exit(0)
