@@ -1,0 +1,48 @@
+"""What the benchmarks share: rounds in turn, medians, and a line about the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+BUILD = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
+
+
+def describe_machine() -> str:
+    model = "unknown processor"
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        model = next((x.split(":")[1].strip() for x in cpuinfo.read_text().splitlines() if "model name" in x), model)
+    return (
+        f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}, numpy {np.__version__}, torch {torch.__version__}"
+    )
+
+
+def in_turn(ways: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+    """Items per second of each way, once per round, A B C A B C ... Each way returns how many items it did."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            count = way()
+            rates[name].append(count / (time.perf_counter() - start))
+    return rates
+
+
+def print_ratios(rates: Mapping[str, list[float]], reference: str, unit: str) -> None:
+    """Median rate, and the median of the round-by-round ratios to `reference`, with their range."""
+    width = max(map(len, rates))
+    for name, values in rates.items():
+        ratios = [a / b for a, b in zip(values, rates[reference], strict=True)]
+        print(
+            f"{name:<{width}} {statistics.median(values):>12,.1f} {unit}   ratio {statistics.median(ratios):>6.3f} "
+            f"({min(ratios):.3f} to {max(ratios):.3f})"
+        )

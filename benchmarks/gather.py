@@ -1,0 +1,78 @@
+"""Why shards are mapped as one matrix, and why slots are aligned: four ways to copy the same batches.
+
+One np.take per batch needs the GIL once; a loop over rows needs it for every row. The destination is aligned to 64
+bytes, or lies 16 bytes further, as numpy allocates large arrays.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from common import describe_machine, in_turn, print_ratios
+from numpy.typing import NDArray
+
+from shardio.ring import aligned_empty
+from shardio.shardset import ShardSet, open_shards
+
+Copy = Callable[[ShardSet, NDArray[np.int64], NDArray[np.uint8]], None]
+
+
+def take(shards: ShardSet, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    shards.gather(indices, out)
+
+
+def rows(shards: ShardSet, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    arrays = shards.shard_arrays
+    starts = np.cumsum([0, *map(len, arrays)])
+    numbers = np.searchsorted(starts, indices, side="right") - 1
+    positions = indices - starts[numbers]
+    flat = out.reshape(len(out), -1)
+    for i, (number, position) in enumerate(zip(numbers.tolist(), positions.tolist(), strict=True)):
+        flat[i] = arrays[number][position]
+
+
+def buffers(shape: tuple[int, ...], shift: int) -> list[NDArray[np.uint8]]:
+    nbytes = int(np.prod(shape))
+    return [aligned_empty((nbytes + 64,))[shift : shift + nbytes].reshape(shape) for _ in range(4)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shards", type=Path, help="a set, such as benchmarks/loader.py generates")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--batches", type=int, default=40, help="per way and round")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    print(describe_machine())
+    shards = open_shards(options.shards)
+    rng = np.random.default_rng(0)
+    shape = (options.batch_size, *shards.sample_shape)
+    aligned, unaligned = buffers(shape, 0), buffers(shape, 16)
+
+    def run(copy: Copy, outs: list[NDArray[np.uint8]], threads: int) -> int:
+        def work(thread: int) -> None:
+            for batch in range(thread, options.batches, threads):
+                copy(shards, chosen[batch], outs[thread * 2 + (batch // threads) % 2])
+
+        chosen = rng.integers(0, len(shards), (options.batches, options.batch_size))
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(threads)))
+        return chosen.size
+
+    ways = {
+        f"{name}, {place}, {threads} thread{'s' * (threads > 1)}": partial(run, copy, outs, threads)
+        for name, copy in (("np.take", take), ("rows", rows))
+        for place, outs in (("aligned", aligned), ("unaligned", unaligned))
+        for threads in (1, 2)
+    }
+    in_turn(ways, 1)
+    print_ratios(in_turn(ways, options.rounds), "np.take, aligned, 1 thread", "images/s")
+
+
+if __name__ == "__main__":
+    main()
