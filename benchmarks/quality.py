@@ -12,9 +12,9 @@ from PIL import Image
 
 from shardio.decode import decode_image
 from shardio.errors import DecodeError
-from shardio.resize import Fit
+from shardio.resize import Fit, Resample
 
-FILTERS = {
+FILTERS: dict[Resample, Image.Resampling] = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
@@ -48,9 +48,8 @@ def main() -> None:
             except DecodeError:
                 continue
         median, fifth = np.median(values), np.percentile(values, 5)
-        print(
-            f"{resample:<9} {len(values)} images: median {median:.1f} dB, 5th percentile {fifth:.1f}, least {min(values):.1f}"
-        )
+        figures = f"median {median:.1f} dB, 5th percentile {fifth:.1f}, least {min(values):.1f}"
+        print(f"{resample:<9} {len(values)} images: {figures}")
 
 
 if __name__ == "__main__":

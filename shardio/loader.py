@@ -87,6 +87,12 @@ class ShardLoader:
             shuffle=shuffle,
             tail=tail,
         )
+        if not self.sampler.num_batches:
+            raise ValueError(
+                f"expected at least one batch, but {len(self.shards)} samples are fewer than the global batch of "
+                f'{self.sampler.global_batch_size}, and tail="drop" leaves out what is short: use a smaller '
+                'batch_size, or tail="pad" or "short"'
+            )
         self.device = _choose_device(device, self.world)
         self.prefetch = prefetch
         self.transform = transform
