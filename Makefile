@@ -6,15 +6,17 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # The folder of images for the demo; drawn if none is given.
-IMAGES ?= build/demo/images
+DRAWN := build/demo/images
+IMAGES ?= $(DRAWN)
 
 .PHONY: demo test lint clean
 
 demo: $(INSTALLED)
-ifeq ($(IMAGES),build/demo/images)
-	$(BIN)/python tools/draw_images.py $(IMAGES)
+ifeq ($(IMAGES),$(DRAWN))
+	$(BIN)/python tools/draw_images.py $(DRAWN)
 endif
-	$(BIN)/shardio demo $(IMAGES) --out build/demo/shards-$(notdir $(patsubst %/,%,$(IMAGES)))
+	rm -rf build/demo/shards
+	$(BIN)/shardio demo "$(IMAGES)" --out build/demo/shards
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)

@@ -8,6 +8,7 @@ terminal.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -358,6 +359,10 @@ def _print_json(value: Mapping[str, Any]) -> None:
     click.echo(json.dumps(value))
 
 
+def _errno(error: BaseException) -> int | None:
+    return error.errno if isinstance(error, OSError) else None
+
+
 def main() -> NoReturn:
     """The console script. Turns every expected error into a line on stderr and an exit code."""
     try:
@@ -373,7 +378,8 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (ShardioError, OSError) as error:
-        click.echo(f"shardio: error: {error}", err=True)
+        hint = ": raise the limit (`ulimit -n`) or use fewer workers" if _errno(error) == errno.EMFILE else ""
+        click.echo(f"shardio: error: {error}{hint}", err=True)
         sys.exit(1)
     except ValueError as error:  # an option's value that only the code behind it can judge
         click.echo(f"shardio: error: {error}", err=True)

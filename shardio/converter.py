@@ -8,6 +8,7 @@ from there; a call with other options or other sources is refused.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -119,10 +120,15 @@ def convert(
             records = _make_shards(plan, out, workers, monitor)
             mended = tuple(m for record in records for m in record.mended)
             manifest = _publish(plan, out, records)
-        except OSError:
+        except OSError as error:
             # Another process may have finished the same conversion meanwhile, and removed the work folder.
             manifest = _published(plan, out)
             if manifest is None:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise SpaceError(
+                        f"{error.filename or out}: {error.strerror}. Finished shards are kept: make room and run the "
+                        "same command again"
+                    ) from error
                 raise
     shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
     return ConvertReport(

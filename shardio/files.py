@@ -13,12 +13,24 @@ import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from shardio.errors import FormatError
 
 _TEMPORARY_SUFFIX = ".tmp"
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an OSError from inside the block the file's name, which calls on descriptors do not know."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
@@ -59,7 +71,8 @@ class AtomicFile:
 
     def commit(self, *, replace: bool = True) -> None:
         """Make the content durable, then the name. Without `replace`, FileExistsError if `path` exists already."""
-        os.fsync(self.descriptor)
+        with naming(self.path):
+            os.fsync(self.descriptor)
         if not replace:
             os.link(self._temporary, self.path)  # unlike rename, this fails if the name is taken
             self._temporary.unlink()
@@ -83,7 +96,7 @@ class AtomicFile:
 
 def write_atomic(path: Path, *parts: bytes | memoryview, replace: bool = True) -> None:
     """Publish `parts`, one after the other, as the whole content of `path`. `replace` is that of AtomicFile.commit."""
-    with AtomicFile(path) as file:
+    with AtomicFile(path) as file, naming(path):
         for part in parts:
             write_all(file.descriptor, part)
         file.commit(replace=replace)

@@ -7,11 +7,12 @@ published, lets a later run of the same conversion skip it, for as long as its s
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def _prepare(task: ShardTask, source: Source) -> _Picture | DecodeError:
         return error
 
 
-def _prepare_all(task: ShardTask, threads: int) -> Iterator[_Picture | DecodeError]:
+def _prepare_all(task: ShardTask, threads: int) -> Generator[_Picture | DecodeError, None, None]:
     """The task's pictures in order. With one thread nothing runs beside the caller."""
     if threads == 1:
         for source in task.sources:
@@ -116,8 +117,10 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
     with (
         ShardFileWriter(task.out / task.name, (*task.fit.size, 3), len(task.sources)) as shard,
         open(_refused_path(task), "wb", buffering=0) as refused,
+        # Closed here and not when the garbage collector comes by: it may have threads.
+        contextlib.closing(_prepare_all(task, control.threads)) as outcomes,
     ):
-        for source, outcome in zip(task.sources, _prepare_all(task, control.threads), strict=True):
+        for source, outcome in zip(task.sources, outcomes, strict=True):
             if control.stopped():
                 raise Stopped
             if isinstance(outcome, DecodeError):

@@ -17,7 +17,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.files import AtomicFile, reserve, write_all
+from shardio.files import AtomicFile, naming, reserve, write_all
 from shardio.format import (
     SampleShape,
     check_sample_shape,
@@ -85,9 +85,10 @@ class ShardFileWriter:
             header = shard_header(reserve_samples, sample_shape)
             # The usual case is hashed on the way: that all expected samples come.
             self._sha256 = hashlib.sha256(header)
-            if reserve_samples:
-                reserve(self._file.descriptor, shard_nbytes(reserve_samples, sample_shape))
-            write_all(self._file.descriptor, header)
+            with naming(path):
+                if reserve_samples:
+                    reserve(self._file.descriptor, shard_nbytes(reserve_samples, sample_shape))
+                write_all(self._file.descriptor, header)
         except BaseException as error:
             self._file.__exit__(type(error), error, error.__traceback__)
             raise
@@ -116,7 +117,8 @@ class ShardFileWriter:
     def _flush(self) -> None:
         block = self._block[: self._filled].data.cast("B")
         self._sha256.update(block)
-        write_all(self._file.descriptor, block)
+        with naming(self.path):
+            write_all(self._file.descriptor, block)
         self._filled = 0
         self._unsynced_nbytes += block.nbytes
         if self._unsynced_nbytes >= _SYNC_NBYTES and (self._sync is None or self._sync.done()):
@@ -126,7 +128,8 @@ class ShardFileWriter:
 
     def _end_sync(self) -> None:
         if self._sync is not None:
-            self._sync.result()
+            with naming(self.path):
+                self._sync.result()
             self._sync = None
 
     def finish(self) -> ShardEntry:
