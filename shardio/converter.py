@@ -33,6 +33,7 @@ from shardio.sources import scan_tree
 from shardio.workers import run_tasks
 
 _PLAN_NAME = "plan.json"
+_REMOVAL_TRIES = 10
 # Looking whether the sources of finished shards have changed is waiting, on a network filesystem.
 _STAT_THREADS = 16
 
@@ -111,26 +112,29 @@ def convert(
     tree = scan_tree(src)
     plan = make_plan(src, out, tree, options)
     most_bad = _most_bad(max_bad, tree.num_sources)
-    manifest = _published(plan, out)
     monitor = _Monitor(tree.num_sources, most_bad, on_progress)
     mended: tuple[Mended, ...] = ()
+    manifest = _published(plan, out)
     if manifest is None:
-        _claim_folder(plan, out)
         try:
-            records = _make_shards(plan, out, workers, monitor)
-            mended = tuple(m for record in records for m in record.mended)
-            manifest = _publish(plan, out, records)
-        except OSError as error:
+            manifest = _claim_folder(plan, out)
+            if manifest is None:
+                records = _make_shards(plan, out, workers, monitor)
+                mended = tuple(m for record in records for m in record.mended)
+                manifest = _publish(plan, out, records)
+        except FileNotFoundError:
             # Another process may have finished the same conversion meanwhile, and removed the work folder.
             manifest = _published(plan, out)
             if manifest is None:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise SpaceError(
-                        f"{error.filename or out}: {error.strerror}. Finished shards are kept: make room and run the "
-                        "same command again"
-                    ) from error
                 raise
-    shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise SpaceError(
+                    f"{error.filename or out}: {error.strerror}. Finished shards are kept: make room and run the same "
+                    "command again"
+                ) from error
+            raise
+    _remove_work(out)
     return ConvertReport(
         out=str(out),
         digest=manifest.digest,
@@ -156,7 +160,7 @@ def _most_bad(max_bad: int | float, num_sources: int) -> int:
     if isinstance(max_bad, float):
         if not 0 <= max_bad <= 1:
             raise ValueError(f"max_bad as a share must be from 0.0 to 1.0; found {max_bad}")
-        return int(max_bad * num_sources)
+        return int(round(max_bad * num_sources, 6))  # 0.29 * 100 is a little less than 29
     if max_bad < 0:
         raise ValueError(f"max_bad must not be negative; found {max_bad}")
     return max_bad
@@ -186,11 +190,16 @@ def _published(plan: Plan, out: Path) -> Manifest | None:
     return manifest
 
 
-def _claim_folder(plan: Plan, out: Path) -> None:
-    """Make OUT the folder of this plan, or find that it is; ConvertError if it is anything else's."""
+def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
+    """Make OUT the folder of this plan, or find that it is; ConvertError if it is anything else's.
+
+    Returns the manifest if the same conversion was finished by another process since we looked.
+    """
     work = out / WORK_FOLDER
     if out.is_dir() and not (work / _PLAN_NAME).exists():
         found = sorted(name for name in os.listdir(out) if name != WORK_FOLDER and not is_temporary(name))
+        if found and (manifest := _published(plan, out)) is not None:
+            return manifest
         if found:
             raise ConvertError(
                 f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
@@ -213,7 +222,15 @@ def _claim_folder(plan: Plan, out: Path) -> None:
     for folder in (out, work):
         sweep_temporaries(folder)
     # A conversion that began before ours may have been published, and its plan removed, since we looked for a set.
-    _published(plan, out)
+    return _published(plan, out)
+
+
+def _remove_work(out: Path) -> None:
+    # A worker whose parent was killed may still put a file in while we remove the others.
+    for _ in range(_REMOVAL_TRIES):
+        shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
+        if not (out / WORK_FOLDER).exists():
+            return
 
 
 def _check_space(plan: Plan, out: Path, todo: int) -> None:
@@ -268,8 +285,8 @@ def _make_shards(plan: Plan, out: Path, workers: int, monitor: _Monitor) -> list
         write_atomic(out / REJECTS_NAME, *map(refused_so_far, plan.tasks))
         raise ConvertError(
             f"{out}: expected at most {monitor.most_bad} refused images of {monitor.total}, found {monitor.refused} "
-            f"after {monitor.done}; nothing is published. {out / REJECTS_NAME} lists them so far: mend or remove them "
-            "and run the same command again, or allow more with --max-bad"
+            f"after {monitor.done}; nothing is published. {out / REJECTS_NAME} lists them so far: mend them and run "
+            "the same command again, or allow more with --max-bad"
         ) from None
     return [record for record in records if record is not None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ class ShardDataset(Dataset[tuple[torch.Tensor, int]]):
         return len(self.shards)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        position = range(len(self))[index]  # negative indices, and IndexError
+        position = range(len(self))[operator.index(index)]  # negative indices, and IndexError
         return self.__getitems__([position])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int]]:

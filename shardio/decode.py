@@ -129,9 +129,25 @@ def _decode_webp(data: bytes) -> NDArray[np.uint8]:
     claimed = int.from_bytes(data[4:8], "little") + 8
     if claimed > len(data):
         raise DecodeError("damaged", f"expected {claimed} bytes, found {len(data)}")
+    check_pixels(*_webp_size(data))  # before Pillow opens it, which allocates two whole pictures
     with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
-        check_pixels(*image.size)
         return _to_rgb(image)
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """(width, height) that the first chunk claims, by the WebP container specification (RFC 9649)."""
+
+    def bits(start: int, stop: int) -> int:
+        return int.from_bytes(data[start:stop], "little")
+
+    chunk = data[12:16]
+    if chunk == b"VP8X":  # canvas size minus one, 24 bits each
+        return bits(24, 27) + 1, bits(27, 30) + 1
+    if chunk == b"VP8L":  # after a signature byte: size minus one, 14 bits each
+        return (bits(21, 25) & 0x3FFF) + 1, (bits(21, 25) >> 14 & 0x3FFF) + 1
+    if chunk == b"VP8 ":  # after the frame tag and start code: 14 bits each, with two of scaling
+        return bits(26, 28) & 0x3FFF, bits(28, 30) & 0x3FFF
+    raise DecodeError("damaged", f"expected a VP8, VP8L or VP8X chunk, found {chunk!r}")
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:

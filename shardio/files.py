@@ -52,19 +52,26 @@ class AtomicFile:
     """A file that is written under a temporary name and appears as `path`, whole and durable, at `commit`.
 
     Leaving the `with` block without `commit` discards it. An existing `path` is replaced. OSError (ENOSPC, EIO, ...)
-    passes through. Not thread safe.
+    passes through, with the name of the file. Not thread safe.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        while True:
-            self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}")
-            self.descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            with contextlib.suppress(OSError):  # a filesystem without locks: then nobody sweeps there either
-                fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-            if os.fstat(self.descriptor).st_nlink:
-                break
-            os.close(self.descriptor)  # swept between its creation and its lock
+        self.descriptor = -1
+        with naming(path):
+            while True:
+                self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}")
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self.descriptor = os.open(self._temporary, flags, 0o666)
+                try:
+                    with contextlib.suppress(OSError):  # a filesystem without locks: then nobody sweeps there either
+                        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+                    if os.fstat(self.descriptor).st_nlink:
+                        return
+                except BaseException:
+                    self.discard()
+                    raise
+                self._close()  # swept between its creation and its lock
 
     def __enter__(self) -> AtomicFile:
         return self
@@ -73,13 +80,22 @@ class AtomicFile:
         """Make the content durable, then the name. Without `replace`, FileExistsError if `path` exists already."""
         with naming(self.path):
             os.fsync(self.descriptor)
-        if not replace:
-            os.link(self._temporary, self.path)  # unlike rename, this fails if the name is taken
-            self._temporary.unlink()
-        else:
-            self._temporary.rename(self.path)
-        self._close()
-        fsync_folder(self.path.parent)
+            if replace:
+                self._temporary.rename(self.path)
+            else:
+                os.link(self._temporary, self.path)  # unlike rename, this fails if the name is taken
+                self._temporary.unlink()
+            self._close()
+            fsync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Remove the temporary file, if it was not committed. May be called again."""
+        if self.descriptor >= 0:
+            # Whatever fails here must not hide the error for which the file is discarded.
+            with contextlib.suppress(OSError):
+                self._temporary.unlink()
+            with contextlib.suppress(OSError):
+                self._close()
 
     def _close(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1
@@ -88,10 +104,7 @@ class AtomicFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.descriptor >= 0:
-            with contextlib.suppress(OSError):
-                self._temporary.unlink()
-            self._close()
+        self.discard()
 
 
 def write_atomic(path: Path, *parts: bytes | memoryview, replace: bool = True) -> None:

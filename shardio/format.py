@@ -34,6 +34,8 @@ MAX_MANIFEST_NBYTES = 64 << 20
 # Numbers above this are not exact in every JSON reader (2**53).
 MAX_COUNT = 1 << 53
 MAX_SIDE = 1 << 16
+MAX_KEY_NBYTES = (1 << 16) - 4
+"""A path of 4096 bytes is the longest that Linux takes."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 

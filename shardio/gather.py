@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -21,58 +22,67 @@ from shardio.shardset import ShardSet
 
 
 class Pending:
-    """A batch of `size` samples that is being gathered into a slot, in `parts` parts. Thread safe.
+    """A batch of `size` samples that is being gathered into a slot, in `parts` parts. Thread safe; one thread may wait.
 
     The slot belongs to the pending batch until somebody takes it; `abandon` sees to it that it returns to the ring.
+
+    No locks: the waiting thread may be interrupted (Ctrl-C) between any two bytecodes, and a finaliser may abandon a
+    batch in the middle of any other call. What two threads may do at the same time are single operations of lists and
+    of a SimpleQueue, which are atomic.
     """
 
     def __init__(self, slot: Slot, size: int, parts: int) -> None:
         self.size = size
-        self.gather_seconds = 0.0
-        """Of copying, summed over the parts. Complete after wait()."""
-        self._slot = [slot]  # list.pop is atomic: whoever pops it owns it
-        self._missing = parts
-        self._error: BaseException | None = None
+        self._slot = [slot]  # whoever pops it owns it
+        self._unfinished = [None] * parts
+        self._seconds: list[float] = []
+        self._errors: list[BaseException] = []
         self._release: Callable[[Slot], None] | None = None
-        # Reentrant: `abandon` may be called by a finaliser, which may run in the middle of run_part.
-        self._lock = threading.RLock()
-        self._done = threading.Event()
+        self._finished = False
+        self._signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run_part(self, copy: Callable[[], None]) -> None:
         """Do one part, in a gather thread. Never raises: an error belongs to whoever waits."""
-        error: BaseException | None = None
         start = time.perf_counter()
         try:
             if self._release is None:  # else nobody wants the batch any more
                 copy()
-        except BaseException as raised:
-            error = raised
-        with self._lock:
-            self.gather_seconds += time.perf_counter() - start
-            self._error = self._error or error
-            self._missing -= 1
-            if self._missing:
-                return
-        self._done.set()
-        self._give_back()
+        except BaseException as error:
+            self._errors.append(error)
+        self._seconds.append(time.perf_counter() - start)
+        self._unfinished.pop()
+        # The last two parts may both find themselves last; everything from here on may be done twice.
+        if not self._unfinished:
+            self._finished = True
+            self._signal.put(None)
+            self._give_back()
+
+    @property
+    def gather_seconds(self) -> float:
+        """Seconds of copying, summed over the parts. Complete after wait()."""
+        return sum(self._seconds)
 
     def done(self) -> bool:
-        return self._done.is_set()
+        """Whether wait() would not wait."""
+        return self._finished
+
+    def failed(self) -> bool:
+        """Whether wait() would raise."""
+        return bool(self._errors)
 
     def wait(self) -> Slot:
         """Wait for all parts and take the slot. Raises what a part raised, with its traceback."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
+        if not self._finished:  # the flag, because an interrupted wait may have taken the signal with it
+            self._signal.get()
+        if self._errors:
+            raise self._errors[0]
         return self._slot.pop()
 
     def abandon(self, release: Callable[[Slot], None]) -> None:
         """Nobody wants the batch: call `release` with the slot once no part touches it any more. Does not wait."""
-        with self._lock:
-            self._release = release
-            if self._missing:
-                return
-        self._give_back()
+        self._release = release
+        if not self._unfinished:
+            self._give_back()
 
     def _give_back(self) -> None:
         if self._release is not None:
@@ -86,6 +96,13 @@ class Pending:
 _Job = tuple[Pending, Callable[[], None]]
 
 
+@dataclass
+class _Switch:
+    """Threading's Event has a lock, which a Ctrl-C in the middle of set() would leave locked."""
+
+    on: bool = False
+
+
 class GatherThreads:
     """`num_threads` daemon threads that serve one queue. Thread safe.
 
@@ -96,7 +113,7 @@ class GatherThreads:
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._closed = threading.Event()
+        self._closed = _Switch()
         self._threads = [
             threading.Thread(target=_serve, args=(self._jobs, self._closed), name=f"shardio-gather-{i}", daemon=True)
             for i in range(num_threads)
@@ -112,13 +129,14 @@ class GatherThreads:
         pending = Pending(slot, size, parts)
         for start, stop in pairwise(bounds):
             self._jobs.put((pending, partial(_copy, shards, indices, slot, start, stop)))
+        if self._closed.on:  # perhaps since a moment ago, and nobody serves the queue any more
+            _refuse_queued(self._jobs)
         return pending
 
     def close(self) -> None:
         """End the threads and wait for them: no longer than they need for what they are copying. Idempotent."""
-        self._closed.set()
-        for _ in self._threads:
-            self._jobs.put(None)
+        self._closed.on = True
+        self._jobs.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():  # a finaliser may run in any thread
                 thread.join()
@@ -135,9 +153,19 @@ def _refuse() -> None:
     raise RuntimeError("the loader was closed while a batch was being gathered")
 
 
-def _serve(jobs: queue.SimpleQueue[_Job | None], closed: threading.Event) -> None:
+def _refuse_queued(jobs: queue.SimpleQueue[_Job | None]) -> None:
+    try:
+        while True:
+            if (job := jobs.get_nowait()) is not None:
+                job[0].run_part(_refuse)
+    except queue.Empty:
+        jobs.put(None)  # one may have been taken from a thread that has not seen it yet
+
+
+def _serve(jobs: queue.SimpleQueue[_Job | None], closed: _Switch) -> None:
     while (job := jobs.get()) is not None:
         pending, copy = job
-        pending.run_part(_refuse if closed.is_set() else copy)
+        pending.run_part(_refuse if closed.on else copy)
         # Or this frame would keep the batch's memory alive while it waits for the next job.
         del job, pending, copy
+    jobs.put(None)  # the next thread's

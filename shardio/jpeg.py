@@ -6,6 +6,7 @@ precision, and the number of scans (a progressive file costs scans x pixels, how
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from shardio.errors import DecodeError
@@ -15,7 +16,10 @@ _EOI = b"\xff\xd9"
 _SOS = 0xDA
 # Start of frame: C0-CF but for DHT (C4), JPG (C8) and DAC (CC).
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
 _LOSSLESS_OR_HIERARCHICAL = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
+# Inside a scan ff is followed by 00 or a restart number, or by another ff, and anything else is a marker.
+_IN_SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 # Markers that stand alone, without a length: TEM and the restarts.
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 # What decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the colour space.
@@ -85,24 +89,33 @@ def read_header(data: bytes) -> JpegHeader:
     if frame is None or frame.end - frame.start < 10:
         raise DecodeError("damaged", "the JPEG has no frame header before its first scan")
     body = data[frame.start + 4 : frame.end]
+    # A sequential frame whose first scan has all components has no other: decoders refuse a second one.
+    single_scan = frame.marker in _SEQUENTIAL and data[segments[-1].start + 4] == body[5]
     return JpegHeader(
         width=int.from_bytes(body[3:5], "big"),
         height=int.from_bytes(body[1:3], "big"),
         precision=body[0],
         frame=frame.marker,
-        num_scans=_count_scans(data, segments[-1].start),
+        num_scans=1 if single_scan else _count_scans(data, segments[-1].start),
         segments=tuple(segments),
     )
 
 
 def _count_scans(data: bytes, first: int) -> int:
-    """Scans of the picture that starts its first scan there; what follows its end (MPO, gain maps) does not count.
-
-    Inside a scan ff is always followed by 00 or a restart number, so these two byte pairs are markers wherever they
-    stand, but for the inside of segments between scans: an overcount of little harm.
-    """
-    end = data.find(_EOI, first)
-    return data.count(b"\xff\xda", first, end if end >= 0 else len(data))
+    """Scans of the picture whose first scan begins there; what follows its end (MPO, gain maps) does not count."""
+    scans = 0
+    position = first
+    while match := _IN_SCAN_MARKER.search(data, position):
+        marker = match[0][1]
+        if marker in _EOI:
+            break
+        scans += marker == _SOS
+        if marker in _ALONE:
+            position = match.end()
+            continue
+        # Segments are stepped over whole: what lies inside of them is no marker.
+        position = match.start() + 2 + int.from_bytes(data[match.start() + 2 : match.start() + 4], "big")
+    return scans
 
 
 def is_supported(header: JpegHeader) -> bool:

@@ -46,12 +46,15 @@ def find_world(
     LaunchError if only one of rank and world size is known, or if they are not a rank of a world.
     """
     environ = os.environ if environ is None else environ
-    launched = _from_torch(environ) or _from_environment(environ) or World(0, 1, 0, "default")
-    if rank is None and world_size is None:
-        return launched
-    if rank is None or world_size is None:
+    if (rank is None) != (world_size is None):
         raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
-    return World(rank, world_size, launched.local_rank, "arguments")
+    if rank is not None and world_size is not None:
+        try:
+            launched = _from_environment(environ)
+        except LaunchError:
+            launched = None  # the arguments are there because the launcher's word is not good
+        return World(rank, world_size, launched.local_rank if launched else 0, "arguments")
+    return _from_torch(environ) or _from_environment(environ) or World(0, 1, 0, "default")
 
 
 def _from_torch(environ: Mapping[str, str]) -> World | None:

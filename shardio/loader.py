@@ -106,7 +106,7 @@ class ShardLoader:
         self._pid = os.getpid()
         self._threads = GatherThreads(num_threads)
         # Runs when the loader is forgotten, and at the latest when the interpreter exits.
-        self._close = weakref.finalize(self, self._threads.close)
+        self._close = weakref.finalize(self, _close, self._threads, self._ring)
 
     @property
     def num_threads(self) -> int:
@@ -198,7 +198,13 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             self._device.start(*self._gathered())
         tensors = self._device.take()
         # Copies of batches that are ready overlap what the consumer does with the one it gets now.
-        while self._pending and self._pending[0].done() and len(self._device) < max(1, self._loader.prefetch):
+        # An error waits until its batch is due.
+        while (
+            self._pending
+            and self._pending[0].done()
+            and not self._pending[0].failed()
+            and len(self._device) < max(1, self._loader.prefetch)
+        ):
             self._device.start(*self._gathered())
         self._gather_ahead()
         return tensors
@@ -226,6 +232,11 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
         images = torch.from_numpy(self._loader._ring.lend(slot, size))
         return Tensors(images.permute(0, 3, 1, 2), labels, indices)
+
+
+def _close(threads: GatherThreads, ring: Ring) -> None:
+    threads.close()
+    ring.clear()
 
 
 def _abandon(pending: deque[Pending], ring: Ring, device: DevicePrefetch | None) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from shardio.format import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     MAX_COUNT,
+    MAX_KEY_NBYTES,
     MAX_MANIFEST_NBYTES,
     MAX_SIDE,
     WORK_FOLDER,
@@ -82,8 +83,8 @@ class Manifest:
         check_sample_shape(self.sample_shape)
         if not self.splits:
             raise FormatError("splits: expected at least one, found none")
-        if len(set(self.classes)) != len(self.classes):
-            raise FormatError("classes: expected distinct names, found a repeated one")
+        if (repeated := first_repeated(self.classes)) is not None:
+            raise FormatError(f"classes: expected distinct names, found {_show(repeated)} twice")
         names: set[str] = {MANIFEST_NAME}
         for entry in self._entries():
             # Names that differ only in case are one file on some filesystems.
@@ -155,9 +156,14 @@ class Manifest:
 # --- reading what somebody else may have written -------------------------------------------------------------------
 
 
+def _show(value: object) -> str:
+    """A value as it may stand in a message, however long it is."""
+    text = repr(value)
+    return text[:160] + "..." if len(text) > 160 else text
+
+
 def _fail(where: str, expected: str, found: object) -> FormatError:
-    text = repr(found)
-    return FormatError(f"{where}: expected {expected}, found {text[:80] + '...' if len(text) > 80 else text}")
+    return FormatError(f"{where}: expected {expected}, found {_show(found)}")
 
 
 def _object(value: object, where: str, keys: set[str]) -> dict[str, Any]:
@@ -165,8 +171,8 @@ def _object(value: object, where: str, keys: set[str]) -> dict[str, Any]:
         raise _fail(where, "an object", value)
     if set(value) != keys:
         missing, unknown = sorted(keys - set(value)), sorted(set(value) - keys)
-        parts = [f"without {missing}"] if missing else []
-        parts += [f"with unknown {unknown}"] if unknown else []
+        parts = [f"without {_show(missing)}"] if missing else []
+        parts += [f"with unknown {_show(unknown)}"] if unknown else []
         raise FormatError(f"{where}: expected exactly the keys {sorted(keys)}, found it {' and '.join(parts)}")
     return value
 
@@ -221,8 +227,8 @@ def _shard(value: object, where: str) -> ShardEntry:
 def _index(value: object, where: str) -> IndexEntry:
     fields = _object(value, where, _FILE_KEYS | {"key_nbytes"})
     key_nbytes = _count(fields["key_nbytes"], f"{where}.key_nbytes", minimum=4)
-    if key_nbytes % 8 != 4 or key_nbytes > MAX_SIDE:
-        raise _fail(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_SIDE}", key_nbytes)
+    if key_nbytes % 8 != 4 or key_nbytes > MAX_KEY_NBYTES:
+        raise _fail(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_KEY_NBYTES}", key_nbytes)
     return IndexEntry(**_file_fields(fields, where), key_nbytes=key_nbytes)
 
 
@@ -245,14 +251,28 @@ def _rejects(value: object, where: str) -> RejectsEntry:
 def _no_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise FormatError(f"expected distinct keys in each object, found one repeated among {sorted(result)[:8]}")
+        repeated = first_repeated([key for key, _ in pairs])
+        raise FormatError(f"expected distinct keys in each object, found {_show(repeated)} twice")
     return result
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def _no_constant(name: str) -> None:
+    raise FormatError(f"expected numbers that JSON has, found {name}")
 
 
 def parse_manifest(data: bytes) -> Manifest:
     """The manifest in these bytes. FormatError says what was expected and what was found, for any bytes at all."""
     try:
-        document = json.loads(data.decode("ascii"), object_pairs_hook=_no_repeated_keys)
+        document = json.loads(data.decode("ascii"), object_pairs_hook=_no_repeated_keys, parse_constant=_no_constant)
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
@@ -278,8 +298,8 @@ def parse_manifest(data: bytes) -> Manifest:
     shape = _list(document["sample_shape"], "sample_shape")
     try:
         sample_shape = check_sample_shape(tuple(shape))
-    except ValueError as error:
-        raise FormatError(f"sample_shape: {error}") from None
+    except ValueError:
+        raise _fail("sample_shape", f"[height, width, channels], each from 1 to {MAX_SIDE}", shape) from None
     splits = document["splits"]
     if type(splits) is not dict:
         raise _fail("splits", "an object", splits)

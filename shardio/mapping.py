@@ -11,9 +11,11 @@ No descriptor stays open, however many shards there are (Python's own mmap keeps
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
@@ -42,6 +44,8 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def _mmap(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int) -> int:
+    if nbytes > sys.maxsize:  # ctypes would cut the number to 64 bits and get something else
+        raise OSError(errno.ENOMEM, f"cannot map {nbytes} bytes: {os.strerror(errno.ENOMEM)}")
     result = _libc.mmap(address, nbytes, protection, flags, descriptor, 0)
     if result == _MAP_FAILED:
         code = ctypes.get_errno()

@@ -48,6 +48,11 @@ class Fit:
             raise ValueError(f"fit must be one of {', '.join(get_args(FitMode))}; found {self.mode!r}")
         if self.resample not in get_args(Resample):
             raise ValueError(f"resample must be one of {', '.join(get_args(Resample))}; found {self.resample!r}")
+        if self.resample == "lanczos":
+            try:
+                _resize(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
+            except NotImplementedError:
+                raise ValueError(f"resample 'lanczos' needs a newer torch than {torch.__version__}") from None
 
     def place(self, height: int, width: int) -> Placement:
         """Where a picture of this size goes. Pure arithmetic.

@@ -7,6 +7,7 @@ held, the ring makes new slots instead of waiting for old ones.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -51,42 +52,59 @@ def new_slot(batch_size: int, sample_shape: SampleShape) -> Slot:
 class Ring:
     """Slots to reuse. At most `capacity` wait for reuse; further ones are made when needed and freed when returned.
 
-    The slot that came back last is used first: it may still be in the processor's caches. Thread safe, and safe to
-    return slots to from a finaliser, which may run in the middle of any other call: nothing here takes a lock.
+    The slot that came back last is used first: it may still be in the processor's caches. Thread safe: nothing here
+    takes a lock, and a lent slot returns without a line of Python being run, so that neither a garbage collection nor a
+    Ctrl-C at that moment can go wrong.
     """
 
     def __init__(self, capacity: int, make: Callable[[], Slot]) -> None:
         self.capacity = capacity
         self._make = make
-        self._free: deque[Slot] = deque()
+        # A full deque drops its oldest entry. Entries are slots, or the tickets by which lent slots came back.
+        self._free: deque[Slot | _Ticket] = deque(maxlen=capacity)
+        # Lent slots know the deque, and may outlive the ring.
+        weakref.finalize(self, self._free.clear).atexit = False
 
     def acquire(self) -> Slot:
         """A slot that nobody else owns. Never waits."""
-        try:
-            return self._free.pop()
-        except IndexError:
+        entry: Slot | _Ticket | None = None
+        with contextlib.suppress(IndexError):
+            entry = self._free.pop()
+        if entry is None:
             return self._make()
+        return entry.slot if isinstance(entry, _Ticket) else entry
 
     def release(self, slot: Slot) -> None:
         """Give a slot back. The caller must not touch it any more."""
-        if len(self._free) < self.capacity:
-            self._free.append(slot)
+        self._free.append(slot)
 
     def lend(self, slot: Slot, size: int) -> NDArray[np.uint8]:
         """The first `size` images of the slot, as a view that owns the slot: it returns when the last view dies."""
-        loan = _Loan(slot.images[:size])
-        # Through a weak reference: a batch that outlives its loader must not keep the other slots alive.
-        weakref.finalize(loan, _return, weakref.ref(self), slot).atexit = False
+        loan = _Loan(slot, size)
+        loan.ticket = _Ticket(loan, self._free.append)
+        loan.ticket.slot = slot
         return np.asarray(loan)
 
+    def clear(self) -> None:
+        """Free what waits for reuse. What is lent stays valid."""
+        self._free.clear()
 
-def _return(ring: weakref.ref[Ring], slot: Slot) -> None:
-    if (alive := ring()) is not None:
-        alive.release(slot)
+
+class _Ticket(weakref.ref["_Loan"]):
+    """A weak reference to a loan that knows the slot. When the loan dies, the ticket is its own notice of it."""
+
+    __slots__ = ("slot",)
+    slot: Slot
 
 
 class _Loan:
-    """Memory by NumPy's array interface. NumPy keeps the object that gave it alive for as long as the array lives."""
+    """Memory by NumPy's array interface. NumPy keeps the object that gave it alive for as long as the array lives.
 
-    def __init__(self, images: NDArray[np.uint8]) -> None:
+    If a loan dies as part of a cycle, its ticket dies with it: then the slot is freed instead of returned.
+    """
+
+    def __init__(self, slot: Slot, size: int) -> None:
+        images = slot.images[:size]
         self.__array_interface__: dict[str, Any] = images.__array_interface__
+        self.ticket: _Ticket | None = None
+        self._keeps_memory = images

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,7 @@ from shardio.files import sweep_temporaries, write_atomic
 from shardio.format import (
     HEADER_NBYTES,
     MANIFEST_NAME,
+    MAX_KEY_NBYTES,
     REJECTS_NAME,
     SampleShape,
     check_sample_shape,
@@ -29,7 +31,7 @@ from shardio.format import (
     sample_nbytes,
     shard_name,
 )
-from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest
+from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest, first_repeated
 from shardio.version import __version__
 from shardio.writer import IndexRows, ShardFileWriter
 
@@ -131,6 +133,8 @@ class ShardWriter:
         self.out = Path(out)
         self.sample_shape = check_sample_shape(sample_shape)
         self.classes = tuple(classes)
+        if (repeated := first_repeated(self.classes)) is not None:
+            raise ValueError(f"classes must be distinct, found {repeated!r} twice")
         self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
         self._splits: dict[str, _OpenSplit] = {}
         self.out.mkdir(parents=True, exist_ok=True)
@@ -155,19 +159,25 @@ class ShardWriter:
         `key` is a name that finds the sample's origin again; by default its number in the split. `source_size` is the
         original (height, width), by default the sample's own.
         """
-        label = int(label)
+        label = operator.index(label)  # TypeError for anything that is not an integer
         if self.classes and not 0 <= label < len(self.classes):
             raise ValueError(f"label must be from 0 to {len(self.classes) - 1}, found {label}")
         if not -(1 << 63) <= label < 1 << 63:
             raise ValueError(f"label must fit in int64, found {label}")
+        key = key.encode() if isinstance(key, str) else key
+        if len(key) > MAX_KEY_NBYTES:
+            raise ValueError(f"key must have at most {MAX_KEY_NBYTES} bytes, found {len(key)}")
+        if key.endswith(b"\0"):
+            raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key[-80:]!r}")
+        source_size = self.sample_shape[:2] if source_size is None else source_size
+        if not all(0 <= side < 1 << 32 for side in source_size):
+            raise ValueError(f"source_size must be (height, width), each below 2**32, found {source_size!r}")
         if split not in self._splits:
-            if not is_safe_name(split):
-                raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]*, found {split!r}")
+            # A split's files must have safe names too, however many shards it gets.
+            if not is_safe_name(shard_name(split, 999_999)):
+                raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {split!r}")
             self._splits[split] = _OpenSplit()
         state = self._splits[split]
-        key = key.encode() if isinstance(key, str) else key
-        if key.endswith(b"\0"):
-            raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key!r}")
         if not key:
             key = str(sum(map(len, state.rows)) + (len(state.writer.rows) if state.writer else 0)).encode()
         if state.writer is None:
@@ -225,7 +235,8 @@ class ShardWriter:
         for name, state in self._splits.items():
             if state.writer is not None:
                 state.writer.__exit__(None, None, None)
-            for shard in state.shards:
-                (self.out / shard.file).unlink(missing_ok=True)
+            # The last of them may have been published by a call that then failed.
+            for number in range(len(state.shards) + 1):
+                (self.out / shard_name(name, number)).unlink(missing_ok=True)
             (self.out / index_name(name)).unlink(missing_ok=True)
         (self.out / REJECTS_NAME).unlink(missing_ok=True)

@@ -97,7 +97,12 @@ class ShardSet(Sequence[Sample]):
         entry = manifest.splits[split]
         shape = manifest.sample_shape
         counts = [shard.num_samples for shard in entry.shards]
-        shards = RowMapping(counts, sample_nbytes(shape))
+        try:
+            shards = RowMapping(counts, sample_nbytes(shape))
+        except OSError:
+            for shard in entry.shards:  # is it the manifest that claims what no file has?
+                os.close(open_sized(path / shard.file, shard))
+            raise
         for number, shard in enumerate(entry.shards):
             _map(shards, number, path / shard.file, shard, shard_header(shard.num_samples, shape))
         self._rows = shards.rows
@@ -177,6 +182,7 @@ class ShardSet(Sequence[Sample]):
             return
         if not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"indices must be from 0 to {len(self) - 1}; found {indices.min()} to {indices.max()}")
+        indices = indices.astype(np.int64, copy=False)
         # One call for the whole batch, without the GIL. "clip" does not clip here, the rows exist; the default mode
         # would first copy all of `out`.
         np.take(

@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,8 @@ from shardio.setwriter import Reject
 from shardio.sources import Source, identify, read_source
 from shardio.writer import ShardFileWriter
 
-# Pictures decoded ahead of the writer, per thread: enough that one slow picture does not stop the others.
-_AHEAD_PER_THREAD = 4
+# Samples prepared ahead of the writer, per thread: about as many as are prepared while it writes a block out.
+_AHEAD_PER_THREAD = 32
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,21 @@ def _prepare_all(task: ShardTask, threads: int) -> Generator[_Picture | DecodeEr
         for source in task.sources:
             yield _prepare(task, source)
         return
+
+    def prepare(source: Source) -> _Picture | DecodeError:
+        outcome = _prepare(task, source)
+        if isinstance(outcome, DecodeError):
+            return outcome
+        # A copy, because a view keeps the whole resized picture, and what waits shall have the size of a sample.
+        return replace(outcome, pixels=np.ascontiguousarray(outcome.pixels))
+
     with ThreadPoolExecutor(threads, thread_name_prefix="shardio-decode") as pool:
         ahead: deque[Future[_Picture | DecodeError]] = deque()
         try:
             for source in task.sources:
                 if len(ahead) == threads * _AHEAD_PER_THREAD:
                     yield ahead.popleft().result()
-                ahead.append(pool.submit(_prepare, task, source))
+                ahead.append(pool.submit(prepare, source))
             while ahead:
                 yield ahead.popleft().result()
         finally:
@@ -110,6 +118,8 @@ def _prepare_all(task: ShardTask, threads: int) -> Generator[_Picture | DecodeEr
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
     """Make the task's shard and its record. Raises Stopped if `control` says so."""
+    if control.stopped():
+        raise Stopped
     sources_sha256 = _hash_identities(task)
     rejects: list[Reject] = []
     mended: list[Mended] = []

@@ -6,12 +6,14 @@ the other. A key is a source's path relative to SRC, as bytes: file names need n
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError, SourceError
@@ -57,20 +59,19 @@ def scan_tree(root: Path) -> SourceTree:
     folders = scan.folders(root)
     nested = [name for name in SPLIT_NAMES if name in folders and scan.folders(root / name, count=False)]
     if not nested:
-        found_classes, sources = scan.split(root)
-        return _checked(root, SourceTree(found_classes, {_DEFAULT_SPLIT: sources}, scan.ignored))
+        classes, sources = scan.split(root)
+        return _checked(root, SourceTree(classes, {_DEFAULT_SPLIT: sources}, scan.ignored))
     strangers = [name for name in folders if name not in SPLIT_NAMES]
     if strangers:
         raise SourceError(
             f"{root}: expected only the split folders {', '.join(SPLIT_NAMES)} beside {nested[0]!r}, found "
             f"{strangers[0]!r}. Convert a folder that holds nothing else, or one of class folders only"
         )
-    classes: tuple[str, ...] | None = None
+    first, *others = (name for name in SPLIT_NAMES if name in folders)
     splits = {}
-    for name in (name for name in SPLIT_NAMES if name in folders):
-        found_classes, splits[name] = scan.split(root / name, classes)
-        classes = classes or found_classes
-    assert classes is not None
+    classes, splits[first] = scan.split(root / first)
+    for name in others:
+        splits[name] = scan.split(root / name, classes_of=(first, classes))[1]
     return _checked(root, SourceTree(classes, splits, scan.ignored))
 
 
@@ -108,45 +109,62 @@ class _Scan:
     def folders(self, folder: Path, count: bool = True) -> list[str]:
         names = []
         for entry in self._entries(folder, count):
-            if entry.is_dir():
+            if _kind(entry) == "folder":
                 names.append(entry.name)
             elif count:
                 self.ignored["outside of class folders"] += 1
         return names
 
-    def split(self, folder: Path, classes: tuple[str, ...] | None = None) -> tuple[tuple[str, ...], tuple[Source, ...]]:
-        """The classes and sources of one folder of class folders; `classes` are those it must keep to, if given."""
+    def split(
+        self, folder: Path, classes_of: tuple[str, tuple[str, ...]] | None = None
+    ) -> tuple[tuple[str, ...], tuple[Source, ...]]:
+        """The classes and sources of a folder of class folders, which must keep to the classes of `classes_of`."""
         found = self.folders(folder, count=folder != self.root)
-        if classes is not None:
-            unknown = [name for name in found if name not in set(classes)]
-            if unknown:
-                raise SourceError(
-                    f"{folder / unknown[0]}: expected only classes of {SPLIT_NAMES[0]!r}, found the unknown class "
-                    f"{unknown[0]!r} ({len(unknown)} unknown in all)"
-                )
-        classes = tuple(found) if classes is None else classes
+        first, classes = classes_of or (folder.name, tuple(found))
+        unknown = sorted(set(found) - set(classes))
+        if unknown:
+            raise SourceError(
+                f"{folder / unknown[0]}: expected only classes of {first!r}, found the unknown class "
+                f"{unknown[0]!r} ({len(unknown)} unknown in all)"
+            )
         labels = {name: label for label, name in enumerate(classes)}
         sources: list[Source] = []
         for name in found:
-            files = sorted(self._files(folder / name, ()))
+            above = tuple(_identity(place) for place in (self.root, folder))
+            files = sorted(self._files(folder / name, above))
             sources += [Source(os.fsencode(f"{path}/{file}"[self._key_start :]), labels[name]) for path, file in files]
         return classes, tuple(sources)
 
     def _files(self, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
         """(folder, file name) of all files at or below `folder`. `above` identifies the folders on the way down."""
-        status = folder.stat()
-        here = (status.st_dev, status.st_ino)
+        here = _identity(folder)
         if here in above:  # a symbolic link to a folder that holds it
             self.ignored["symlink loop"] += 1
             return
         for entry in self._entries(folder):
-            if entry.is_dir():
+            kind = _kind(entry)
+            if kind == "folder":
                 yield from self._files(Path(entry.path), (*above, here))
-            elif entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)):
-                # A dangling link counts: somebody meant an image there, and it must be refused, not overlooked.
+            elif kind == "file":
                 yield str(folder), entry.name
             else:
                 self.ignored["not a regular file"] += 1
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:
+    """What an entry is or links to. A link to nothing counts as a file: it must be refused, not overlooked."""
+    try:
+        if entry.is_dir():
+            return "folder"
+        # Neither call raises if a link's target is missing, but for links to themselves and through files.
+        return "file" if entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)) else "other"
+    except OSError:
+        return "file"
 
 
 def identify(path: Path) -> str:
@@ -158,17 +176,22 @@ def identify(path: Path) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
+def _open_without_blocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def read_source(path: Path) -> bytes:
     """Read one source. DecodeError if it cannot be read, is not a regular file, or is too large to be an image."""
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
+        with open(path, "rb", buffering=0, opener=_open_without_blocking) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DecodeError("unreadable", "not a regular file")
             if status.st_size > MAX_SOURCE_NBYTES:
                 raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {status.st_size}")
             return file.read()
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise  # our own want, and not the fault of the source
         raise DecodeError("unreadable", error.strerror or str(error)) from None

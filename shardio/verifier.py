@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, SetNotFoundError
 from shardio.files import open_regular
 from shardio.format import (
     HEADER_NBYTES,
@@ -76,6 +76,11 @@ def verify(
         manifest = load_manifest(folder)
     except FormatError as error:
         return VerifyReport(str(folder), quick, 1, 0, (Problem(MANIFEST_NAME, str(error)),))
+    except OSError as error:
+        if isinstance(error, SetNotFoundError):
+            raise
+        problem = _unreadable(folder / MANIFEST_NAME, error)
+        return VerifyReport(str(folder), quick, 1, 0, (problem,))
     total = manifest.nbytes
 
     def progress(nbytes: int) -> None:
@@ -113,11 +118,18 @@ class _Verifier:
         header = index_header(split.num_samples, split.index.key_nbytes)
         problem = self.check_file(split.index, header)
         if problem is None and not self.quick and self.manifest.classes:
-            labels = _read_rows(self.folder, split)["label"]
+            path = self.folder / split.index.file
+            try:
+                labels = _read_rows(self.folder, split)["label"]
+            except OSError as error:
+                return _unreadable(path, error)
+            except FormatError as error:  # it has changed since the check just before
+                return Problem(path.name, str(error))
             wrong = np.flatnonzero((labels < 0) | (labels >= len(self.manifest.classes)))
             if wrong.size:
-                detail = f"label: expected 0 to {len(self.manifest.classes) - 1}, found {labels[wrong[0]]}"
-                return Problem(split.index.file, f"{detail} at sample {wrong[0]}", tuple(wrong.tolist()))
+                last = len(self.manifest.classes) - 1
+                detail = f"{path}: label: expected 0 to {last}, found {labels[wrong[0]]} at sample {wrong[0]}"
+                return Problem(path.name, detail, tuple(wrong.tolist()))
         return problem
 
     def check_shard(self, split: Split, shard: ShardEntry, first: int) -> Problem | None:
@@ -147,10 +159,14 @@ class _Verifier:
         except FormatError as error:
             return Problem(entry.file, str(error))
         except OSError as error:
-            return Problem(entry.file, f"{path}: expected a readable file, found: {error.strerror}")
+            return _unreadable(path, error)
         if sha256.hexdigest() != entry.sha256:
             return Problem(entry.file, f"{path}: sha256: expected {entry.sha256}, found {sha256.hexdigest()}")
         return None
+
+
+def _unreadable(path: Path, error: OSError) -> Problem:
+    return Problem(path.name, f"{path}: expected a readable file, found: {error.strerror}")
 
 
 def _describe(damaged: Sequence[int], rows: NDArray[np.void], first: int) -> str:
@@ -167,14 +183,18 @@ def _read_rows(folder: Path, split: Split) -> NDArray[np.void]:
     descriptor = open_checked(folder / split.index.file, split.index, header)
     with os.fdopen(descriptor, "rb") as file:
         data = file.read()
-    if hashlib.sha256(data).hexdigest() != split.index.sha256:
-        raise FormatError(f"{folder / split.index.file}: sha256 differs")
+    found = hashlib.sha256(data).hexdigest()
+    if found != split.index.sha256:
+        raise FormatError(f"{folder / split.index.file}: sha256: expected {split.index.sha256}, found {found}")
     return np.frombuffer(data, index_dtype(split.index.key_nbytes), offset=HEADER_NBYTES)
 
 
 def _damaged(path: Path, manifest: Manifest, rows: NDArray[np.void]) -> Iterator[int]:
     """Positions in the shard whose pixels do not have the crc32 of their row, or are not there."""
     nbytes = sample_nbytes(manifest.sample_shape)
+    if not os.path.lexists(path):
+        yield from range(len(rows))
+        return
     descriptor, _ = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         file.seek(HEADER_NBYTES)

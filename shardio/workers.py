@@ -9,25 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
-import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
 
 import torch
 
 from shardio.errors import ConvertError
+from shardio.lifeline import lifeline, receive_progress, send_progress, tie
 from shardio.plan import ShardTask
 from shardio.shardtask import Control, ShardRecord, do_task
 
-# (sources done, of these refused): far below PIPE_BUF, so that writes of many processes to one pipe never mix.
-_PROGRESS = struct.Struct("<II")
-# A worker told to stop looks up after each picture; one that is deep in an fsync is ended after this time.
-_GRACE_SECONDS = 0.7
 # Decoding and resizing run without the GIL, so that one process keeps a few cores busy. Beyond that its one writing
 # thread, which copies and checksums, would become the limit.
 _THREADS_PER_PROCESS = 4
@@ -66,7 +60,7 @@ def _run_in_processes(tasks: Sequence[ShardTask], processes: int, threads: int, 
     pool = ProcessPoolExecutor(
         processes,
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
+        initializer=tie,
         initargs=(progress_writer, alive_reader, threads),
     )
     futures: list[Future[ShardRecord]] = []
@@ -75,14 +69,14 @@ def _run_in_processes(tasks: Sequence[ShardTask], processes: int, threads: int, 
             futures = [pool.submit(_work, task) for task in tasks]
         for future in futures:
             # Wakes the read below; all zeros, so that it counts nothing.
-            future.add_done_callback(lambda _: _send(progress_writer, 0, 0))
+            future.add_done_callback(lambda _: send_progress(progress_writer, 0, 0))
         while not all(future.done() for future in futures):
-            _receive(progress_reader, report)
+            report(*receive_progress(progress_reader))
             for future in futures:
                 if future.done():
                     future.result()  # a failure ends the rest at once
-        _send(progress_writer, 0, 0)  # so that the last read does not wait
-        _receive(progress_reader, report)
+        send_progress(progress_writer, 0, 0)  # so that the last read does not wait
+        report(*receive_progress(progress_reader))
         return [future.result() for future in futures]
     except BrokenProcessPool:
         raise ConvertError(
@@ -97,20 +91,6 @@ def _run_in_processes(tasks: Sequence[ShardTask], processes: int, threads: int, 
             pipe.close()
 
 
-def _receive(pipe: Connection, report: Report) -> None:
-    data = os.read(pipe.fileno(), 8192 * _PROGRESS.size)
-    done = refused = 0
-    for message in _PROGRESS.iter_unpack(data):
-        done += message[0]
-        refused += message[1]
-    if done:
-        report(done, refused)
-
-
-def _send(pipe: Connection, done: int, refused: int) -> None:
-    os.write(pipe.fileno(), _PROGRESS.pack(done, refused))
-
-
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
@@ -123,34 +103,8 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-# --- inside a worker process -----------------------------------------------------------------------------------------
-
-_control: Control | None = None
-
-
-def _start_worker(progress: Connection, alive: Connection, threads: int) -> None:
-    global _control
-    torch.set_num_threads(1)
-    stop = threading.Event()
-
-    def watch() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            alive.recv_bytes()  # nothing is ever sent: this returns when the parent closes its end or is gone
-        stop.set()
-        threading.Event().wait(_GRACE_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="shardio-watch", daemon=True).start()
-
-    def report(done: int, refused: int) -> None:
-        try:
-            _send(progress, done, refused)
-        except OSError:  # nobody reads any more
-            stop.set()
-
-    _control = Control(report, stop.is_set, threads)
-
-
 def _work(task: ShardTask) -> ShardRecord:
-    assert _control is not None
-    return do_task(task, _control)
+    """In a worker process."""
+    torch.set_num_threads(1)
+    line = lifeline()
+    return do_task(task, Control(line.report, line.stopped, line.threads))

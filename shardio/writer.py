@@ -89,8 +89,8 @@ class ShardFileWriter:
                 if reserve_samples:
                     reserve(self._file.descriptor, shard_nbytes(reserve_samples, sample_shape))
                 write_all(self._file.descriptor, header)
-        except BaseException as error:
-            self._file.__exit__(type(error), error, error.__traceback__)
+        except BaseException:
+            self._file.discard()
             raise
 
     def __enter__(self) -> ShardFileWriter:
@@ -142,9 +142,11 @@ class ShardFileWriter:
         self._end_sync()
         nbytes = shard_nbytes(num_samples, self.sample_shape)
         if num_samples != self._reserve_samples:
-            os.pwrite(self._file.descriptor, shard_header(num_samples, self.sample_shape), 0)
-            os.ftruncate(self._file.descriptor, nbytes)
-            self._sha256 = _hash_file(self._file.descriptor)
+            with naming(self.path):
+                os.lseek(self._file.descriptor, 0, os.SEEK_SET)
+                write_all(self._file.descriptor, shard_header(num_samples, self.sample_shape))
+                os.ftruncate(self._file.descriptor, nbytes)
+                self._sha256 = _hash_file(self._file.descriptor)
         self._file.commit()
         return ShardEntry(self.path.name, nbytes, self._sha256.hexdigest(), num_samples)
 
@@ -152,7 +154,7 @@ class ShardFileWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sync_thread.shutdown()  # before the descriptor is closed
-        self._file.__exit__(kind, error, trace)
+        self._file.discard()
 
 
 def _hash_file(descriptor: int) -> hashlib._Hash:

@@ -1,0 +1,195 @@
+"""The command line as a person or a script meets it: output, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import random_picture, write_jpeg
+
+
+def shardio(*words: str | Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "shardio", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **kwargs)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def converted(image_tree: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    result = shardio("convert", image_tree, out, "--size", "16x24")
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def assert_one_clear_error(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
+    assert result.returncode == code
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) <= 4  # click's usage line, its hint, an empty line, the error
+    for part in parts:
+        assert part in result.stderr
+
+
+def test_convert_sums_up_what_it_did(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    (image_tree / "train" / "n01" / ".hidden").write_bytes(b"")
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--max-bad", "1")
+    assert result.returncode == 0
+    assert result.stderr == ""  # no progress bar where there is no terminal
+    for part in ("train", "12 samples", "val", "6 samples", "2 shards", "refused 1: empty 1", "ignored 1: hidden 1"):
+        assert part in result.stdout
+
+
+def test_convert_json_is_one_object(image_tree: Path, tmp_path: Path) -> None:
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--json")
+    report = json.loads(result.stdout)
+    assert report["num_samples"] == {"train": 12, "val": 6}
+    assert report["num_converted"] == report["num_sources"] == 18
+    again = json.loads(shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--json").stdout)
+    assert again["num_converted"] == 0
+    assert again["digest"] == report["digest"]
+
+
+def test_convert_again_says_that_nothing_is_to_do(image_tree: Path, converted: Path) -> None:
+    result = shardio("convert", image_tree, converted, "--size", "16x24")
+    assert result.returncode == 0
+    assert "nothing to do: the set is complete" in result.stdout
+
+
+def test_another_conversion_into_the_same_folder_is_refused(image_tree: Path, converted: Path) -> None:
+    result = shardio("convert", image_tree, converted, "--size", "32")
+    assert_one_clear_error(result, 1, str(converted), "size [16, 24], here [32, 32]", "new folder")
+
+
+def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / "val" / "n02" / "page.JPEG").write_bytes(b"<html>404</html>")
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16")
+    assert_one_clear_error(result, 1, "at most 0 refused images of 19", "rejects.jsonl", "--max-bad")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    (line,) = (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
+    assert json.loads(line)["key"] == "val/n02/page.JPEG"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["convert"], "Missing argument 'SRC'"),
+        (["convert", "a", "b", "--size", "big"], "found 'big'"),
+        (["convert", "a", "b", "--size", "16x"], "found '16x'"),
+        (["convert", "a", "b", "--shard-size", "4 parsecs"], "found '4 parsecs'"),
+        (["convert", "a", "b", "--max-bad", "200%"], "found '200%'"),
+        (["convert", "a", "b", "--fit", "stretch"], "'stretch' is not one of"),
+        (["convert", "a", "b", "--workers", "0"], "0 is not in the range"),
+        (["bench", "a", "--threads", "0"], "found '0'"),
+        (["explode"], "No such command 'explode'"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(words: list[str], expected: str) -> None:
+    assert_one_clear_error(shardio(*words), 2, expected)
+
+
+@pytest.mark.parametrize("size", ["0", "70000"])
+def test_values_that_no_set_can_have_are_wrong_usage(image_tree: Path, tmp_path: Path, size: str) -> None:
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", size)
+    assert_one_clear_error(result, 2, "size must be (height, width)")
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "bench"])
+def test_a_folder_without_a_set_is_named(command: str, tmp_path: Path) -> None:
+    result = shardio(command, tmp_path)
+    assert_one_clear_error(result, 1, str(tmp_path / "manifest.json"), "shardio convert SRC OUT")
+
+
+def test_missing_sources_are_named(tmp_path: Path) -> None:
+    result = shardio("convert", tmp_path / "nowhere", tmp_path / "out")
+    assert_one_clear_error(result, 1, str(tmp_path / "nowhere"), "expected a folder of images, found nothing")
+
+
+def test_info_tells_what_is_in_the_set(converted: Path) -> None:
+    text = shardio("info", converted).stdout
+    facts = json.loads(shardio("info", converted, "--json").stdout)
+    assert facts["sample_shape"] == [16, 24, 3]
+    assert facts["splits"]["train"] == {"num_samples": 12, "num_shards": 1}
+    assert facts["digest"] in text
+    assert "12 samples in 1 shards" in text
+
+
+def test_info_does_not_load_torch(converted: Path) -> None:
+    code = "import sys, shardio.cli as c; sys.argv = ['shardio', 'info', sys.argv[1]]\n"
+    code += "try:\n    c.main()\nexcept SystemExit as e:\n    assert e.code == 0\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(converted)], check=True, capture_output=True, timeout=60)
+
+
+def test_verify_names_the_damaged_sample_and_exits_with_1(converted: Path) -> None:
+    assert "intact" in shardio("verify", converted).stdout
+    shard = converted / "train-00000.npy"
+    data = bytearray(shard.read_bytes())
+    data[4096 + 5 * 16 * 24 * 3 + 7] ^= 1
+    shard.write_bytes(data)
+    assert shardio("verify", converted, "--quick").returncode == 0
+    result = shardio("verify", converted)
+    assert result.returncode == 1
+    assert "train-00000.npy" in result.stdout
+    assert "damaged samples: 5 (train/" in result.stdout
+    (problem,) = json.loads(shardio("verify", converted, "--json").stdout)["problems"]
+    assert problem["samples"] == [5]
+
+
+def test_bench_prints_the_loader_beside_np_take(converted: Path) -> None:
+    words = ("bench", converted, "--batch-size", "4", "--rounds", "1", "--seconds", "0.01", "--threads", "1,2")
+    text = shardio(*words)
+    assert text.returncode == 0, text.stderr
+    for name in ("np.take, slots", "np.take, one buffer", "loader, 1 thread", "loader, 2 threads", "first batch"):
+        assert name in text.stdout
+    results = json.loads(shardio(*words, "--json").stdout)["results"]
+    assert [result["ratio_to_take"] > 0 for result in results] == [True] * 4
+
+
+def test_help_names_every_command() -> None:
+    text = shardio("--help").stdout
+    for command in ("convert", "info", "verify", "bench", "demo"):
+        assert f"\n  {command} " in text
+        assert shardio(command, "--help").returncode == 0
+
+
+def test_output_into_a_closed_pipe_ends_quietly(converted: Path) -> None:
+    command = f"{sys.executable} -m shardio info {converted} | true"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("workers", [1, 6])
+def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(tmp_path: Path, workers: int) -> None:
+    rng = np.random.default_rng(3)
+    picture = random_picture(rng, 900, 900)
+    for number in range(400):
+        write_jpeg(tmp_path / "images" / "a" / f"{number}.JPEG", picture)
+    out = tmp_path / "out"
+    words = ["convert", tmp_path / "images", out, "--size", "64", "--shard-size", "200kB", "--workers", workers]
+    command = [sys.executable, "-m", "shardio", *map(str, words)]
+    # A group of its own, signalled as a terminal does it: parent and workers alike.
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = 60.0
+    while not list(out.glob("train-*.npy")) and process.poll() is None and deadline > 0:
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            deadline -= 0.02
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert [line for line in stderr.splitlines() if line] == [
+        f"shardio: finished shards are kept in {out}: the same command goes on with them",
+        "shardio: interrupted",
+    ]
+    assert not (out / "manifest.json").exists()
+    assert not list(out.glob(".*.tmp"))
+    report = json.loads(shardio(*words, "--json").stdout)
+    assert report["num_samples"] == {"train": 400}
+    assert report["num_converted"] < 400

@@ -1,0 +1,194 @@
+"""Who says which rank this process is, and who is believed first."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from shardio.errors import LaunchError
+from shardio.launch import World, find_world
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "9", "SLURM_LOCALID": "2"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "10", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+PMI = {"PMI_RANK": "8", "PMI_SIZE": "11", "MPI_LOCALRANKID": "4"}
+IN_ORDER = [
+    (TORCHRUN, World(5, 8, 1, "torchrun")),
+    (SLURM, World(6, 9, 2, "SLURM")),
+    (OPEN_MPI, World(7, 10, 3, "Open MPI")),
+    (PMI, World(8, 11, 4, "PMI")),
+]
+
+
+class FakeDistributed(SimpleNamespace):
+    """torch.distributed as it answers in rank 2 of 3."""
+
+    available = True
+    initialized = True
+
+    def is_available(self) -> bool:
+        return self.available
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def get_rank(self) -> int:
+        return 2
+
+    def get_world_size(self) -> int:
+        return 3
+
+
+@pytest.fixture
+def distributed(monkeypatch: pytest.MonkeyPatch) -> FakeDistributed:
+    fake = FakeDistributed()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=fake))
+    return fake
+
+
+@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
+def test_each_launcher_is_understood(environ: dict[str, str], world: World) -> None:
+    assert find_world(environ=environ) == world
+
+
+@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
+def test_without_a_local_rank_it_is_0(environ: dict[str, str], world: World) -> None:
+    local_rank = list(environ)[2]
+    without = {name: value for name, value in environ.items() if name != local_rank}
+    assert find_world(environ=without) == dataclasses.replace(world, local_rank=0)
+
+
+@pytest.mark.parametrize("first", range(len(IN_ORDER)))
+def test_launchers_are_asked_in_the_documented_order(first: int) -> None:
+    environ: dict[str, str] = {}
+    for variables, _ in reversed(IN_ORDER[first:]):
+        environ.update(variables)
+    assert find_world(environ=environ) == IN_ORDER[first][1]
+
+
+@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
+@pytest.mark.parametrize("present", [0, 1, 2])
+def test_a_single_variable_is_no_launcher(environ: dict[str, str], world: World, present: int) -> None:
+    name = list(environ)[present]
+    assert find_world(environ={name: environ[name]}) == World(0, 1, 0, "default"), world.source
+
+
+def test_half_of_a_launcher_does_not_hide_the_next() -> None:
+    assert find_world(environ={"RANK": "1", **OPEN_MPI}) == IN_ORDER[2][1]
+
+
+def test_a_slurm_batch_script_without_srun_is_rank_0_of_1() -> None:
+    batch_script = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_NTASKS": "8",
+        "SLURM_NPROCS": "8",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_TASKS_PER_NODE": "4(x2)",
+    }
+    assert find_world(environ=batch_script) == World(0, 1, 0, "default")
+
+
+def test_srun_sets_what_is_asked_for() -> None:
+    srun = {"SLURM_NTASKS": "8", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"}
+    assert find_world(environ=srun) == World(3, 8, 3, "SLURM")
+
+
+def test_with_nothing_known_it_is_0_of_1() -> None:
+    assert find_world(environ={}) == World(0, 1, 0, "default")
+
+
+def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variables, _ in IN_ORDER:
+        for name in variables:
+            monkeypatch.delenv(name, raising=False)
+    assert find_world() == World(0, 1, 0, "default")
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    assert find_world() == IN_ORDER[1][1]
+
+
+def test_arguments_come_before_all_else(distributed: FakeDistributed) -> None:
+    assert distributed.is_initialized()
+    assert find_world(0, 4, environ={**TORCHRUN, **PMI}) == World(0, 4, 1, "arguments")
+
+
+def test_arguments_keep_the_local_rank_of_the_launcher() -> None:
+    assert find_world(1, 2, environ=OPEN_MPI) == World(1, 2, 3, "arguments")
+    assert find_world(1, 2, environ={}) == World(1, 2, 0, "arguments")
+
+
+@pytest.mark.parametrize("environ", [{**TORCHRUN, "RANK": "fifth"}, {**TORCHRUN, "RANK": "8"}, {**PMI, "PMI_SIZE": ""}])
+def test_arguments_are_believed_whatever_the_launcher_says(environ: dict[str, str]) -> None:
+    world = find_world(1, 2, environ=environ)
+    assert (world.rank, world.world_size, world.source) == (1, 2, "arguments")
+
+
+def test_torch_distributed_comes_before_launchers(distributed: FakeDistributed) -> None:
+    assert distributed.is_initialized()
+    assert find_world(environ=TORCHRUN) == World(2, 3, 1, "torch.distributed")
+    assert find_world(environ={}) == World(2, 3, 0, "torch.distributed")
+
+
+@pytest.mark.parametrize("missing", ["available", "initialized"])
+def test_torch_distributed_that_is_not_in_use_says_nothing(distributed: FakeDistributed, missing: str) -> None:
+    setattr(distributed, missing, False)
+    assert find_world(environ=TORCHRUN) == IN_ORDER[0][1]
+
+
+def test_torch_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    assert find_world(environ=TORCHRUN) == IN_ORDER[0][1]
+    assert "torch" not in sys.modules
+
+
+def test_a_real_process_group_is_asked() -> None:
+    environ = {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}
+    assert find_world(environ=environ).source == "torchrun"
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert find_world(environ=environ) == World(0, 1, 2, "torch.distributed")
+    finally:
+        torch.distributed.destroy_process_group()
+    assert find_world(environ=environ).source == "torchrun"
+
+
+@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("text", ["", " ", "one", "1.0", "0x1", "1,2", "4(x2)", "None"])
+def test_malformed_integers_are_named(environ: dict[str, str], world: World, number: int, text: str) -> None:
+    name = list(environ)[number]
+    with pytest.raises(LaunchError) as caught:
+        find_world(environ={**environ, name: text})
+    assert str(caught.value) == f"expected an integer in {world.source}'s {name}, found {text!r}"
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 1), (3, None), (None, 8)])
+def test_half_of_the_arguments_is_refused(rank: int | None, world_size: int | None) -> None:
+    with pytest.raises(LaunchError) as caught:
+        find_world(rank, world_size, environ=TORCHRUN)
+    assert str(caught.value) == f"expected rank and world_size together, found rank={rank}, world_size={world_size}"
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(1, 1), (4, 4), (9, 4), (-1, 4), (0, 0), (0, -1)])
+def test_a_rank_outside_of_its_world_is_refused(rank: int, world_size: int) -> None:
+    found = f"expected a rank from 0 to world_size - 1, found rank {rank} of {world_size} "
+    with pytest.raises(LaunchError) as caught:
+        find_world(rank, world_size, environ={})
+    assert str(caught.value) == found + "(from arguments)"
+    for environ, world in IN_ORDER:
+        rank_name, size_name, _ = environ
+        with pytest.raises(LaunchError) as caught:
+            find_world(environ={rank_name: str(rank), size_name: str(world_size)})
+        assert str(caught.value) == found + f"(from {world.source})"
+
+
+def test_a_launch_error_is_also_a_value_error() -> None:
+    with pytest.raises(ValueError, match="found rank 1 of 1"):
+        find_world(1, 1, environ=dict(os.environ))

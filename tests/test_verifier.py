@@ -1,0 +1,509 @@
+"""Damage to a published set is found, and named: by file always, by sample where pixels are concerned."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pytest
+from conftest import sample_pixels
+from test_files import must_not_block
+
+from shardio.errors import SetNotFoundError
+from shardio.format import SampleShape
+from shardio.manifest import Manifest
+from shardio.setwriter import Reject, SplitContent, publish_set
+from shardio.verifier import Problem, VerifyReport, verify
+from shardio.writer import ShardFileWriter
+
+SHAPE: SampleShape = (4, 5, 3)
+NBYTES = 60
+COUNTS = {"train": (10, 10, 7), "val": (4, 3)}
+SHARDS = [
+    (f"{split}-{number:05d}.npy", first, count)
+    for split, counts in COUNTS.items()
+    for number, (first, count) in enumerate(zip(itertools.accumulate((0, *counts)), counts, strict=False))
+]
+"""(file, its first sample in the split, how many)"""
+FILES = [name for name, _, _ in SHARDS] + ["train-index.npy", "val-index.npy", "rejects.jsonl"]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is synced, and when, is the matter of test_files; here it would only take time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def write_set(
+    out: Path,
+    counts: dict[str, tuple[int, ...]] | None = None,
+    shape: SampleShape = SHAPE,
+    classes: tuple[str, ...] = ("a", "b", "c"),
+    label_of: Callable[[int], int] = lambda i: i % 3,
+) -> Manifest:
+    """A set of several splits with a few rejects: sample i of a split has sample_pixels(i) and key SPLIT/i.png."""
+    out.mkdir()
+    splits = {}
+    for split, shard_counts in (counts or COUNTS).items():
+        numbers = itertools.count()
+        entries, rows = [], []
+        for number, count in enumerate(shard_counts):
+            with ShardFileWriter(out / f"{split}-{number:05d}.npy", shape, count) as shard:
+                for i in itertools.islice(numbers, count):
+                    key = f"{split}/{i}.png".encode()
+                    shard.append(sample_pixels(i, shape), label=label_of(i), key=key, source_size=(9, 9))
+                entries.append(shard.finish())
+                rows.append(shard.rows.to_array(20))
+        splits[split] = SplitContent(entries, np.concatenate(rows))
+    rejects = [Reject("train", b"train/bad.JPEG", "damaged", "cut short"), Reject("val", b"\xff", "empty", "0 bytes")]
+    return publish_set(out, shape, classes, splits, rejects, {"by": "a test"})
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    write_set(tmp_path / "set")
+    return tmp_path / "set"
+
+
+def found(out: Path, *, quick: bool = False) -> tuple[Problem, ...]:
+    """The problems that verify reports, each of which must say what was expected and what was found."""
+    with must_not_block():
+        report = verify(out, quick=quick)
+    assert report.ok == (not report.problems)
+    for problem in report.problems:
+        assert problem.detail.startswith(f"{out / problem.file}: "), problem
+        assert "expected" in problem.detail, problem
+        assert "found" in problem.detail, problem
+    return report.problems
+
+
+def only(problems: tuple[Problem, ...], name: str) -> Problem:
+    assert [problem.file for problem in problems] == [name]
+    return problems[0]
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    """Undone by the same call."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+# --- intact sets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_intact_set_is_ok_and_all_of_it_was_looked_at(out: Path, quick: bool, workers: int) -> None:
+    report = verify(out, quick=quick, workers=workers)
+    published = sum((out / name).stat().st_size for name in FILES)
+    assert report == VerifyReport(str(out), quick, len(FILES) + 1, published, ())
+    assert report.ok
+    assert sorted(os.listdir(out)) == sorted([*FILES, "manifest.json"])
+    assert verify(str(out)).ok
+
+
+def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
+    # Shards of more than one block of reading.
+    manifest = write_set(tmp_path / "set", {"train": (3, 1)}, (2000, 1000, 1))
+    lock, calls = threading.Lock(), []
+
+    def on_progress(nbytes: int, total: int) -> None:
+        with lock:
+            calls.append((nbytes, total))
+
+    assert verify(tmp_path / "set", on_progress=on_progress).ok
+    assert {total for _, total in calls} == {manifest.nbytes}
+    assert sum(nbytes for nbytes, _ in calls) == manifest.nbytes
+    assert len(calls) > 4
+    calls.clear()
+    assert verify(tmp_path / "set", quick=True, on_progress=on_progress).ok
+    assert not calls
+
+
+def test_a_folder_without_a_set_has_nothing_to_verify(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(SetNotFoundError, match=r"manifest\.json: not found"):
+            verify(path)
+
+
+def test_other_files_in_the_folder_mean_nothing(out: Path) -> None:
+    (out / "train-00099.npy").write_bytes(b"x")
+    (out / ".train-00000.npy.0123456789abcdef.tmp").write_bytes(b"x")
+    (out / "notes").mkdir()
+    assert found(out) == ()
+
+
+# --- damaged pixels --------------------------------------------------------------------------------------------------
+
+
+def test_every_flipped_bit_of_the_pixels_is_named_by_sample(out: Path) -> None:
+    for name, first, count in SHARDS:
+        for position in range(count):
+            at = 4096 + position * NBYTES + (7 * position) % NBYTES
+            for where in {4096 + position * NBYTES, at, 4096 + (position + 1) * NBYTES - 1}:
+                flip(out / name, where, position % 8)
+                problem = only(found(out), name)
+                assert problem.samples == (first + position,), where
+                assert "sha256: expected" in problem.detail
+                split = name.split("-")[0]
+                assert f"damaged samples: {first + position} ({split}/{first + position}.png)" in problem.detail
+                flip(out / name, where, position % 8)
+    assert found(out) == ()
+
+
+def test_quick_does_not_look_at_pixels(out: Path) -> None:
+    flip(out / "train-00000.npy", 4096)
+    flip(out / "train-index.npy", 4096)
+    flip(out / "rejects.jsonl", 0)
+    assert found(out, quick=True) == ()
+    assert [problem.file for problem in found(out)] == ["rejects.jsonl", "train-index.npy", "train-00000.npy"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_damage_is_named_by_exactly_its_samples(tmp_path: Path, seed: int) -> None:
+    """One bit to 64 kB: flipped, zeroed, or overwritten with other bytes of the set, pixels and headers alike."""
+    shape, nbytes = (40, 40, 3), 4800
+    counts = (20, 13, 21, 7)
+    out = tmp_path / "set"
+    write_set(out, {"train": counts}, shape)
+    firsts = list(itertools.accumulate((0, *counts)))
+    contents = [(out / f"train-0000{n}.npy").read_bytes() for n in range(4)]
+    rng = np.random.default_rng(seed)
+    for number in range(50):
+        shard = int(rng.integers(4))
+        name = f"train-0000{shard}.npy"
+        intact = np.frombuffer(contents[shard], np.uint8)
+        damaged = intact.copy()
+        start = int(rng.integers(0 if number % 5 == 0 else 4096, len(damaged)))
+        part = damaged[start : start + int(2 ** rng.uniform(0, 16))]
+        kind = ("bit", "noise", "zeros", "shifted")[number % 4]
+        if kind == "bit":
+            part = part[:1]
+            part ^= np.uint8(1 << rng.integers(8))
+        elif kind == "noise":
+            part ^= rng.integers(1, 256, len(part), dtype=np.uint8)
+        elif kind == "zeros":
+            part[:] = 0
+        else:
+            part[:] = np.roll(part, 1)
+        wrong = np.flatnonzero(damaged != intact)
+        samples = np.unique((wrong[wrong >= 4096] - 4096) // nbytes) + firsts[shard]
+        (out / name).write_bytes(damaged.tobytes())
+        case = f"seed {seed}, damage {number}: {kind} of {len(part)} bytes at {start} of {name}"
+        problems = found(out)
+        if not wrong.size:
+            assert problems == (), case
+        else:
+            assert [problem.file for problem in problems] == [name], case
+            assert problems[0].samples == tuple(samples.tolist()), case
+        assert bool(found(out, quick=True)) == bool((wrong < 4096).any()), case
+        (out / name).write_bytes(contents[shard])
+    assert found(out) == ()
+
+
+def test_a_long_list_of_samples_is_cut_in_the_text_alone(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", {"train": (3, 30)})
+    path = tmp_path / "set" / "train-00001.npy"
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + bytes(b ^ 255 for b in data[4096:]))
+    problem = only(found(tmp_path / "set"), "train-00001.npy")
+    assert problem.samples == tuple(range(3, 33))
+    assert problem.detail.endswith("22 (train/22.png) and 10 more")
+    assert "23 (" not in problem.detail
+
+
+def test_swapped_shards_of_equal_size_are_found(out: Path) -> None:
+    one, other = out / "train-00000.npy", out / "train-00001.npy"
+    one.rename(out / "third")
+    other.rename(one)
+    (out / "third").rename(other)
+    assert found(out, quick=True) == ()
+    problems = found(out)
+    assert [(problem.file, problem.samples) for problem in problems] == [
+        ("train-00000.npy", tuple(range(10))),
+        ("train-00001.npy", tuple(range(10, 20))),
+    ]
+
+
+def test_swapped_samples_are_found(out: Path) -> None:
+    path = out / "train-00002.npy"
+    data = path.read_bytes()
+    body = data[4096:]
+    path.write_bytes(data[:4096] + body[:60] + body[120:180] + body[60:120] + body[180:])
+    assert only(found(out), "train-00002.npy").samples == (21, 22)
+
+
+# --- sizes, headers, absence -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "first", "count"), SHARDS)
+def test_a_cut_shard_loses_the_samples_behind_the_cut(out: Path, name: str, first: int, count: int) -> None:
+    data = (out / name).read_bytes()
+    for size in (0, 1, 4095, 4096, 4097, 4096 + NBYTES, 4096 + 2 * NBYTES - 1, len(data) - NBYTES, len(data) - 1):
+        (out / name).write_bytes(data[:size])
+        whole = max(0, size - 4096) // NBYTES
+        problem = only(found(out), name)
+        assert f"expected {len(data)} bytes, as the manifest says, found {size}" in problem.detail
+        assert problem.samples == tuple(range(first + whole, first + count)), size
+        only(found(out, quick=True), name)
+
+
+@pytest.mark.parametrize(("name", "first", "count"), SHARDS)
+def test_a_lengthened_shard_is_found_and_its_samples_are_sound(out: Path, name: str, first: int, count: int) -> None:
+    for extra in (1, NBYTES, 4096):
+        data = (out / name).read_bytes()
+        (out / name).write_bytes(data + bytes(extra))
+        problem = only(found(out), name)
+        assert problem.samples == ()
+        assert f"found {len(data) + extra}" in problem.detail
+        assert "every sample agrees with its crc32 in the index" in problem.detail
+        flip(out / name, 4096 + NBYTES)
+        assert only(found(out), name).samples == (first + 1,)
+        only(found(out, quick=True), name)
+        (out / name).write_bytes(data)
+
+
+def test_a_damaged_header_is_found_and_the_samples_are_sound(out: Path) -> None:
+    for at in (*range(0, 4096, 97), 4095):
+        flip(out / "train-00001.npy", at, at % 8)
+        for quick in (False, True):
+            problem = only(found(out, quick=quick), "train-00001.npy")
+            assert "header: expected" in problem.detail
+            assert f"at byte {at}" in problem.detail
+            assert problem.samples == ()
+        flip(out / "train-00001.npy", at, at % 8)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", FILES)
+def test_a_deleted_file_is_found(out: Path, name: str, quick: bool) -> None:
+    (out / name).unlink()
+    problem = only(found(out, quick=quick), name)
+    assert problem.detail.startswith(f"{out / name}: expected a file of the shard set, found nothing")
+
+
+@pytest.mark.parametrize(("name", "first", "count"), SHARDS)
+def test_the_samples_of_a_deleted_shard_are_lost(out: Path, name: str, first: int, count: int) -> None:
+    (out / name).unlink()
+    assert only(found(out), name).samples == tuple(range(first, first + count))
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_regular_file_is_found_without_blocking(out: Path, name: str, quick: bool) -> None:
+    (out / name).rename(out / "elsewhere")
+    (out / name).symlink_to("elsewhere")
+    assert "expected a regular file, found a symbolic link" in only(found(out, quick=quick), name).detail
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    assert "expected a regular file, found prw" in only(found(out, quick=quick), name).detail
+    (out / name).unlink()
+    (out / name).mkdir()
+    assert "expected a regular file, found drwx" in only(found(out, quick=quick), name).detail
+
+
+# --- index, rejects, manifest ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["train-index.npy", "val-index.npy", "rejects.jsonl"])
+def test_every_damaged_byte_of_the_other_files_is_found(out: Path, name: str) -> None:
+    nbytes = (out / name).stat().st_size
+    for at in range(4096 if name.endswith(".npy") else 0, nbytes, 5):
+        flip(out / name, at, at % 8)
+        problem = only(found(out), name)
+        assert "sha256: expected" in problem.detail
+        assert problem.samples == ()
+        flip(out / name, at, at % 8)
+    for size in (0, nbytes - 1, nbytes + 1):
+        data = (out / name).read_bytes()
+        (out / name).write_bytes((data + b"x")[:size])
+        for quick in (False, True):
+            problem = only(found(out, quick=quick), name)
+            assert f"expected {nbytes} bytes, as the manifest says, found {size}" in problem.detail
+        (out / name).write_bytes(data)
+    assert found(out) == ()
+
+
+def test_a_damaged_index_names_no_samples_of_a_damaged_shard(out: Path) -> None:
+    """Its checksums cannot be trusted; the other split's can."""
+    flip(out / "train-index.npy", 4200)
+    flip(out / "train-00000.npy", 4100)
+    flip(out / "val-00001.npy", 4100)
+    problems = {problem.file: problem.samples for problem in found(out)}
+    assert problems == {"train-index.npy": (), "train-00000.npy": (), "val-00001.npy": (4,)}
+
+
+def test_every_damaged_byte_of_the_manifest_is_found_but_in_its_provenance(out: Path) -> None:
+    path = out / "manifest.json"
+    data = path.read_bytes()
+    start = data.index(b"a test")
+    for at in range(0, len(data.rstrip()), 3):
+        # The digest covers what a set is, and not who made it.
+        if start - 20 <= at < start + 20:
+            continue
+        flip(path, at, at % 7)
+        for quick in (False, True):
+            report = verify(out, quick=quick)
+            problem = only(report.problems, "manifest.json")
+            assert problem.detail.startswith(f"{path}: "), at
+            assert "expected" in problem.detail
+            assert "found" in problem.detail
+            assert report.num_files == 1
+            assert not report.ok
+        flip(path, at, at % 7)
+    assert path.read_bytes() == data
+
+
+def test_a_manifest_that_is_no_regular_file_is_found(out: Path) -> None:
+    (out / "manifest.json").rename(out / "elsewhere")
+    (out / "manifest.json").symlink_to("elsewhere")
+    assert "found a symbolic link" in only(found(out), "manifest.json").detail
+    (out / "manifest.json").unlink()
+    os.mkfifo(out / "manifest.json")
+    assert "found prw" in only(found(out), "manifest.json").detail
+
+
+def test_a_manifest_of_another_set_is_found_by_its_checksums(tmp_path: Path, out: Path) -> None:
+    write_set(tmp_path / "other", label_of=lambda i: (i + 1) % 3)
+    (tmp_path / "other" / "manifest.json").replace(out / "manifest.json")
+    assert found(out, quick=True) == ()
+    assert [problem.file for problem in found(out)] == ["train-index.npy", "val-index.npy"]
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 1000, -(1 << 63), (1 << 63) - 1])
+def test_labels_that_name_no_class_are_found(tmp_path: Path, wrong: int) -> None:
+    write_set(tmp_path / "set", label_of=lambda i: wrong if i in (2, 25) else i % 3)
+    problems = verify(tmp_path / "set").problems
+    assert [(problem.file, problem.samples) for problem in problems] == [
+        ("train-index.npy", (2, 25)),
+        ("val-index.npy", (2,)),
+    ]
+    for problem in problems:
+        assert f"label: expected 0 to 2, found {wrong} at sample 2" in problem.detail
+        assert problem.file in problem.detail
+    assert verify(tmp_path / "set", quick=True).ok
+
+
+def test_without_classes_any_label_is_right(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", classes=(), label_of=lambda i: -(1 << 63) + i)
+    assert found(tmp_path / "set") == ()
+
+
+# --- disks that fail -------------------------------------------------------------------------------------------------
+
+
+class FailingFile:
+    """A file whose reading fails with EIO when `fails` says so."""
+
+    def __init__(self, file: IO[bytes], fails: Callable[[], bool]) -> None:
+        self._file = file
+        self._fails = fails
+
+    def __enter__(self) -> FailingFile:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("read", "readinto", "readline", "readall") and self._fails():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return getattr(self._file, name)
+
+
+def verify_with_a_failing_read(out: Path, fails: Callable[[str], bool]) -> VerifyReport:
+    """As verify, but `fails` is asked, with the file's name, before each read of it."""
+    real = os.fdopen
+
+    def fdopen(descriptor: int, *args: Any, **options: Any) -> FailingFile:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        return FailingFile(real(descriptor, *args, **options), lambda: fails(name))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fdopen", fdopen)
+        return verify(out, workers=1)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", *FILES])
+def test_an_unreadable_file_is_found_and_named(out: Path, name: str) -> None:
+    report = verify_with_a_failing_read(out, lambda reading: reading == name)
+    problem = only(report.problems, name)
+    assert problem.detail == f"{out / name}: expected a readable file, found: Input/output error"
+
+
+def test_every_single_failing_read_is_a_problem_and_not_a_crash(out: Path) -> None:
+    crashes = []
+    for first in itertools.count(1):
+        reads: list[str] = []
+
+        def fails(name: str, first: int = first, reads: list[str] = reads) -> bool:
+            reads.append(name)
+            return len(reads) == first
+
+        try:
+            report = verify_with_a_failing_read(out, fails)
+        except OSError as error:
+            crashes.append(f"read {first}, of {reads[first - 1]}: {error!r}")
+            continue
+        if len(reads) < first:
+            assert report.ok
+            break
+        problem = only(report.problems, reads[first - 1])
+        assert "Input/output error" in problem.detail, f"read {first} of {reads}"
+    assert first > len(FILES) + 1
+    assert not crashes, crashes
+
+
+def test_an_index_that_changes_between_two_looks_is_a_problem_and_not_a_crash(out: Path) -> None:
+    real, looks = os.fdopen, 0
+
+    def fdopen(descriptor: int, *args: Any, **options: Any) -> IO[Any]:
+        nonlocal looks
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(out / "val-index.npy"):
+            looks += 1
+            if looks == 2:
+                flip(out / "val-index.npy", 4096)
+        file: IO[Any] = real(descriptor, *args, **options)
+        return file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fdopen", fdopen)
+        report = verify(out, workers=1)
+    assert looks == 2
+    problem = only(report.problems, "val-index.npy")
+    assert problem.detail.startswith(f"{out / 'val-index.npy'}: ")
+    assert "sha256" in problem.detail
+
+
+def test_a_file_that_may_not_be_opened_is_a_problem(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: Any, *args: Any, **options: Any) -> int:
+        if Path(path).name == "train-00001.npy":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for quick in (False, True):
+        problem = only(found(out, quick=quick), "train-00001.npy")
+        assert problem.detail.endswith("expected a readable file, found: Permission denied")
+
+
+def test_many_files_can_be_damaged_at_once(out: Path) -> None:
+    for name, _, _ in SHARDS:
+        flip(out / name, 4096 + NBYTES)
+    (out / "rejects.jsonl").unlink()
+    problems = found(out)
+    assert {problem.file: problem.samples for problem in problems} == {
+        "rejects.jsonl": (),
+        **{name: (first + 1,) for name, first, _ in SHARDS},
+    }
