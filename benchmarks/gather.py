@@ -1,12 +1,14 @@
-"""Why shards are mapped as one matrix, and why slots are aligned: four ways to copy the same batches.
+"""Why shards are mapped as one matrix, and why slots are aligned: ways to copy the same batches.
 
 One np.take per batch needs the GIL once; a loop over rows needs it for every row. The destination is aligned to 64
-bytes, or lies 16 bytes further, as numpy allocates large arrays.
+bytes, or lies 16 bytes further, as numpy allocates large arrays. In a "busy" process another thread computes in pure
+Python, as a training loop does between its calls into torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,6 +38,14 @@ def rows(shards: ShardSet, indices: NDArray[np.int64], out: NDArray[np.uint8]) -
         flat[i] = arrays[number][position]
 
 
+COPIES: dict[str, Copy] = {"np.take": take, "rows": rows}
+
+
+def spin(done: threading.Event) -> None:
+    while not done.is_set():
+        sum(range(100))
+
+
 def buffers(shape: tuple[int, ...], shift: int) -> list[NDArray[np.uint8]]:
     nbytes = int(np.prod(shape))
     return [aligned_empty((nbytes + 64,))[shift : shift + nbytes].reshape(shape) for _ in range(4)]
@@ -54,22 +64,30 @@ def main() -> None:
     shape = (options.batch_size, *shards.sample_shape)
     aligned, unaligned = buffers(shape, 0), buffers(shape, 16)
 
-    def run(copy: Copy, outs: list[NDArray[np.uint8]], threads: int) -> int:
+    def run(copy: Copy, outs: list[NDArray[np.uint8]], threads: int, busy: bool = False) -> int:
         def work(thread: int) -> None:
             for batch in range(thread, options.batches, threads):
                 copy(shards, chosen[batch], outs[thread * 2 + (batch // threads) % 2])
 
         chosen = rng.integers(0, len(shards), (options.batches, options.batch_size))
+        done = threading.Event()
+        spinner = threading.Thread(target=spin, args=(done,))
+        if busy:
+            spinner.start()
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(work, range(threads)))
+        done.set()
+        if busy:
+            spinner.join()
         return chosen.size
 
     ways = {
         f"{name}, {place}, {threads} thread{'s' * (threads > 1)}": partial(run, copy, outs, threads)
-        for name, copy in (("np.take", take), ("rows", rows))
+        for name, copy in COPIES.items()
         for place, outs in (("aligned", aligned), ("unaligned", unaligned))
         for threads in (1, 2)
     }
+    ways |= {f"{name}, busy process": partial(run, copy, aligned, 1, True) for name, copy in COPIES.items()}
     in_turn(ways, 1)
     print_ratios(in_turn(ways, options.rounds), "np.take, aligned, 1 thread", "images/s")
 

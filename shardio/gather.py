@@ -114,12 +114,16 @@ class GatherThreads:
         self.num_threads = num_threads
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = _Switch()
-        self._threads = [
-            threading.Thread(target=_serve, args=(self._jobs, self._closed), name=f"shardio-gather-{i}", daemon=True)
-            for i in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for i in range(num_threads):
+                arguments = (self._jobs, self._closed)
+                thread = threading.Thread(target=_serve, args=arguments, name=f"shardio-gather-{i}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, shards: ShardSet, indices: NDArray[np.int64], slot: Slot) -> Pending:
         """Begin to copy the samples `indices`, their labels and the indices themselves into the slot."""

@@ -49,11 +49,7 @@ def find_world(
     if (rank is None) != (world_size is None):
         raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
-        try:
-            launched = _from_environment(environ)
-        except LaunchError:
-            launched = None  # the arguments are there because the launcher's word is not good
-        return World(rank, world_size, launched.local_rank if launched else 0, "arguments")
+        return World(rank, world_size, _local_rank(environ), "arguments")
     return _from_torch(environ) or _from_environment(environ) or World(0, 1, 0, "default")
 
 
@@ -61,9 +57,17 @@ def _from_torch(environ: Mapping[str, str]) -> World | None:
     torch = sys.modules.get("torch")  # whoever has initialised it has imported it
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
-    rank = torch.distributed.get_rank()
-    local = _from_environment(environ)
-    return World(rank, torch.distributed.get_world_size(), local.local_rank if local else 0, "torch.distributed")
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return World(rank, world_size, _local_rank(environ), "torch.distributed")
+
+
+def _local_rank(environ: Mapping[str, str]) -> int:
+    """The launcher's, if it says one: when rank and world size come from elsewhere, nothing else of it matters."""
+    try:
+        world = _from_environment(environ)
+    except LaunchError:
+        return 0
+    return world.local_rank if world else 0
 
 
 def _from_environment(environ: Mapping[str, str]) -> World | None:

@@ -15,7 +15,8 @@ import torch
 
 from shardio.gather import GatherThreads, Pending
 from shardio.launch import World, find_world
-from shardio.prefetch import Copier, DevicePrefetch, Tensors
+from shardio.permutation import MAX_EPOCH
+from shardio.prefetch import MOST_COPYING, Copier, DevicePrefetch, Tensors
 from shardio.ring import Ring, Slot, new_slot
 from shardio.sampler import Sampler, Tail
 from shardio.shardset import open_shards
@@ -100,7 +101,9 @@ class ShardLoader:
         self._copier = _make_copier(self.device)
         make = self._copier.new_slot if self._copier else new_slot
         shape = self.shards.sample_shape
-        self._ring = Ring(prefetch + 2, lambda: make(batch_size, shape))
+        # Enough for all batches under way at a time, so that a steady loop makes no new slot.
+        under_way = prefetch + 2 + (MOST_COPYING if self._copier else 0)
+        self._ring = Ring(under_way, lambda: make(batch_size, shape))
         self._next_epoch = 0
         self._counts = _Counts()
         self._pid = os.getpid()
@@ -118,6 +121,8 @@ class ShardLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Without it, epochs follow each other."""
+        if not 0 <= epoch < MAX_EPOCH:
+            raise ValueError(f"epoch must be from 0 to 2**64 - 1; found {epoch}")
         self._next_epoch = epoch
 
     def __iter__(self) -> LoaderIterator:

@@ -24,6 +24,7 @@ VERSION = 1
 # 4 rounds pass every test that was tried, 3 fail in the low bits; 6 leave a margin at little cost.
 ROUNDS = 6
 MAX_N = 1 << 62
+MAX_EPOCH = 1 << 64
 # Multipliers of splitmix64's finaliser (Steele, Lea, Flood 2014).
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)

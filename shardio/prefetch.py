@@ -14,6 +14,9 @@ import torch
 from shardio.format import SampleShape
 from shardio.ring import Ring, Slot
 
+# Copies that may be unfinished at a time. A host that runs further ahead of its device is held back.
+MOST_COPYING = 4
+
 
 class Tensors(NamedTuple):
     """A batch: `images` (B, C, H, W) uint8 in channels_last memory, `labels` and sample `indices` (B,) int64."""
@@ -70,11 +73,8 @@ class DevicePrefetch:
         """The oldest started batch."""
         return self._transfers.popleft().hand_over()
 
-    def reclaim(self, most_copying: int = 4) -> None:
-        """Return the slots of finished copies; wait for the oldest while more than `most_copying` are unfinished.
-
-        A host that runs far ahead of its device is held back here, instead of filling memory with slots.
-        """
+    def reclaim(self, most_copying: int = MOST_COPYING) -> None:
+        """Return the slots of finished copies; wait for the oldest while more than `most_copying` are unfinished."""
         while self._copying:
             transfer, slot = self._copying[0]
             if not transfer.done():

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -66,21 +67,34 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def interrupt_when_ready(process: subprocess.Popen[str]) -> None:
-    """Ctrl-C as soon as the script has written a line."""
+def interrupt_when_ready(process: subprocess.Popen[str], asleep: bool = False) -> None:
+    """Ctrl-C when the script has written a line, and, if `asleep`, when its main thread waits for something.
+
+    A signal that arrives when a thread is about to wait, but does not yet, is not noticed before the wait ends. CPython
+    has no way around that.
+    """
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], DEADLINE_SECONDS)
     assert ready, "the script did not get ready"
     assert process.stdout.readline() == "ready\n", finish(process)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while asleep and state_of(process.pid) != "S":
+        assert time.monotonic() < deadline, "the script does not wait"
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
 
 
-def check_traceback(err: str, last_line: str) -> None:
+def state_of(pid: int) -> str:
+    """Of the main thread: S is asleep, R is running or about to."""
+    return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def check_traceback(err: str, last_line: str, tracebacks: int = 1) -> None:
     """One traceback and nothing else: no second error, no thread's complaint, no `Exception ignored`."""
     lines = err.splitlines()
     assert lines[0] == "Traceback (most recent call last):", err
     assert lines[-1] == last_line, err
-    assert err.count("Traceback") == 1, err
+    assert err.count("Traceback") <= tracebacks, err
     assert "ignored" not in err, err
     assert "shardio-gather" not in err, err
 
@@ -175,7 +189,8 @@ while True:
     interrupt_when_ready(process)
     code, _, err = finish(process)
     assert code == -signal.SIGINT
-    check_traceback(err, "KeyboardInterrupt")
+    # It may have arrived while some other error was handled, which is then told first.
+    check_traceback(err, "KeyboardInterrupt", tracebacks=2)
 
 
 def test_ctrl_c_while_it_waits_for_a_batch_ends_it(start: Start) -> None:
@@ -195,7 +210,7 @@ finally:
     go_on.set()
 """
     process = start(script)
-    interrupt_when_ready(process)
+    interrupt_when_ready(process, asleep=True)
     code, out, err = finish(process)
     assert code == -signal.SIGINT
     assert set(out.split()) <= {"ready"}  # what was queued may still have been begun

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -81,13 +80,6 @@ def check(slot: Slot, indices: NDArray[np.int64]) -> None:
     assert (slot.images[size:] == 0xEE).all()
     assert (slot.labels[size:] == NOBODY).all()
     assert (slot.indices[size:] == NOBODY).all()
-
-
-def comes_true(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return condition()
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
@@ -322,8 +314,8 @@ def test_abandoning_in_a_race_with_the_last_part_returns_the_slot_once() -> None
     assert [len(into) for into in released] == [1] * rounds
 
 
-def test_closing_refuses_what_is_queued_and_ends_the_threads() -> None:
-    entered, go_on = threading.Event(), threading.Event()
+def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on, closing = threading.Event(), threading.Event(), threading.Event()
 
     def before(indices: NDArray[np.int64]) -> None:
         entered.set()
@@ -333,9 +325,12 @@ def test_closing_refuses_what_is_queued_and_ends_the_threads() -> None:
     running = threads.submit(stand_in(before), np.arange(4), slot := fresh_slot())
     queued = [threads.submit(stand_in(before), np.arange(4), fresh_slot()) for _ in range(3)]
     assert entered.wait(DEADLINE_SECONDS)
+    (worker,) = threads._threads
+    join = worker.join
+    monkeypatch.setattr(worker, "join", lambda: (closing.set(), join()))
     closer = threading.Thread(target=threads.close, daemon=True)
     closer.start()
-    assert comes_true(lambda: threads._closed.on)
+    assert closing.wait(DEADLINE_SECONDS)
     assert closer.is_alive()  # it waits for what is being copied
     go_on.set()
     closer.join(DEADLINE_SECONDS)

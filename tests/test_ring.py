@@ -271,6 +271,16 @@ def test_at_least_the_slots_that_came_back_are_used_before_new_ones_are_made() -
     assert len(made) == 2
 
 
+def test_an_error_while_a_slot_is_made_is_told_alone() -> None:
+    def make() -> Slot:
+        raise MemoryError("no room for a slot")
+
+    with pytest.raises(MemoryError, match="no room for a slot") as caught:
+        Ring(2, make).acquire()
+    # Not "during handling of" an empty deque.
+    assert caught.value.__context__ is None
+
+
 def test_the_slot_that_came_back_last_is_used_first() -> None:
     ring = make_ring()
     first, second = ring.acquire(), ring.acquire()
