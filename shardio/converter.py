@@ -24,6 +24,7 @@ import numpy as np
 from shardio.errors import ConvertError, SpaceError
 from shardio.files import is_temporary, sweep_temporaries, write_atomic
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
+from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.plan import ConvertOptions, Order, Plan, difference, library_versions, make_plan
 from shardio.resize import Fit, FitMode, Resample
@@ -106,7 +107,7 @@ def convert(
     options = ConvertOptions(
         Fit((size, size) if isinstance(size, int) else size, fit, resample), shard_size, order, seed
     )
-    workers = _usable_cores() if workers is None else workers
+    workers = usable_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
     tree = scan_tree(src)
@@ -148,12 +149,6 @@ def convert(
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.found,
     )
-
-
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _most_bad(max_bad: int | float, num_sources: int) -> int:

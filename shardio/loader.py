@@ -15,6 +15,7 @@ import torch
 
 from shardio.gather import GatherThreads, Pending
 from shardio.launch import World, find_world
+from shardio.machine import usable_cores
 from shardio.permutation import MAX_EPOCH
 from shardio.prefetch import MOST_COPYING, Copier, DevicePrefetch, Tensors
 from shardio.ring import Ring, Slot, new_slot
@@ -74,7 +75,7 @@ class ShardLoader:
         return_indices: bool = False,
     ) -> None:
         if num_threads is None:
-            num_threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+            num_threads = min(_MOST_THREADS, usable_cores())
         if num_threads < 1 or prefetch < 0:
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {num_threads}, {prefetch}")
         self.world: World = find_world(rank, world_size)

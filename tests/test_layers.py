@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "files": (1, "b"),
     "permutation": (1, "t"),
     "launch": (1, "t"),
+    "machine": (1, "b"),
     "lifeline": (1, "c"),
     "jpeg": (1, "c"),
     "manifest": (2, "b"),

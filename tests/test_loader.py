@@ -286,7 +286,7 @@ def test_set_epoch_repeats_an_epoch_and_the_next_follows_it(loader_of: MakeLoade
 
 def test_a_negative_epoch_is_refused_and_leaves_the_loader_usable(loader_of: MakeLoader) -> None:
     with loader_of(5) as loader:
-        with pytest.raises(ValueError, match="epoch must be from 0 to .* found -1"):
+        with pytest.raises(ValueError, match=r"epoch must be from 0 to .* found -1"):
             loader.set_epoch(-1)
         loader.set_epoch(1)
         assert order_of(list(loader)) == order_expected(loader, 1)
