@@ -6,10 +6,10 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from shardio.gather import GatherThreads, Pending
 from shardio.launch import World, find_world
 from shardio.machine import usable_cores
 from shardio.permutation import MAX_EPOCH
+from shardio.permutation import VERSION as ORDER_VERSION
 from shardio.prefetch import MOST_COPYING, Copier, DevicePrefetch, Tensors
 from shardio.ring import Ring, Slot, new_slot
 from shardio.sampler import Sampler, Tail
@@ -35,6 +36,13 @@ class _Counts:
     gather_seconds: float = 0.0
 
 
+class _Place(NamedTuple):
+    """In an epoch: after so many samples of its order."""
+
+    epoch: int
+    consumed: int
+
+
 class ShardLoader:
     """Batches of one split of a shard set, for one rank, epoch after epoch.
 
@@ -47,7 +55,8 @@ class ShardLoader:
     global sample indices, int64 (B,).
 
     The order depends on `seed` and the epoch alone, never on threads. Each `iter()` begins the next epoch, from 0, or
-    the one given to `set_epoch`. `tail` is what becomes of the last, short batch: see `shardio.sampler.Sampler`.
+    the one given to `set_epoch`; `state_dict` and `load_state_dict` stop and go on anywhere, on any number of ranks.
+    `tail` is what becomes of the last, short batch: see `shardio.sampler.Sampler`.
     `rank` and `world_size` come from torch.distributed or the launcher if they are not given. `device=None` is the GPU
     of the local rank, or the CPU if there is none. `prefetch` batches are kept ready ahead of the consumer by
     `num_threads` gather threads. `transform` is called with each batch of images, in the consuming thread.
@@ -105,7 +114,8 @@ class ShardLoader:
         # Enough for all batches under way at a time, so that a steady loop makes no new slot.
         under_way = prefetch + 2 + (MOST_COPYING if self._copier else 0)
         self._ring = Ring(under_way, lambda: make(batch_size, shape))
-        self._next_epoch = 0
+        self._next = _Place(0, 0)
+        self._received = _Place(0, 0)
         self._counts = _Counts()
         self._pid = os.getpid()
         self._threads = GatherThreads(num_threads)
@@ -121,15 +131,62 @@ class ShardLoader:
         return self.sampler.num_batches
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next `iter()` begins. Without it, epochs follow each other."""
+        """The epoch that the next `iter()` begins. Without it, epochs follow each other.
+
+        The epoch that `load_state_dict` goes on with may be set again: it still goes on where it was left.
+        """
         if not 0 <= epoch < MAX_EPOCH:
             raise ValueError(f"epoch must be from 0 to 2**64 - 1; found {epoch}")
-        self._next_epoch = epoch
+        if epoch != self._next.epoch:  # else it may be an epoch that load_state_dict goes on with
+            self._next = self._received = _Place(epoch, 0)
 
     def __iter__(self) -> LoaderIterator:
-        epoch = self._next_epoch
-        self._next_epoch = epoch + 1
-        return LoaderIterator(self, epoch)
+        epoch, consumed = self._next
+        sampler = replace(self.sampler, start=consumed)
+        if not sampler.num_batches:  # what was loaded is the end of an epoch
+            epoch, sampler = epoch + 1, self.sampler
+        self._next = _Place(epoch + 1, 0)
+        self._received = _Place(epoch, sampler.start)
+        return LoaderIterator(self, epoch, sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer is, as JSON values: what it has received, not what was read ahead.
+
+        `consumed` counts the samples of the epoch's order that all ranks together have received. The state is the same
+        on every rank, and does not depend on how many there are.
+        """
+        return {**self._identity(), **self._received._asdict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` go on where `state` was taken: with exactly the samples not yet consumed.
+
+        The number of ranks, the batch size and the tail may be others than before. ValueError if the state belongs to
+        another set, split or order.
+        """
+        identity = self._identity()
+        if set(state) != {*identity, *_Place._fields}:
+            raise ValueError(f"expected a state with {sorted({*identity, *_Place._fields})}, found {sorted(state)}")
+        for name, here in identity.items():
+            if state[name] != here:
+                raise ValueError(f"expected a state whose {name} is {here!r}, as this loader's; found {state[name]!r}")
+        epoch, consumed = state["epoch"], state["consumed"]
+        integers = type(epoch) is int and type(consumed) is int
+        if not integers or not 0 <= epoch < MAX_EPOCH or not 0 <= consumed <= len(self.shards):
+            raise ValueError(
+                f"expected an epoch from 0 to 2**64 - 1 and from 0 to {len(self.shards)} samples consumed; "
+                f"found epoch {epoch!r}, {consumed!r} consumed"
+            )
+        self._next = self._received = _Place(epoch, consumed)
+
+    def _identity(self) -> dict[str, Any]:
+        """What a state must agree in with the loader that takes it up: everything that the order depends on."""
+        return {
+            "digest": self.shards.digest,
+            "split": self.shards.split,
+            "order_version": ORDER_VERSION,
+            "shuffle": self.sampler.shuffle,
+            "seed": self.sampler.seed,
+        }
 
     def stats(self) -> dict[str, Any]:
         """What was delivered since the loader was made, and the seconds spent on it.
@@ -159,13 +216,16 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
     """One pass over one epoch. Everything is driven by the consumer's calls, so there is nothing to wait for at an end:
     an iterator that is dropped in the middle leaves its batches to be finished, and its slots return to the ring."""
 
-    def __init__(self, loader: ShardLoader, epoch: int) -> None:
+    def __init__(self, loader: ShardLoader, epoch: int, sampler: Sampler) -> None:
         self.epoch = epoch
         self._loader = loader
-        self._batches = loader.sampler.batches(epoch)
+        self._sampler = sampler
+        self._batches = sampler.batches(epoch)
         self._pending: deque[Pending] = deque()
         self._device = DevicePrefetch(loader._copier, loader._ring) if loader._copier else None
-        self._remaining = len(loader)
+        self._remaining = sampler.num_batches
+        self._place = _Place(epoch, sampler.start)
+        self._failed = False
         self._abandon = weakref.finalize(self, _abandon, self._pending, loader._ring, self._device)
         self._abandon.atexit = False
 
@@ -178,6 +238,8 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         if os.getpid() != loader._pid:
             raise RuntimeError("this ShardLoader was made before fork(): make it in the process that uses it")
         if not self._remaining:
+            if not self._failed and loader._received == self._place:
+                loader._received = _Place(self.epoch + 1, 0)
             raise StopIteration
         if loader.closed:
             raise RuntimeError("this ShardLoader was closed")
@@ -185,9 +247,12 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             tensors = self._next()
         except BaseException:
             self._remaining = 0  # as with a generator: after an error the iteration is over
+            self._failed = True
             self._abandon()
             raise
         self._remaining -= 1
+        consumed = min(self._place.consumed + self._sampler.global_batch_size, self._sampler.num_samples)
+        self._place = loader._received = _Place(self.epoch, consumed)
         counts = loader._counts
         counts.batches += 1
         counts.images += len(tensors.labels)

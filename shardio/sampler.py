@@ -30,6 +30,9 @@ class Sampler:
     number of batches in each case:
     "drop" leaves it out, "pad" fills it from the beginning of the epoch's order, and "short" splits what there is as
     evenly as can be, so that each sample comes exactly once; a rank's last batch may then be smaller, even empty.
+
+    With `start` the epoch goes on from there: the first `start` positions of its order were read before, by any number
+    of ranks with any batch size. Steps count from `start`.
     """
 
     num_samples: int
@@ -39,6 +42,7 @@ class Sampler:
     seed: int = 0
     shuffle: bool = True
     tail: Tail = "drop"
+    start: int = 0
 
     def __post_init__(self) -> None:
         if self.num_samples < 1 or self.batch_size < 1:
@@ -49,6 +53,8 @@ class Sampler:
             raise ValueError(f"rank must be from 0 to world_size - 1; found {self.rank} of {self.world_size}")
         if self.tail not in get_args(Tail):
             raise ValueError(f"tail must be one of {', '.join(get_args(Tail))}; found {self.tail!r}")
+        if not 0 <= self.start <= self.num_samples:
+            raise ValueError(f"start must be from 0 to {self.num_samples}; found {self.start}")
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
 
@@ -58,8 +64,8 @@ class Sampler:
 
     @property
     def num_batches(self) -> int:
-        """Batches per epoch, the same on every rank."""
-        full, rest = divmod(self.num_samples, self.global_batch_size)
+        """Batches from `start` to the end of the epoch, the same on every rank."""
+        full, rest = divmod(self.num_samples - self.start, self.global_batch_size)
         return full if self.tail == "drop" or not rest else full + 1
 
     def order(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -70,7 +76,7 @@ class Sampler:
         """The positions [start, stop) that this rank reads at `step`; with "pad", those from num_samples on wrap."""
         if not 0 <= step < self.num_batches:
             raise IndexError(f"step must be from 0 to {self.num_batches - 1}; found {step}")
-        start = step * self.global_batch_size
+        start = self.start + step * self.global_batch_size
         size = self.global_batch_size
         if self.tail == "short":
             size = min(size, self.num_samples - start)
