@@ -157,8 +157,10 @@ def test_a_state_of_another_order_is_refused(name: str, value: Any, loader_of: C
         loader.load_state_dict(state)
 
 
-@pytest.mark.parametrize("change", [{"consumed": 62}, {"consumed": -1}, {"epoch": -1}, {"epoch": 1 << 64}])
-def test_a_state_outside_of_the_epoch_is_refused(change: dict[str, int], loader_of: Callable[..., ShardLoader]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"consumed": 62}, {"consumed": -1}, {"epoch": -1}, {"epoch": 1 << 64}, {"epoch": "3"}]
+)
+def test_a_state_outside_of_the_epoch_is_refused(change: dict[str, Any], loader_of: Callable[..., ShardLoader]) -> None:
     loader = loader_of(8)
     with pytest.raises(ValueError, match=f"{next(iter(change.values()))}"):
         loader.load_state_dict({**loader.state_dict(), **change})
