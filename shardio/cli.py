@@ -148,6 +148,10 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 
     Interrupted or killed, the same command goes on where it stopped.
     """
+    _convert(src, out, as_json, **options)
+
+
+def _convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     import shardio.converter as converter
 
     with tqdm(unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1) as bar:
@@ -320,24 +324,11 @@ def demo(images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> N
     from shardio.demo import run_demo
 
     out = images.with_name(images.name + "-shards") if out is None else out
-    context = click.get_current_context()
     click.secho(f"$ shardio convert {images} {out} --size {size[0]}x{size[1]}", bold=True)
-    context.invoke(convert, src=images, out=out, as_json=False, size=size, **_convert_defaults())
+    _convert(images, out, as_json=False, size=size)
     click.secho(f"\n$ shardio info {out}", bold=True)
-    context.invoke(info, out=out, as_json=False)
+    click.get_current_context().invoke(info, out=out, as_json=False)
     run_demo(out, steps, click.echo)
-
-
-def _convert_defaults() -> dict[str, Any]:
-    return {
-        "fit": "crop",
-        "resample": "bicubic",
-        "shard_size": 4 << 30,
-        "workers": None,
-        "order": "shuffled",
-        "seed": 0,
-        "max_bad": 0.01,
-    }
 
 
 def _bytes(count: int) -> str:
