@@ -1,8 +1,9 @@
 """Why shards are mapped as one matrix, and why slots are aligned: ways to copy the same batches.
 
 One np.take per batch needs the GIL once; a loop over rows needs it for every row. The destination is aligned to 64
-bytes, or lies 16 bytes further, as numpy allocates large arrays. In a "busy" process another thread computes in pure
-Python, as a training loop does between its calls into torch.
+bytes, or as numpy allocates large arrays: 16 bytes past a page, where stores collide modulo 4096 with loads from the
+page-aligned samples. In a "busy" process another thread computes in pure Python, as a training loop does between its
+calls into torch.
 """
 
 from __future__ import annotations
@@ -38,17 +39,15 @@ def rows(shards: ShardSet, indices: NDArray[np.int64], out: NDArray[np.uint8]) -
         flat[i] = arrays[number][position]
 
 
+# Two for each of two threads, in turn.
+_BUFFERS = 4
+
 COPIES: dict[str, Copy] = {"np.take": take, "rows": rows}
 
 
 def spin(done: threading.Event) -> None:
     while not done.is_set():
         sum(range(100))
-
-
-def buffers(shape: tuple[int, ...], shift: int) -> list[NDArray[np.uint8]]:
-    nbytes = int(np.prod(shape))
-    return [aligned_empty((nbytes + 64,))[shift : shift + nbytes].reshape(shape) for _ in range(4)]
 
 
 def main() -> None:
@@ -62,7 +61,8 @@ def main() -> None:
     shards = open_shards(options.shards)
     rng = np.random.default_rng(0)
     shape = (options.batch_size, *shards.sample_shape)
-    aligned, unaligned = buffers(shape, 0), buffers(shape, 16)
+    aligned = [aligned_empty(shape) for _ in range(_BUFFERS)]
+    unaligned = [np.empty(shape, np.uint8) for _ in range(_BUFFERS)]
 
     def run(copy: Copy, outs: list[NDArray[np.uint8]], threads: int, busy: bool = False) -> int:
         def work(thread: int) -> None:

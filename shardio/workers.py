@@ -35,7 +35,7 @@ def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report) -> list[
     If `report` raises, or on Ctrl-C, the work stops: tasks under way leave nothing behind and finished ones stay.
     """
     processes = min(-(-workers // _THREADS_PER_PROCESS), len(tasks))
-    threads = -(-workers // max(processes, 1))
+    threads = max(1, workers // max(processes, 1))  # rather an idle core than one more than was asked for
     if processes <= 1:
         with _one_torch_thread():
             control = Control(report, lambda: False, threads)
