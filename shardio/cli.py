@@ -86,6 +86,7 @@ def cli() -> None:
     shardio info out/                  what is in a set
     shardio verify out/                is it still what was published?
     shardio bench out/                 how fast does this machine read it?
+    shardio check-shuffle 1281167      how random is the order?
     """
 
 
@@ -302,6 +303,59 @@ def bench(
             f"{result.cpu_microseconds_per_image:>14.1f}{result.ratio_to_take:>8.2f}"
         )
     click.echo(f"first batch of {results[0].batch_size} after {first * 1000:.0f} ms; medians of {rounds} rounds")
+
+
+@cli.command(short_help="Show how random the order of N samples is.")
+@click.argument("n", type=click.IntRange(100), metavar="N")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--block-size", type=click.IntRange(1), help="Samples of a block.  [default: that of the loader]")
+@click.option("--window-blocks", type=click.IntRange(1), help="Blocks of a window.  [default: that of the loader]")
+@click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--classes", type=click.IntRange(2), help="Equal classes.  [default: 1000, at most N/10]")
+@_json_option
+def check_shuffle(
+    n: int,
+    seed: int,
+    block_size: int | None,
+    window_blocks: int | None,
+    batch_size: int,
+    classes: int | None,
+    as_json: bool,
+) -> None:
+    """Show how random the loader's order of N samples is, with shuffle=True and with shuffle="block".
+
+    z is the distance from a true random permutation in standard deviations of one: a good shuffle stays below 4, and
+    block shuffling need not. The class variance supposes that the samples are stored sorted by class, the worst case; a
+    set that `shardio convert` has made is stored shuffled, so that blocks do not show in it.
+
+    Exit code 1 if a statistic of the global shuffle is beyond 4.
+    """
+    from shardio.order import make_order
+    from shardio.shufflecheck import check_shuffle, is_sampled, num_epochs
+
+    orders = {
+        "global": make_order(n, seed=seed),
+        "block": make_order(n, seed=seed, shuffle="block", block_size=block_size, window_blocks=window_blocks),
+    }
+    found = {name: check_shuffle(o, batch_size=batch_size, num_classes=classes) for name, o in orders.items()}
+    good = all(abs(statistic.z) < 4 for statistic in found["global"])
+    if as_json:
+        statistics = {name: [dataclasses.asdict(statistic) for statistic in found[name]] for name in found}
+        _print_json({**orders["block"].describe(), "ok": good, "sampled": is_sampled(n), **statistics})
+    else:
+        click.echo(f"{'':<36}{'random':>14}{'global':>14}{'z':>8}{'block':>14}{'z':>10}")
+        for whole, block in zip(*found.values(), strict=True):
+            click.echo(
+                f"{whole.name:<36}{whole.expected:>14.6g}{whole.found:>14.6g}{whole.z:>8.2f}"
+                f"{block.found:>14.6g}{block.z:>10.2f}"
+            )
+        block = orders["block"].describe()
+        looked_at = "random positions of epoch 0" if is_sampled(n) else f"whole epochs: {num_epochs(n):,}"
+        click.echo(
+            f"{looked_at}; blocks of {block['block_size']} samples, windows of {block['window_blocks']} blocks; "
+            f"global: {'good, every |z| is below 4' if good else 'BAD, a |z| is 4 or more'}"
+        )
+    sys.exit(0 if good else 1)
 
 
 @cli.command(short_help="Convert, read and train on a folder of images.")

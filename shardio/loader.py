@@ -12,10 +12,13 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import ArrayLike
 
+from shardio.errors import LaunchError
 from shardio.gather import GatherThreads, Pending
 from shardio.launch import World, find_world
 from shardio.machine import usable_cores
+from shardio.order import Shuffle, make_order
 from shardio.permutation import MAX_EPOCH
 from shardio.permutation import VERSION as ORDER_VERSION
 from shardio.prefetch import MOST_COPYING, Copier, DevicePrefetch, Tensors
@@ -54,8 +57,14 @@ class ShardLoader:
     all tensors are the caller's own, ready for the current stream. With `return_indices=True` a third tensor holds the
     global sample indices, int64 (B,).
 
-    The order depends on `seed` and the epoch alone, never on threads. Each `iter()` begins the next epoch, from 0, or
-    the one given to `set_epoch`; `state_dict` and `load_state_dict` stop and go on anywhere, on any number of ranks.
+    `shuffle=True` is a permutation of all samples, `False` the stored order, and "block" keeps reads together for slow
+    or network storage: blocks of `block_size` consecutive samples in permuted order, and the samples of every
+    `window_blocks` blocks permuted (see `shardio.order`). `indices` are the samples to read instead of all. `weights`,
+    one per sample (of `indices`), draw with replacement, `num_draws` times per epoch.
+
+    The order depends on these, `seed` and the epoch alone, never on threads or ranks. Each `iter()` begins the next
+    epoch with its first batch: from 0, or the one given to `set_epoch`. `state_dict` and `load_state_dict` stop and go
+    on anywhere, on any number of ranks.
     `tail` is what becomes of the last, short batch: see `shardio.sampler.Sampler`.
     `rank` and `world_size` come from torch.distributed or the launcher if they are not given. `device=None` is the GPU
     of the local rank, or the CPU if there is none. `prefetch` batches are kept ready ahead of the consumer by
@@ -72,8 +81,13 @@ class ShardLoader:
         batch_size: int,
         *,
         split: str = "train",
-        shuffle: bool = True,
+        shuffle: Shuffle = True,
         seed: int = 0,
+        block_size: int | None = None,
+        window_blocks: int | None = None,
+        weights: ArrayLike | None = None,
+        num_draws: int | None = None,
+        indices: ArrayLike | None = None,
         tail: Tail = "drop",
         rank: int | None = None,
         world_size: int | None = None,
@@ -89,19 +103,21 @@ class ShardLoader:
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {num_threads}, {prefetch}")
         self.world: World = find_world(rank, world_size)
         self.shards = open_shards(path, split)
-        self.sampler = Sampler(
-            num_samples=len(self.shards),
-            batch_size=batch_size,
-            rank=self.world.rank,
-            world_size=self.world.world_size,
-            seed=seed,
+        order = make_order(
+            len(self.shards),
             shuffle=shuffle,
-            tail=tail,
+            seed=seed,
+            block_size=block_size,
+            window_blocks=window_blocks,
+            weights=weights,
+            num_draws=num_draws,
+            indices=indices,
         )
-        if not self.sampler.num_batches:
+        self._sampler = Sampler(order, batch_size, self.world.rank, self.world.world_size, tail)
+        if not self._sampler.num_batches:
             raise ValueError(
-                f"expected at least one batch, but {len(self.shards)} samples are fewer than the global batch of "
-                f'{self.sampler.global_batch_size}, and tail="drop" leaves out what is short: use a smaller '
+                f"expected at least one batch, but {order.num_samples} samples are fewer than the global batch of "
+                f'{self._sampler.global_batch_size}, and tail="drop" leaves out what is short: use a smaller '
                 'batch_size, or tail="pad" or "short"'
             )
         self.device = _choose_device(device, self.world)
@@ -116,6 +132,7 @@ class ShardLoader:
         self._ring = Ring(under_way, lambda: make(batch_size, shape))
         self._next = _Place(0, 0)
         self._received = _Place(0, 0)
+        self._num_repeats = 0
         self._counts = _Counts()
         self._pid = os.getpid()
         self._threads = GatherThreads(num_threads)
@@ -128,7 +145,7 @@ class ShardLoader:
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
-        return self.sampler.num_batches
+        return self._sampler.num_batches
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next `iter()` begins. Without it, epochs follow each other.
@@ -141,13 +158,28 @@ class ShardLoader:
             self._next = self._received = _Place(epoch, 0)
 
     def __iter__(self) -> LoaderIterator:
-        epoch, consumed = self._next
-        sampler = replace(self.sampler, start=consumed)
-        if not sampler.num_batches:  # what was loaded is the end of an epoch
-            epoch, sampler = epoch + 1, self.sampler
-        self._next = _Place(epoch + 1, 0)
-        self._received = _Place(epoch, sampler.start)
-        return LoaderIterator(self, epoch, sampler)
+        self._check_world()
+        return LoaderIterator(self)
+
+    def _check_world(self) -> None:
+        """A loader that was made before torch.distributed was initialised may have taken itself for the only one."""
+        if self.world.source == "arguments":
+            return
+        now = find_world()
+        if (now.rank, now.world_size) != (self.world.rank, self.world.world_size):
+            raise LaunchError(
+                f"this ShardLoader was made as rank {self.world.rank} of {self.world.world_size}, told by "
+                f"{self.world.source}, but {now.source} now says rank {now.rank} of {now.world_size}: make it after "
+                "torch.distributed is initialised, or give rank= and world_size="
+            )
+
+    @property
+    def num_repeats(self) -> int:
+        """How many samples, the last ones, of the batch received last were in the epoch before.
+
+        More than 0 only at the end of an epoch with tail="pad": leave them out of what is counted or averaged.
+        """
+        return self._num_repeats
 
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer is, as JSON values: what it has received, not what was read ahead.
@@ -160,20 +192,21 @@ class ShardLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on where `state` was taken: with exactly the samples not yet consumed.
 
-        The number of ranks, the batch size and the tail may be others than before. ValueError if the state belongs to
-        another set, split or order.
+        The number of ranks, the batch size and the tail may be others than before. After an epoch's last batch, that
+        next `iter()` gives nothing more, as a loop over epochs expects, and the one after it the next epoch.
+        ValueError if the state belongs to another set, split or order.
         """
         identity = self._identity()
-        if set(state) != {*identity, *_Place._fields}:
-            raise ValueError(f"expected a state with {sorted({*identity, *_Place._fields})}, found {sorted(state)}")
-        for name, here in identity.items():
-            if state[name] != here:
-                raise ValueError(f"expected a state whose {name} is {here!r}, as this loader's; found {state[name]!r}")
-        epoch, consumed = state["epoch"], state["consumed"]
+        for name in [*identity, *(state.keys() - identity.keys() - set(_Place._fields))]:
+            here, there = identity.get(name), state.get(name)
+            if there != here:
+                raise ValueError(f"expected a state whose {name} is {here!r}, as this loader's; found {there!r}")
+        epoch: Any = state.get("epoch")
+        consumed: Any = state.get("consumed")
         integers = type(epoch) is int and type(consumed) is int
-        if not integers or not 0 <= epoch < MAX_EPOCH or not 0 <= consumed <= len(self.shards):
+        if not integers or not 0 <= epoch < MAX_EPOCH or not 0 <= consumed <= self._sampler.num_samples:
             raise ValueError(
-                f"expected an epoch from 0 to 2**64 - 1 and from 0 to {len(self.shards)} samples consumed; "
+                f"expected an epoch from 0 to 2**64 - 1 and from 0 to {self._sampler.num_samples} samples consumed; "
                 f"found epoch {epoch!r}, {consumed!r} consumed"
             )
         self._next = self._received = _Place(epoch, consumed)
@@ -184,8 +217,7 @@ class ShardLoader:
             "digest": self.shards.digest,
             "split": self.shards.split,
             "order_version": ORDER_VERSION,
-            "shuffle": self.sampler.shuffle,
-            "seed": self.sampler.seed,
+            **self._sampler.order.describe(),
         }
 
     def stats(self) -> dict[str, Any]:
@@ -216,18 +248,33 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
     """One pass over one epoch. Everything is driven by the consumer's calls, so there is nothing to wait for at an end:
     an iterator that is dropped in the middle leaves its batches to be finished, and its slots return to the ring."""
 
-    def __init__(self, loader: ShardLoader, epoch: int, sampler: Sampler) -> None:
-        self.epoch = epoch
+    def __init__(self, loader: ShardLoader) -> None:
         self._loader = loader
-        self._sampler = sampler
-        self._batches = sampler.batches(epoch)
+        self._begun = False
+        self._failed = False
         self._pending: deque[Pending] = deque()
         self._device = DevicePrefetch(loader._copier, loader._ring) if loader._copier else None
-        self._remaining = sampler.num_batches
-        self._place = _Place(epoch, sampler.start)
-        self._failed = False
         self._abandon = weakref.finalize(self, _abandon, self._pending, loader._ring, self._device)
         self._abandon.atexit = False
+        self._take_place()
+
+    def _take_place(self) -> None:
+        """Where the loader would go on now. Who only asks for an iterator changes nothing: Lightning asks too often."""
+        self._place = self._loader._next
+        self._sampler = replace(self._loader._sampler, start=self._place.consumed)
+        self._remaining = self._sampler.num_batches
+
+    def _begin(self) -> None:
+        self._take_place()
+        self._batches = self._sampler.batches(self.epoch)
+        self._loader._next = _Place(self.epoch + 1, 0)
+        self._loader._received = self._place
+        self._begun = True
+
+    @property
+    def epoch(self) -> int:
+        """That the batches are of: the one that is due until the first batch was asked for."""
+        return self._place.epoch
 
     def __len__(self) -> int:
         """Batches still to come."""
@@ -237,6 +284,8 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         loader = self._loader
         if os.getpid() != loader._pid:
             raise RuntimeError("this ShardLoader was made before fork(): make it in the process that uses it")
+        if not self._begun and not loader.closed:
+            self._begin()
         if not self._remaining:
             if not self._failed and loader._received == self._place:
                 loader._received = _Place(self.epoch + 1, 0)
@@ -250,6 +299,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             self._failed = True
             self._abandon()
             raise
+        loader._num_repeats = self._sampler.num_repeats(self._sampler.num_batches - self._remaining)
         self._remaining -= 1
         consumed = min(self._place.consumed + self._sampler.global_batch_size, self._sampler.num_samples)
         self._place = loader._received = _Place(self.epoch, consumed)

@@ -1,4 +1,4 @@
-"""Which samples come when: (num_samples, seed, epoch, rank, world_size, batch_size) -> index batches.
+"""Which samples come when: (order, epoch, rank, world_size, batch_size) -> index batches.
 
 Pure arithmetic; no data is touched. Step s of an epoch is the positions [s * G, (s + 1) * G) of the epoch's order, with
 G = batch_size * world_size, and each rank takes its fixed part of them. So the samples of a step are the same for every
@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.permutation import Permutation
+from shardio.order import Order
 
 Tail = Literal["drop", "pad", "short"]
 
@@ -24,7 +24,7 @@ _CHUNK = 1 << 15
 
 @dataclass(frozen=True)
 class Sampler:
-    """The order in which one rank reads `num_samples` samples. Immutable; any number of threads may use one.
+    """One rank's part of each batch of an order. Immutable; any number of threads may use one.
 
     `tail` is what becomes of a last global batch of fewer than batch_size * world_size samples. Every rank has the same
     number of batches in each case:
@@ -35,28 +35,27 @@ class Sampler:
     of ranks with any batch size. Steps count from `start`.
     """
 
-    num_samples: int
+    order: Order
     batch_size: int
     rank: int = 0
     world_size: int = 1
-    seed: int = 0
-    shuffle: bool = True
     tail: Tail = "drop"
     start: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_samples < 1 or self.batch_size < 1:
-            raise ValueError(
-                f"num_samples and batch_size must be at least 1; found {self.num_samples}, {self.batch_size}"
-            )
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1; found {self.batch_size}")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank must be from 0 to world_size - 1; found {self.rank} of {self.world_size}")
         if self.tail not in get_args(Tail):
             raise ValueError(f"tail must be one of {', '.join(get_args(Tail))}; found {self.tail!r}")
         if not 0 <= self.start <= self.num_samples:
             raise ValueError(f"start must be from 0 to {self.num_samples}; found {self.start}")
-        if not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
+
+    @property
+    def num_samples(self) -> int:
+        """Positions of a whole epoch, of all ranks together."""
+        return self.order.num_samples
 
     @property
     def global_batch_size(self) -> int:
@@ -68,10 +67,6 @@ class Sampler:
         full, rest = divmod(self.num_samples - self.start, self.global_batch_size)
         return full if self.tail == "drop" or not rest else full + 1
 
-    def order(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sample indices at these positions, each from 0 to num_samples - 1, of the epoch's order."""
-        return Permutation(self.num_samples, self.seed, epoch)(positions) if self.shuffle else positions
-
     def bounds(self, step: int) -> tuple[int, int]:
         """The positions [start, stop) that this rank reads at `step`; with "pad", those from num_samples on wrap."""
         if not 0 <= step < self.num_batches:
@@ -81,6 +76,12 @@ class Sampler:
         if self.tail == "short":
             size = min(size, self.num_samples - start)
         return start + size * self.rank // self.world_size, start + size * (self.rank + 1) // self.world_size
+
+    def num_repeats(self, step: int) -> int:
+        """How many samples at the end of this rank's batch at `step` were in the epoch before: more than 0 only with
+        "pad", at the last step."""
+        start, stop = self.bounds(step)
+        return max(0, stop - max(start, self.num_samples))
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[NDArray[np.int64]]:
         """The sample indices (int64) of this rank's batches, from `first_step` to the end of the epoch."""

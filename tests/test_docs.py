@@ -109,7 +109,9 @@ def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:
         assert hashlib.sha256((GOLDEN / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "benchmarks/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/integrations.md", "benchmarks/README.md"]
+)
 def test_links_and_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     folder = (ROOT / page).parent

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
+import kill_convert as tool
 import numpy as np
 import pytest
 from conftest import random_picture, write_jpeg
 
-TOOL = Path(__file__).resolve().parents[1] / "tools" / "kill_convert.py"
 
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kill_convert", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kill_convert"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_kills_at_random_moments_tear_nothing_and_lose_nothing(tool: ModuleType, tmp_path: Path) -> None:
+def test_kills_at_random_moments_tear_nothing_and_lose_nothing(tmp_path: Path) -> None:
     counts = tool.kill_conversions(8, seed=1, folder=tmp_path)
     assert not counts.violations, "seed 1:\n" + "\n".join(counts.violations)
     assert counts.rounds == 8
@@ -54,7 +39,7 @@ def sets(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "one", tmp_path / "two"
 
 
-def test_equal_sets_are_not_torn(tool: ModuleType, sets: tuple[Path, Path]) -> None:
+def test_equal_sets_are_not_torn(sets: tuple[Path, Path]) -> None:
     assert tool.torn_files(*sets) == []
     assert tool.hash_files(sets[0]) == tool.hash_files(sets[1])
 
@@ -70,7 +55,7 @@ def test_equal_sets_are_not_torn(tool: ModuleType, sets: tuple[Path, Path]) -> N
         ("lost shard", "published, but "),
     ],
 )
-def test_a_torn_file_is_noticed(tool: ModuleType, sets: tuple[Path, Path], name: str, fault: str) -> None:
+def test_a_torn_file_is_noticed(sets: tuple[Path, Path], name: str, fault: str) -> None:
     out, reference = sets
     shard = out / "train-00001.npy"
     data = shard.read_bytes()
@@ -92,7 +77,7 @@ def test_a_torn_file_is_noticed(tool: ModuleType, sets: tuple[Path, Path], name:
     assert any(one.startswith(fault) for one in faults), faults
 
 
-def test_temporary_files_and_work_folders_left_over_are_noticed(tool: ModuleType, sets: tuple[Path, Path]) -> None:
+def test_temporary_files_and_work_folders_left_over_are_noticed(sets: tuple[Path, Path]) -> None:
     out, reference = sets
     (out / ".convert").mkdir()
     assert tool.hash_files(out) != tool.hash_files(reference)

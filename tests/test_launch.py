@@ -13,15 +13,16 @@ import torch
 from shardio.errors import LaunchError
 from shardio.launch import World, find_world
 
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
-SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "9", "SLURM_LOCALID": "2"}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "11", "LOCAL_RANK": "1"}
+SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "10", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
-PMI = {"PMI_RANK": "8", "PMI_SIZE": "11", "MPI_LOCALRANKID": "4"}
+PMI = {"PMI_RANK": "8", "PMI_SIZE": "9", "MPI_LOCALRANKID": "4"}
+# The innermost first: each may have been started by those behind it, which then have fewer processes.
 IN_ORDER = [
-    (TORCHRUN, World(5, 8, 1, "torchrun")),
-    (SLURM, World(6, 9, 2, "SLURM")),
+    (TORCHRUN, World(5, 11, 1, "torchrun")),
     (OPEN_MPI, World(7, 10, 3, "Open MPI")),
-    (PMI, World(8, 11, 4, "PMI")),
+    (PMI, World(8, 9, 4, "PMI")),
+    (SLURM, World(6, 8, 2, "SLURM")),
 ]
 
 
@@ -64,7 +65,7 @@ def test_without_a_local_rank_it_is_0(environ: dict[str, str], world: World) -> 
 
 
 @pytest.mark.parametrize("first", range(len(IN_ORDER)))
-def test_launchers_are_asked_in_the_documented_order(first: int) -> None:
+def test_of_nested_launchers_the_innermost_tells(first: int) -> None:
     environ: dict[str, str] = {}
     for variables, _ in reversed(IN_ORDER[first:]):
         environ.update(variables)
@@ -75,11 +76,56 @@ def test_launchers_are_asked_in_the_documented_order(first: int) -> None:
 @pytest.mark.parametrize("present", [0, 1, 2])
 def test_a_single_variable_is_no_launcher(environ: dict[str, str], world: World, present: int) -> None:
     name = list(environ)[present]
-    assert find_world(environ={name: environ[name]}) == World(0, 1, 0, "default"), world.source
+    alone = {name: environ[name]}
+    if name in ("RANK", "WORLD_SIZE"):  # torch will believe them: one of many cannot be 0 of 1
+        with pytest.raises(LaunchError, match=f"default says rank 0 of 1, but found {name}={alone[name]} in the envir"):
+            find_world(environ=alone)
+    else:
+        assert find_world(environ=alone) == World(0, 1, 0, "default"), world.source
 
 
 def test_half_of_a_launcher_does_not_hide_the_next() -> None:
-    assert find_world(environ={"RANK": "1", **OPEN_MPI}) == IN_ORDER[2][1]
+    assert find_world(environ={"RANK": "7", **OPEN_MPI}) == IN_ORDER[1][1]
+    assert find_world(environ={"WORLD_SIZE": "8", **SLURM}) == IN_ORDER[3][1]  # as many a batch script exports it
+
+
+@pytest.mark.parametrize("change", [{"RANK": "1"}, {"WORLD_SIZE": "9"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_torch_would_believe_may_not_contradict_the_launcher(number: int, change: dict[str, str]) -> None:
+    environ, world = IN_ORDER[number]
+    if change.get("WORLD_SIZE") == str(world.world_size):
+        change = {"WORLD_SIZE": "12"}
+    with pytest.raises(LaunchError) as caught:
+        find_world(environ={**environ, **change})
+    assert world.source in str(caught.value)
+    assert f"rank {world.rank} of {world.world_size}" in str(caught.value)
+    assert str(caught.value).endswith("or give rank= and world_size=")
+
+
+def test_an_outer_launcher_with_more_processes_is_a_contradiction() -> None:
+    alone = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}  # MPI that was not told of srun's tasks
+    with pytest.raises(LaunchError, match="Open MPI says rank 0 of 1, but found SLURM rank 6 of 8: "):
+        find_world(environ={**alone, **SLURM})
+
+
+def test_launchers_of_equal_size_must_agree_in_the_rank() -> None:
+    same = {"PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2"}
+    assert find_world(environ={**same, **SLURM}) == World(6, 8, 2, "PMI")
+    with pytest.raises(LaunchError, match="PMI says rank 0 of 8, but found SLURM rank 6 of 8: "):
+        find_world(environ={**same, **SLURM, "PMI_RANK": "0"})
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 64])
+def test_torchrun_under_another_launcher_numbers_its_processes_itself(world_size: int) -> None:
+    torchrun = {"RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+    assert find_world(environ={**torchrun, **SLURM}) == World(0, world_size, 0, "torchrun")
+
+
+def test_torch_distributed_may_not_contradict_torchrun(distributed: FakeDistributed) -> None:
+    for change in ({"RANK": "1", "WORLD_SIZE": "3"}, {"RANK": "2", "WORLD_SIZE": "4"}, {"RANK": "1"}):
+        with pytest.raises(LaunchError, match=r"torch.distributed says rank 2 of 3, but found (RANK|WORLD_SIZE)=\d in"):
+            find_world(environ=change)
+    assert distributed.is_initialized()
 
 
 def test_a_slurm_batch_script_without_srun_is_rank_0_of_1() -> None:
@@ -111,7 +157,7 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
     assert find_world() == World(0, 1, 0, "default")
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
-    assert find_world() == IN_ORDER[1][1]
+    assert find_world() == IN_ORDER[3][1]
 
 
 def test_arguments_come_before_all_else(distributed: FakeDistributed) -> None:
@@ -124,7 +170,9 @@ def test_arguments_keep_the_local_rank_of_the_launcher() -> None:
     assert find_world(1, 2, environ={}) == World(1, 2, 0, "arguments")
 
 
-@pytest.mark.parametrize("environ", [{**TORCHRUN, "RANK": "fifth"}, {**TORCHRUN, "RANK": "8"}, {**PMI, "PMI_SIZE": ""}])
+@pytest.mark.parametrize(
+    "environ", [{**TORCHRUN, "RANK": "fifth"}, {**TORCHRUN, "RANK": "11"}, {**PMI, "PMI_SIZE": ""}]
+)
 def test_arguments_are_believed_whatever_the_launcher_says(environ: dict[str, str]) -> None:
     world = find_world(1, 2, environ=environ)
     assert (world.rank, world.world_size, world.source) == (1, 2, "arguments")
@@ -132,7 +180,9 @@ def test_arguments_are_believed_whatever_the_launcher_says(environ: dict[str, st
 
 def test_torch_distributed_comes_before_launchers(distributed: FakeDistributed) -> None:
     assert distributed.is_initialized()
-    assert find_world(environ=TORCHRUN) == World(2, 3, 1, "torch.distributed")
+    assert find_world(environ=OPEN_MPI) == World(2, 3, 3, "torch.distributed")
+    torchrun = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}
+    assert find_world(environ=torchrun) == World(2, 3, 1, "torch.distributed")
     assert find_world(environ={}) == World(2, 3, 0, "torch.distributed")
 
 
@@ -149,7 +199,7 @@ def test_torch_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_real_process_group_is_asked() -> None:
-    environ = {"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "2"}
     assert find_world(environ=environ).source == "torchrun"
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:

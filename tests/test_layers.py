@@ -20,6 +20,7 @@ ENTRY_POINTS = {"__init__", "__main__"}
 LAYERS: dict[str, tuple[int, str]] = {
     "errors": (0, "b"),
     "version": (0, "b"),
+    "counter_rng": (0, "t"),
     "format": (1, "b"),
     "files": (1, "b"),
     "permutation": (1, "t"),
@@ -28,7 +29,9 @@ LAYERS: dict[str, tuple[int, str]] = {
     "lifeline": (1, "c"),
     "jpeg": (1, "c"),
     "manifest": (2, "b"),
-    "sampler": (2, "t"),
+    "order": (2, "t"),
+    "sampler": (3, "t"),
+    "shufflecheck": (3, "t"),
     "mapping": (2, "t"),
     "ring": (2, "t"),
     "decode": (2, "c"),

@@ -31,6 +31,7 @@ import shardio.loader
 import shardio.ring
 from shardio.errors import LaunchError, SetNotFoundError
 from shardio.loader import LoaderIterator, ShardLoader
+from shardio.order import GlobalShuffle, make_order
 from shardio.ring import Ring, Slot
 from shardio.sampler import Sampler, Tail
 from shardio.shardset import ShardSet
@@ -72,7 +73,7 @@ def order_of(batches: list[Batch]) -> list[list[int]]:
 
 
 def order_expected(loader: ShardLoader, epoch: int) -> list[list[int]]:
-    return [indices.tolist() for indices in loader.sampler.batches(epoch)]
+    return [indices.tolist() for indices in loader._sampler.batches(epoch)]
 
 
 @pytest.fixture
@@ -311,7 +312,7 @@ def test_ranks_share_an_epoch(tail: Tail, world_size: int, loader_of: MakeLoader
                 check(batch)
             ranks.append(order_of(batches))
     assert len({len(batches) for batches in ranks}) == 1
-    whole = Sampler(NUM_SAMPLES, 4 * world_size, tail=tail)
+    whole = Sampler(GlobalShuffle(NUM_SAMPLES, 0), 4 * world_size, tail=tail)
     steps = [sum(parts, []) for parts in zip(*ranks, strict=True)]  # noqa: RUF017
     assert steps == [indices.tolist() for indices in whole.batches(0)]
 
@@ -321,8 +322,37 @@ def test_rank_and_world_size_come_from_the_launcher(loader_of: MakeLoader, monke
         monkeypatch.setenv(name, value)
     with loader_of(4) as loader:
         assert order_of(list(loader)) == [
-            indices.tolist() for indices in Sampler(NUM_SAMPLES, 4, rank=1, world_size=3).batches(0)
+            indices.tolist() for indices in Sampler(GlobalShuffle(NUM_SAMPLES, 0), 4, rank=1, world_size=3).batches(0)
         ]
+
+
+def test_a_loader_that_was_made_before_its_rank_was_known_is_refused_when_it_is_read(
+    loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(4) as loader, loader_of(4, rank=0, world_size=1) as told:
+        for name, value in {"RANK": "1", "WORLD_SIZE": "3"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(
+            LaunchError, match=r"made as rank 0 of 1, told by default, but torchrun now says rank 1 of 3"
+        ):
+            iter(loader)
+        assert len(list(told)) == NUM_SAMPLES // 4
+
+
+def test_asking_for_an_iterator_begins_no_epoch(loader_of: MakeLoader) -> None:
+    with loader_of(4) as loader:
+        before = loader.state_dict()
+        first, second = iter(loader), iter(loader)
+        assert first.epoch == second.epoch == 0
+        assert len(first) == len(second) == NUM_SAMPLES // 4
+        assert loader.state_dict() == before
+        next(second)
+        next(first)  # the next one that begins has the next epoch, whichever was asked for first
+        assert (second.epoch, first.epoch) == (0, 1)
+        loader.set_epoch(9)
+        third = iter(loader)
+        loader.set_epoch(5)
+        assert order_of(list(third)) == order_expected(loader, 5)
 
 
 @pytest.mark.parametrize(("tail", "sizes"), [("drop", [20, 20]), ("pad", [20, 20, 20]), ("short", [20, 20, 7])])
@@ -334,6 +364,44 @@ def test_the_tail_is_dropped_filled_or_short(tail: Tail, sizes: list[int], loade
         for batch in batches:
             check(batch)
         assert order_of(batches) == order_expected(loader, 0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("start", [0, 30])
+def test_the_repeats_of_a_padded_epoch_can_be_told(world_size: int, start: int, loader_of: MakeLoader) -> None:
+    with loader_of(1) as whole:
+        expected = sum(order_of(list(whole)), [])[start:]  # noqa: RUF017
+    fresh: list[int] = []
+    for rank in range(world_size):
+        with loader_of(10, tail="pad", rank=rank, world_size=world_size) as loader:
+            loader.load_state_dict({**loader.state_dict(), "consumed": start})
+            for step, (_, _, indices) in enumerate(loader, start=1):
+                assert len(indices) == 10
+                assert not loader.num_repeats or step == -(-len(expected) // (10 * world_size))
+                fresh += indices[: len(indices) - loader.num_repeats].tolist()
+    assert sorted(fresh) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": "block"},
+        {"shuffle": "block", "block_size": 4, "window_blocks": 3},
+        {"indices": np.array([40, 3, 3, 17, 0])},
+        {"indices": torch.tensor([40, 3, 17, 0]), "shuffle": False},
+        {"weights": [0, 0, 1, 2] + 43 * [0.0], "num_draws": 30},
+        {"weights": torch.tensor([1.0, 2.0]), "indices": [46, 45]},
+    ],
+)
+def test_every_order_comes_as_it_was_asked_for(options: dict[str, Any], loader_of: MakeLoader) -> None:
+    expected = make_order(NUM_SAMPLES, **options)
+    with loader_of(4, tail="short", **options) as loader:
+        for epoch in range(2):
+            batches = list(loader)
+            for batch in batches:
+                check(batch)
+            got = sum(order_of(batches), [])  # noqa: RUF017
+            assert got == expected(epoch, np.arange(expected.num_samples)).tolist()
 
 
 @pytest.mark.parametrize(("tail", "sizes"), [("pad", [100]), ("short", [47])])
@@ -378,9 +446,10 @@ def test_two_iterators_at_once_are_two_epochs(loader_of: MakeLoader, poison: Non
         while len(one) or len(two):
             which = rng.randrange(2)
             batches[which] += islice((one, two)[which], rng.randint(1, 3))
-        for epoch in range(2):
-            assert order_of(batches[epoch]) == order_expected(loader, epoch)
-            for batch in batches[epoch]:
+        assert {one.epoch, two.epoch} == {0, 1}
+        for iterator, read in zip((one, two), batches, strict=True):
+            assert order_of(read) == order_expected(loader, iterator.epoch)
+            for batch in read:
                 check(batch)
 
 
@@ -436,7 +505,7 @@ def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: 
     [
         ({"num_threads": 0}, ValueError, "num_threads must be at least 1 and prefetch at least 0; found 0, 2$"),
         ({"prefetch": -1, "num_threads": 2}, ValueError, "prefetch at least 0; found 2, -1$"),
-        ({"batch_size": 0}, ValueError, "num_samples and batch_size must be at least 1; found 47, 0$"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1; found 0$"),
         ({"tail": "cut"}, ValueError, "tail must be one of drop, pad, short; found 'cut'$"),
         ({"seed": -1}, ValueError, r"seed must be from 0 to 2\*\*64 - 1; found -1$"),
         ({"rank": 1}, LaunchError, "expected rank and world_size together, found rank=1, world_size=None$"),

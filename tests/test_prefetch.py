@@ -326,7 +326,7 @@ def test_device_batches_are_those_of_the_cpu(
         copier = FakeCopier(finish_some(seed))
         with device_loader(copier, 5, prefetch=prefetch, tail=tail, num_threads=num_threads, seed=seed) as loader:
             for epoch in range(3):
-                order = [batch.tolist() for batch in loader.sampler.batches(epoch)]
+                order = [batch.tolist() for batch in loader._sampler.batches(epoch)]
                 held = list(loader)  # the device's tensors are the caller's own
                 copier.synchronize()
                 assert [batch[2].tolist() for batch in held] == order, seed

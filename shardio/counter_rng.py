@@ -1,0 +1,49 @@
+"""Random numbers without a state: each is a hash of keys and a counter, so that any of them can be had at any time.
+
+The keys stand for (purpose, seed, epoch), the counter for a position or a sample (Salmon, Moraes, Dror, Shaw, "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011). Nothing depends on what was drawn before, or by whom.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+# splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
+_SHIFT_TO_53_BITS = np.uint64(11)
+
+
+def make_keys(purpose: bytes, seed: int, epoch: int, count: int) -> tuple[np.uint64, ...]:
+    """`count` (at most 8) independent 64-bit keys. Any change of purpose, seed or epoch changes all of them."""
+    if not 0 <= seed < 1 << 64 or not 0 <= epoch < 1 << 64:
+        raise ValueError(f"seed and epoch must be from 0 to 2**64 - 1; found seed {seed}, epoch {epoch}")
+    digest = hashlib.blake2b(purpose + struct.pack("<QQ", seed, epoch), digest_size=8 * count).digest()
+    return tuple(map(np.uint64, struct.unpack(f"<{count}Q", digest)))
+
+
+def scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """All but the last shift of splitmix64's finaliser, in place: the high 32 bits are those of `mix`."""
+    numbers ^= numbers >> _SHIFT_1
+    numbers *= _MIX_1
+    numbers ^= numbers >> _SHIFT_2
+    numbers *= _MIX_2
+    return numbers
+
+
+def random_bits(key: np.uint64, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """64 random bits for each counter: the splitmix64 generator that began at `key`, at that number of its steps."""
+    bits = scramble(key + (counters + np.uint64(1)) * _GAMMA)
+    bits ^= bits >> _SHIFT_3
+    return bits
+
+
+def uniform(key: np.uint64, counters: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """A random number in [0, 1) for each counter, a multiple of 2**-53."""
+    return (random_bits(key, counters) >> _SHIFT_TO_53_BITS).astype(np.float64) * 2.0**-53

@@ -1,0 +1,100 @@
+"""Training under torchrun, killed and resumed: a short form of what tools/kill_train.py does as long as one likes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import kill_train as tool
+import pytest
+
+
+def test_two_processes_killed_and_resumed_with_three_read_the_samples_of_one(tmp_path: Path) -> None:
+    counts = tool.kill_training(1, seed=20, folder=tmp_path)
+    assert not counts.violations, "\n".join(counts.violations)
+    assert counts.runs == 2
+    assert counts.kills == counts.resumed == 1
+    assert counts.empty > 0
+    assert not tool.marked_processes(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# --- the tool would notice -------------------------------------------------------------------------------------------
+
+
+def steps(number: int, consumed: int, *parts: Sequence[int]) -> list[Any]:
+    """One step as its ranks log it."""
+    state = {"epoch": 0, "consumed": consumed}
+    return [
+        tool.Step(number, dict(state), list(part), list(part), [i % tool.NUM_CLASSES for i in part]) for part in parts
+    ]
+
+
+EXPECTED = [[7, 4, 0, 1, 8]]
+
+
+@pytest.fixture
+def runs() -> list[Any]:
+    """Two ranks, killed after the checkpoint of the first step, one in the second step; and three that go on."""
+    first, second = steps(1, 4, [7, 4], [0, 1]), steps(2, 5, [], [8])
+    rest = steps(2, 5, [], [], [8])
+    return [
+        tool.Kept(2, 0, 1, [[first[0]], [first[1], second[1]]]),
+        tool.Kept(2, 1, 2, [[step] for step in rest]),
+    ]
+
+
+def test_what_was_received_after_the_checkpoint_does_not_count(runs: list[Any]) -> None:
+    assert tool.faults_of(runs, EXPECTED) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ("skipped", "epoch 0: not the order of one process; skipped [8], 0 came again"),
+        ("again", "epoch 0: not the order of one process; skipped [], 1 came again"),
+        ("other order", "epoch 0: not the order of one process; skipped [], 0 came again"),
+        ("other epoch", "expected the epochs 0 to 0, found [0, 1]"),
+        ("a rank stops early", "run 1: rank 1 has not the steps 2 to 2, each once"),
+        ("a rank's state", "run 0, epoch 0, step 1: the ranks' states differ"),
+        ("all states", "run 0, epoch 0, step 1: received 4 samples of the epoch, the state says 3"),
+        ("uneven batches", "run 0, epoch 0, step 1: batches of [3, 1], the batch size is 2"),
+        ("pixels", "run 1, epoch 0, step 2: rank 2 received pixels of [-1] as [8]"),
+        ("label", "run 1, epoch 0, step 2: rank 2 received labels [0] for [8]"),
+    ],
+)
+def test_a_fault_is_noticed(runs: list[Any], change: str, fault: str) -> None:
+    first, other = (log[0] for log in runs[0].logs)
+    last = runs[1].logs[2][0]
+    match change:
+        case "skipped":
+            last.indices.clear()
+        case "again":
+            last.indices.append(7)
+        case "other order":
+            first.indices.reverse()
+        case "other epoch":
+            for log in runs[1].logs:
+                log[0].state["epoch"] = 1
+        case "a rank stops early":
+            runs[1].logs[1].clear()
+        case "a rank's state":
+            other.state["consumed"] = 3
+        case "all states":
+            first.state["consumed"] = other.state["consumed"] = 3
+        case "uneven batches":
+            first.indices.append(other.indices.pop(0))
+        case "pixels":
+            last.pixels[:] = [-1]
+        case "label":
+            last.labels[:] = [0]
+    faults = tool.faults_of(runs, EXPECTED)
+    assert any(one.startswith(fault) for one in faults), faults
+
+
+def test_pixels_that_are_no_samples_are_known() -> None:
+    pixels = tool.pixels_of(300)
+    assert tool.index_of(pixels) == 300
+    pixels[-1, -1, -1] ^= 1
+    assert tool.index_of(pixels) == -1
