@@ -29,7 +29,7 @@ def make_keys(purpose: bytes, seed: int, epoch: int, count: int) -> tuple[np.uin
 
 
 def scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """All but the last shift of splitmix64's finaliser, in place: the high 32 bits are those of `mix`."""
+    """All but the last shift of splitmix64's finaliser, in place. That shift would not change the high 31 bits."""
     numbers ^= numbers >> _SHIFT_1
     numbers *= _MIX_1
     numbers ^= numbers >> _SHIFT_2

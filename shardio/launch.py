@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Mapping
@@ -52,7 +53,7 @@ def find_world(
     if (rank is None) != (world_size is None):
         raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
-        return World(rank, world_size, _local_rank(environ), "arguments")
+        return World(operator.index(rank), operator.index(world_size), _local_rank(environ), "arguments")
     world = _from_torch(environ) or _from_environment(environ) or World(0, 1, 0, "default")
     _check_torchrun(world, environ)
     return world

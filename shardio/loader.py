@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 import weakref
@@ -113,7 +114,7 @@ class ShardLoader:
             num_draws=num_draws,
             indices=indices,
         )
-        self._sampler = Sampler(order, batch_size, self.world.rank, self.world.world_size, tail)
+        self._sampler = Sampler(order, operator.index(batch_size), self.world.rank, self.world.world_size, tail)
         if not self._sampler.num_batches:
             raise ValueError(
                 f"expected at least one batch, but {order.num_samples} samples are fewer than the global batch of "
@@ -154,6 +155,7 @@ class ShardLoader:
         """
         if not 0 <= epoch < MAX_EPOCH:
             raise ValueError(f"epoch must be from 0 to 2**64 - 1; found {epoch}")
+        epoch = operator.index(epoch)  # of numpy's integers the state could not be JSON
         if epoch != self._next.epoch:  # else it may be an epoch that load_state_dict goes on with
             self._next = self._received = _Place(epoch, 0)
 

@@ -7,14 +7,15 @@ never stored. `describe()` says everything that it depends on, and goes into the
 from __future__ import annotations
 
 import hashlib
+import operator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.counter_rng import make_keys, random_bits, uniform
-from shardio.permutation import Permutation, check_below, divide, permute, round_keys
+from shardio.permutation import MAX_N, Permutation, check_below, divide, permute, round_keys
 
 Shuffle = Literal["block"] | bool
 
@@ -49,7 +50,7 @@ class StoredOrder:
     num_samples: int
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return check_below(self.num_samples, positions)
+        return check_below(self.num_samples, positions).copy()
 
     def describe(self) -> dict[str, Any]:
         return {"shuffle": False, "num_samples": self.num_samples}
@@ -151,8 +152,8 @@ class WeightedDraws:
         weights = np.array(self.weights, np.float64)  # a copy: nobody may change it under us
         if weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
             raise ValueError("weights must be one-dimensional, finite, at least 0, and one of them above 0")
-        if self.num_samples < 1:
-            raise ValueError(f"num_draws must be at least 1; found {self.num_samples}")
+        if not 1 <= self.num_samples <= MAX_N:
+            raise ValueError(f"num_draws must be from 1 to 2**62; found {self.num_samples}")
         # Scaled, which is exact, so that no sum overflows or is too small for the share of a draw. np.cumsum adds from
         # left to right, so that it rounds alike everywhere.
         ends = np.cumsum(np.ldexp(weights, -np.frexp(weights.max())[1]))
@@ -214,7 +215,9 @@ def make_order(
     `indices`, or for each sample of the split; `num_draws` make an epoch, as many as there are weights if it
     is not given.
     """
-    if shuffle not in (True, False, "block"):
+    if isinstance(shuffle, np.bool_):
+        shuffle = bool(shuffle)
+    if not isinstance(shuffle, bool) and shuffle != "block":
         raise ValueError(f'shuffle must be True, False or "block"; found {shuffle!r}')
     if shuffle != "block" and (block_size is not None or window_blocks is not None):
         raise ValueError(f'block_size and window_blocks need shuffle="block"; found shuffle={shuffle!r}')
@@ -222,6 +225,9 @@ def make_order(
         raise ValueError(f"weights draw samples at random: they need shuffle=True; found shuffle={shuffle!r}")
     if weights is None and num_draws is not None:
         raise ValueError(f"num_draws needs weights: without them each sample is read once; found {num_draws}")
+    if not 1 <= set_size <= MAX_N:
+        raise ValueError(f"expected from 1 to 2**62 samples; found {set_size}")
+    seed = _integer("seed", seed)
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
     chosen = None if indices is None else _checked_indices(indices, set_size)
@@ -232,17 +238,25 @@ def make_order(
         if weights.shape != (size,):
             what = "the split" if chosen is None else "indices"
             raise ValueError(f"expected {size} weights, one for each sample of {what}; found shape {weights.shape}")
-        order = WeightedDraws(weights, seed, size if num_draws is None else num_draws)
+        order = WeightedDraws(weights, seed, size if num_draws is None else _integer("num_draws", num_draws))
     elif shuffle == "block":
         order = BlockShuffle(
             size,
             seed,
-            DEFAULT_BLOCK_SIZE if block_size is None else block_size,
-            DEFAULT_WINDOW_BLOCKS if window_blocks is None else window_blocks,
+            DEFAULT_BLOCK_SIZE if block_size is None else _integer("block_size", block_size),
+            DEFAULT_WINDOW_BLOCKS if window_blocks is None else _integer("window_blocks", window_blocks),
         )
     else:
         order = GlobalShuffle(size, seed) if shuffle else StoredOrder(size)
     return order if chosen is None else Subset(order, chosen)
+
+
+def _integer(name: str, value: SupportsIndex) -> int:
+    """A Python int, as JSON wants it, of whatever is an integer. TypeError if it is none."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise TypeError(f"{name} must be an integer; found {value!r}") from None
 
 
 def _checked_indices(indices: ArrayLike, set_size: int) -> NDArray[np.int64]:

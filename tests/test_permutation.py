@@ -13,7 +13,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from shardio.permutation import MAX_N, Permutation, round_keys
+from shardio.permutation import MAX_N, ROUNDS, Permutation, check_below, divide, permute, round_keys
 
 KEYS = [(0, 0), (0, 1), (1, 0), (2**64 - 1, 2**64 - 1)]
 
@@ -45,28 +45,50 @@ def order(n: int, seed: int, epoch: int) -> np.ndarray:
     return Permutation(n, seed, epoch)(np.arange(n, dtype=np.int64))
 
 
-def in_plain_integers(n: int, seed: int, epoch: int, position: int) -> int:
+def plain_round_keys(seed: int, epoch: int, purpose: str = "permutation") -> list[int]:
+    name = f"shardio {purpose} 1".encode() + seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
+    return list(struct.unpack("<6Q", hashlib.blake2b(name, digest_size=48).digest()))
+
+
+def plain_hash_below(digit: int, key: int, radix: int) -> int:
+    mixed = (digit + key) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return (mixed >> 32) * radix >> 32
+
+
+def plain_permute(position: int, n: int, keys: list[int]) -> int:
     """The definition once more, one number at a time, in integers that cannot overflow."""
-    name = b"shardio permutation 1" + seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
-    keys = struct.unpack("<6Q", hashlib.blake2b(name, digest_size=48).digest())
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
-
-    def hash_below(digit: int, key: int, radix: int) -> int:
-        mixed = (digit + key) % 2**64
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
-        return (mixed >> 32) * radix >> 32
-
     number = position
     while True:
         high, low = divmod(number, b)
         for i in (0, 2, 4):
-            high = (high + hash_below(low, keys[i], a)) % a
-            low = (low + hash_below(high, keys[i + 1], b)) % b
+            high = (high + plain_hash_below(low, keys[i], a)) % a
+            low = (low + plain_hash_below(high, keys[i + 1], b)) % b
         number = high * b + low
         if number < n:
             return number
+
+
+def plain_inverse(number: int, n: int, keys: list[int]) -> int:
+    """`plain_permute`, undone step by step."""
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+    position = number
+    while True:
+        high, low = divmod(position, b)
+        for i in (4, 2, 0):
+            low = (low - plain_hash_below(high, keys[i + 1], b)) % b
+            high = (high - plain_hash_below(low, keys[i], a)) % a
+        position = high * b + low
+        if position < n:
+            return position
+
+
+def in_plain_integers(n: int, seed: int, epoch: int, position: int) -> int:
+    return plain_permute(position, n, plain_round_keys(seed, epoch))
 
 
 @pytest.mark.parametrize(("seed", "epoch"), KEYS)
@@ -125,6 +147,126 @@ def test_positions_are_only_read() -> None:
     assert found.dtype == np.int64
     assert found.tolist() == order(50, 1, 2)[::-1].tolist()
     assert positions.tolist() == list(range(49, -1, -1))
+
+
+@pytest.mark.parametrize(("seed", "epoch"), KEYS)
+def test_the_inverse_undoes_every_small_order(seed: int, epoch: int) -> None:
+    for n in range(1, 151):
+        permutation = Permutation(n, seed, epoch)
+        numbers = np.arange(n)
+        assert np.array_equal(permutation.inverse(permutation(numbers)), numbers), n
+        assert np.array_equal(permutation(permutation.inverse(numbers)), numbers), n
+
+
+@pytest.mark.parametrize("n", [49_999, 50_000, 65_536, 65_537, 1281167, 10**10, 2**61 + 1, 2**62 - 1, 2**62])
+@pytest.mark.parametrize(("seed", "epoch"), KEYS)
+def test_the_inverse_undoes_large_orders(n: int, seed: int, epoch: int) -> None:
+    numbers = np.random.default_rng(2).integers(0, n, 2000)
+    numbers[:2] = 0, n - 1
+    permutation = Permutation(n, seed, epoch)
+    assert np.array_equal(permutation.inverse(permutation(numbers)), numbers)
+    assert np.array_equal(permutation(permutation.inverse(numbers)), numbers)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 10, 255, 1000, 1281167, 10**10, 2**61 + 1, 2**62 - 1, 2**62])
+@pytest.mark.parametrize(("seed", "epoch"), KEYS)
+def test_the_inverse_is_its_definition_in_plain_integers(n: int, seed: int, epoch: int) -> None:
+    numbers = sorted({0, n // 3, n // 2, max(0, n - 2), n - 1, *range(min(n, 8))})
+    expected = [plain_inverse(number, n, plain_round_keys(seed, epoch)) for number in numbers]
+    assert Permutation(n, seed, epoch).inverse(np.array(numbers)).tolist() == expected
+
+
+@pytest.mark.parametrize(("n", "seed", "epoch"), GOLDEN)
+def test_the_inverse_finds_the_golden_positions(n: int, seed: int, epoch: int) -> None:
+    first, last = GOLDEN[n, seed, epoch]
+    permutation = Permutation(n, seed, epoch)
+    assert permutation.inverse(np.array(first)).tolist() == list(range(len(first)))
+    assert permutation.inverse(np.array(last)).tolist() == list(range(n - len(last), n))
+
+
+def test_the_inverse_only_reads_its_numbers() -> None:
+    numbers = np.arange(50)[::-1]
+    numbers.flags.writeable = False
+    found = Permutation(50, 1, 2).inverse(numbers)
+    assert found.dtype == np.int64
+    assert order(50, 1, 2)[found].tolist() == numbers.tolist() == list(range(49, -1, -1))
+    assert Permutation(50, 1, 2).inverse(np.array([], np.int64)).shape == (0,)
+
+
+@pytest.mark.parametrize("number", [-1, 10, 11, -(2**63), 2**63 - 1])
+def test_the_inverse_refuses_numbers_outside_of_the_order(number: int) -> None:
+    with pytest.raises(ValueError, match=r"positions must be from 0 to 9$"):
+        Permutation(10, 0, 0).inverse(np.array([3, number, 4]))
+
+
+def key_arrays(choice: np.ndarray, keys: list[tuple[np.uint64, ...]]) -> list[np.ndarray]:
+    """keys[c] for each c of `choice`, as `permute` takes them."""
+    return [np.array([key[number] for key in keys])[choice] for number in range(ROUNDS)]
+
+
+# For 3, 5, 7 and 13 up to a quarter of the network's numbers lie outside and walk on, some of them many times.
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 13, 64, 8191, 10**10, 2**61 + 1, 2**62])
+def test_positions_with_keys_of_their_own_are_permuted_by_them(n: int) -> None:
+    rng = np.random.default_rng(3)
+    keys = [round_keys(seed, seed % 3, "window") for seed in range(20)]
+    positions, choice = rng.integers(0, n, 2000), rng.integers(0, len(keys), 2000)
+    found = permute(positions, n, key_arrays(choice, keys))
+    assert found.dtype == np.int64
+    for number, key in enumerate(keys):
+        theirs = choice == number
+        assert np.array_equal(found[theirs], permute(positions[theirs], n, key)), number
+    for i in range(100):
+        assert found[i] == plain_permute(int(positions[i]), n, list(map(int, keys[choice[i]]))), i
+
+
+def test_every_key_of_an_array_gives_a_bijection() -> None:
+    keys = [round_keys(seed, 1, "window") for seed in range(25)]
+    for n in range(1, 61):
+        choice, positions = np.divmod(np.arange(n * len(keys)), n)
+        found = permute(positions, n, key_arrays(choice, keys)).reshape(len(keys), n)
+        assert np.array_equal(np.sort(found, axis=1), np.tile(np.arange(n), (len(keys), 1))), n
+
+
+def test_permute_only_reads_positions_and_keys() -> None:
+    keys = key_arrays(np.arange(7), [round_keys(seed, 0) for seed in range(7)])
+    positions = np.arange(7)
+    before = [array.copy() for array in (positions, *keys)]
+    for array in (positions, *keys):
+        array.flags.writeable = False
+    permute(positions, 7, keys)
+    assert all(map(np.array_equal, before, (positions, *keys)))
+    assert permute(positions[:0], 7, [key[:0] for key in keys]).tolist() == []
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64])
+def test_divide_is_divmod(kind: type[np.int64] | type[np.uint64]) -> None:
+    top = int(np.iinfo(kind).max)
+    edges = [0, 1, 2, 63, 64, 65, 2**31, 2**32 - 1, 2**53 + 1, 2**62, 2**63 - 1, top // 3, top - 1, top]
+    for divisor in [number for number in edges if number]:
+        quotients, rests = divide(np.array(edges, kind), kind(divisor))
+        assert quotients.dtype == rests.dtype == kind
+        pairs = list(zip(quotients.tolist(), rests.tolist(), strict=True))
+        assert pairs == [divmod(number, divisor) for number in edges], divisor
+
+
+@pytest.mark.parametrize("n", [0, 1, 10, 2**62, 2**63 - 1])
+def test_check_below_lets_all_below_n_through_and_nothing_else(n: int) -> None:
+    inside = sorted({0, n // 2, n - 1}) if n else []
+    found = check_below(n, np.array(inside, np.int64))
+    assert found.dtype == np.int64
+    assert found.tolist() == inside
+    for position in (-1, n, 2**63 - 1, -(2**63)):
+        with pytest.raises(ValueError, match=rf"positions must be from 0 to {n - 1}$"):
+            check_below(n, np.array([*inside, position]))
+
+
+def test_positions_of_any_integer_type_are_compared_as_numbers() -> None:
+    for kind in (np.int8, np.uint8, np.int32, np.uint32, np.uint64):
+        found = check_below(10, np.array([3, 9], kind))
+        assert found.dtype == np.int64
+        assert found.tolist() == [3, 9]
+    with pytest.raises(ValueError, match=r"positions must be from 0 to 9$"):
+        check_below(10, np.array([2**64 - 1], np.uint64))
 
 
 def test_no_positions_give_no_numbers() -> None:

@@ -212,6 +212,30 @@ def test_a_state_with_other_keys_is_refused(loader_of: Callable[..., ShardLoader
     assert len(indices_of(loader)) == 61
 
 
+def test_a_state_is_json_also_where_numpys_integers_were_given(loader_of: Callable[..., ShardLoader]) -> None:
+    numbers = {"seed": np.int64(3), "rank": np.int32(0), "world_size": np.uint8(1)}
+    sizes = {"block_size": np.int16(4), "window_blocks": np.int64(2)}
+    for options in (
+        {"shuffle": np.True_},
+        {"shuffle": "block", **sizes},
+        {"weights": np.ones(61), "num_draws": np.int64(9)},
+    ):
+        loader = loader_of(np.int64(4), **numbers, **options)
+        loader.set_epoch(np.int64(5))
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["epoch"], state["consumed"], state["seed"]) == (5, 4, 3)
+        loader_of(4, **numbers, **options).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["seed", "block_size", "window_blocks", "num_draws"])
+@pytest.mark.parametrize("value", [1.5, "2", 2.0])
+def test_what_should_be_an_integer_is_named(name: str, value: Any, loader_of: Callable[..., ShardLoader]) -> None:
+    needed = {"seed": {}, "num_draws": {"weights": np.ones(61)}}.get(name, {"shuffle": "block"})
+    with pytest.raises(TypeError, match=f"{name} must be an integer; found {value!r}"):
+        loader_of(4, **needed, **{name: value})
+
+
 ORDERS: dict[str, dict[str, Any]] = {
     "global": {},
     "stored": {"shuffle": False},
