@@ -27,6 +27,7 @@ from shardio.format import (
 )
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.mapping import RowMapping
+from shardio.rowcopy import copy_rows
 
 
 class Sample(NamedTuple):
@@ -176,19 +177,12 @@ class ShardSet(Sequence[Sample]):
                 f"indices must be one-dimensional integers; found {indices.dtype} of shape {indices.shape}"
             )
         expected = (len(indices), *self.sample_shape)
-        if out.shape != expected or out.dtype != np.uint8 or not out.flags.c_contiguous:
-            raise ValueError(f"out must be C-contiguous uint8 of shape {expected}; found {out.dtype} of {out.shape}")
+        if out.shape != expected or out.dtype != np.uint8 or not out.flags.carray:
+            what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
+            raise ValueError(f"out must be C-contiguous, writeable uint8 of shape {expected}; found {what}")
         if not len(indices):
             return
         if not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"indices must be from 0 to {len(self) - 1}; found {indices.min()} to {indices.max()}")
-        indices = indices.astype(np.int64, copy=False)
-        # One call for the whole batch, without the GIL. "clip" does not clip here, the rows exist; the default mode
-        # would first copy all of `out`.
-        np.take(
-            self._rows,
-            self._row_numbers(indices),
-            axis=0,
-            out=out.reshape(len(indices), -1),
-            mode="clip",
-        )
+        numbers = self._row_numbers(indices.astype(np.int64, copy=False))
+        copy_rows(self._rows, numbers, out.reshape(len(indices), -1))

@@ -331,7 +331,7 @@ def test_another_out_is_refused(make_set: Callable[..., Path], out: NDArray[np.u
     with pytest.raises(ValueError) as caught:
         shards.gather(np.array([1, 2]), out)
     message = str(caught.value)
-    assert message.startswith("out must be C-contiguous uint8 of shape (2, 6, 5, 3); found "), message
+    assert message.startswith("out must be C-contiguous, writeable uint8 of shape (2, 6, 5, 3); found "), message
     assert f"{out.dtype} of {out.shape}" in message
     assert not out.any()
 
