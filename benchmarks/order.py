@@ -30,7 +30,7 @@ def whole_permutation(n: int, batch_size: int, count: int, epoch: int) -> int:
 
 
 def one_batch(n: int, batch_size: int, step: int) -> None:
-    next(Sampler(make_order(n), batch_size).batches(7, first_step=step))
+    next(Sampler(make_order(n), batch_size, start=step * batch_size).batches(7))
 
 
 def seconds(act: Callable[[], object]) -> float:

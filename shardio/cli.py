@@ -310,7 +310,7 @@ def bench(
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--block-size", type=click.IntRange(1), help="Samples of a block.  [default: that of the loader]")
 @click.option("--window-blocks", type=click.IntRange(1), help="Blocks of a window.  [default: that of the loader]")
-@click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--batch-size", type=click.IntRange(2), help="[default: 256, at most N/2]")
 @click.option("--classes", type=click.IntRange(2), help="Equal classes.  [default: 1000, at most N/10]")
 @_json_option
 def check_shuffle(
@@ -318,15 +318,16 @@ def check_shuffle(
     seed: int,
     block_size: int | None,
     window_blocks: int | None,
-    batch_size: int,
+    batch_size: int | None,
     classes: int | None,
     as_json: bool,
 ) -> None:
     """Show how random the loader's order of N samples is, with shuffle=True and with shuffle="block".
 
     z is the distance from a true random permutation in standard deviations of one: a good shuffle stays below 4, and
-    block shuffling need not. The class variance supposes that the samples are stored sorted by class, the worst case; a
-    set that `shardio convert` has made is stored shuffled, so that blocks do not show in it.
+    block shuffling need not. The class variance supposes that the samples are stored sorted by class, the worst case: a
+    set that `shardio convert` has made is stored shuffled, so that its classes are mixed with any block size. Stored
+    neighbours that meet in a batch again and again are what blocks cost in any set.
 
     Exit code 1 if a statistic of the global shuffle is beyond 4.
     """

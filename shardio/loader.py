@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import time
 import weakref
@@ -17,9 +16,9 @@ from numpy.typing import ArrayLike
 
 from shardio.errors import LaunchError
 from shardio.gather import GatherThreads, Pending
-from shardio.launch import World, find_world
+from shardio.launch import World, find_world, world_of_torch
 from shardio.machine import usable_cores
-from shardio.order import Shuffle, make_order
+from shardio.order import Shuffle, as_integer, make_order
 from shardio.permutation import MAX_EPOCH
 from shardio.permutation import VERSION as ORDER_VERSION
 from shardio.prefetch import MOST_COPYING, Copier, DevicePrefetch, Tensors
@@ -60,8 +59,9 @@ class ShardLoader:
 
     `shuffle=True` is a permutation of all samples, `False` the stored order, and "block" keeps reads together for slow
     or network storage: blocks of `block_size` consecutive samples in permuted order, and the samples of every
-    `window_blocks` blocks permuted (see `shardio.order`). `indices` are the samples to read instead of all. `weights`,
-    one per sample (of `indices`), draw with replacement, `num_draws` times per epoch.
+    `window_blocks` blocks permuted (see `shardio.order`). `indices` are the samples to read instead of all, twice if
+    given twice; "stored" and "consecutive" then mean their order. `weights`, one per sample (of `indices`), draw with
+    replacement, `num_draws` times per epoch. `batch_size` is that of one rank.
 
     The order depends on these, `seed` and the epoch alone, never on threads or ranks. Each `iter()` begins the next
     epoch with its first batch: from 0, or the one given to `set_epoch`. `state_dict` and `load_state_dict` stop and go
@@ -114,7 +114,9 @@ class ShardLoader:
             num_draws=num_draws,
             indices=indices,
         )
-        self._sampler = Sampler(order, operator.index(batch_size), self.world.rank, self.world.world_size, tail)
+        self._sampler = Sampler(
+            order, as_integer("batch_size", batch_size), self.world.rank, self.world.world_size, tail
+        )
         if not self._sampler.num_batches:
             raise ValueError(
                 f"expected at least one batch, but {order.num_samples} samples are fewer than the global batch of "
@@ -133,6 +135,9 @@ class ShardLoader:
         self._ring = Ring(under_way, lambda: make(batch_size, shape))
         self._next = _Place(0, 0)
         self._received = _Place(0, 0)
+        # Of the iterator that moves `_received`: the one that began last. Not the iterator: it refers to the loader,
+        # which must die as soon as it is forgotten.
+        self._reading: object = None
         self._num_repeats = 0
         self._counts = _Counts()
         self._pid = os.getpid()
@@ -153,11 +158,15 @@ class ShardLoader:
 
         The epoch that `load_state_dict` goes on with may be set again: it still goes on where it was left.
         """
+        epoch = as_integer("epoch", epoch)
         if not 0 <= epoch < MAX_EPOCH:
             raise ValueError(f"epoch must be from 0 to 2**64 - 1; found {epoch}")
-        epoch = operator.index(epoch)  # of numpy's integers the state could not be JSON
-        if epoch != self._next.epoch:  # else it may be an epoch that load_state_dict goes on with
-            self._next = self._received = _Place(epoch, 0)
+        # If it is the epoch that is next anyway, load_state_dict may have said where in it to go on.
+        self._go_to(self._next if epoch == self._next.epoch else _Place(epoch, 0))
+
+    def _go_to(self, place: _Place) -> None:
+        self._next = self._received = place
+        self._reading = None
 
     def __iter__(self) -> LoaderIterator:
         self._check_world()
@@ -165,21 +174,19 @@ class ShardLoader:
 
     def _check_world(self) -> None:
         """A loader that was made before torch.distributed was initialised may have taken itself for the only one."""
-        if self.world.source == "arguments":
-            return
-        now = find_world()
-        if (now.rank, now.world_size) != (self.world.rank, self.world.world_size):
+        now = None if self.world.source == "arguments" else world_of_torch()
+        if now and (now.rank, now.world_size) != (self.world.rank, self.world.world_size):
             raise LaunchError(
                 f"this ShardLoader was made as rank {self.world.rank} of {self.world.world_size}, told by "
-                f"{self.world.source}, but {now.source} now says rank {now.rank} of {now.world_size}: make it after "
-                "torch.distributed is initialised, or give rank= and world_size="
+                f"{self.world.source}, but torch.distributed says rank {now.rank} of {now.world_size}: make the loader "
+                "after torch.distributed is initialised, or give rank= and world_size="
             )
 
     @property
     def num_repeats(self) -> int:
-        """How many samples, the last ones, of the batch received last were in the epoch before.
+        """How many samples, the last ones, of the batch received last have come earlier in the same epoch.
 
-        More than 0 only at the end of an epoch with tail="pad": leave them out of what is counted or averaged.
+        More than 0 only in an epoch's last batch with tail="pad": leave them out of what is counted or averaged.
         """
         return self._num_repeats
 
@@ -195,14 +202,27 @@ class ShardLoader:
         """Let the next `iter()` go on where `state` was taken: with exactly the samples not yet consumed.
 
         The number of ranks, the batch size and the tail may be others than before. After an epoch's last batch, that
-        next `iter()` gives nothing more, as a loop over epochs expects, and the one after it the next epoch.
-        ValueError if the state belongs to another set, split or order.
+        next `iter()` gives only what "drop" has left, if a smaller batch can be made of it, and mostly nothing; the one
+        after it gives the next epoch, as a loop over epochs expects. ValueError if the state belongs to another set,
+        split or order.
         """
         identity = self._identity()
+        lacking = [name for name in (*identity, *_Place._fields) if name not in state]
+        if lacking and not {"shuffle", *_Place._fields} <= state.keys():
+            raise ValueError(f"this is not the state of a ShardLoader: it lacks {', '.join(lacking)}")
+        for name in ("digest", "split"):
+            if state.get(name) != identity[name]:
+                raise ValueError(
+                    f"the state belongs to other data: its {name} is {state.get(name)!r}, that of "
+                    f"{self.shards.path} is {identity[name]!r}; open the set and the split that it was taken from"
+                )
         for name in [*identity, *(state.keys() - identity.keys() - set(_Place._fields))]:
             here, there = identity.get(name), state.get(name)
             if there != here:
-                raise ValueError(f"expected a state whose {name} is {here!r}, as this loader's; found {there!r}")
+                raise ValueError(
+                    f"the state belongs to another order: its {name} is {there!r}, this loader's {here!r}; make the "
+                    "loader with the options with which the state was taken"
+                )
         epoch: Any = state.get("epoch")
         consumed: Any = state.get("consumed")
         integers = type(epoch) is int and type(consumed) is int
@@ -211,7 +231,7 @@ class ShardLoader:
                 f"expected an epoch from 0 to 2**64 - 1 and from 0 to {self._sampler.num_samples} samples consumed; "
                 f"found epoch {epoch!r}, {consumed!r} consumed"
             )
-        self._next = self._received = _Place(epoch, consumed)
+        self._go_to(_Place(epoch, consumed))
 
     def _identity(self) -> dict[str, Any]:
         """What a state must agree in with the loader that takes it up: everything that the order depends on."""
@@ -253,6 +273,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
     def __init__(self, loader: ShardLoader) -> None:
         self._loader = loader
         self._begun = False
+        self._token = object()
         self._failed = False
         self._pending: deque[Pending] = deque()
         self._device = DevicePrefetch(loader._copier, loader._ring) if loader._copier else None
@@ -261,25 +282,28 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._take_place()
 
     def _take_place(self) -> None:
-        """Where the loader would go on now. Who only asks for an iterator changes nothing: Lightning asks too often."""
         self._place = self._loader._next
         self._sampler = replace(self._loader._sampler, start=self._place.consumed)
         self._remaining = self._sampler.num_batches
 
     def _begin(self) -> None:
+        """With the first batch. Who only asks for an iterator changes nothing: Lightning asks too often."""
         self._take_place()
-        self._batches = self._sampler.batches(self.epoch)
-        self._loader._next = _Place(self.epoch + 1, 0)
-        self._loader._received = self._place
+        self._batches = self._sampler.batches(self._place.epoch)
+        self._loader._go_to(self._place)
+        self._loader._next = _Place(self._place.epoch + 1, 0)
+        self._loader._reading = self._token
         self._begun = True
 
     @property
     def epoch(self) -> int:
-        """That the batches are of: the one that is due until the first batch was asked for."""
-        return self._place.epoch
+        """That the batches are of. Until the first batch was asked for, the one that the loader would begin now."""
+        return self._place.epoch if self._begun else self._loader._next.epoch
 
     def __len__(self) -> int:
         """Batches still to come."""
+        if not self._begun:
+            self._take_place()
         return self._remaining
 
     def __next__(self) -> tuple[torch.Tensor, ...]:
@@ -289,28 +313,40 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         if not self._begun and not loader.closed:
             self._begin()
         if not self._remaining:
-            if not self._failed and loader._received == self._place:
-                loader._received = _Place(self.epoch + 1, 0)
+            if not self._failed:
+                self._receive(_Place(self._place.epoch + 1, 0))
             raise StopIteration
         if loader.closed:
             raise RuntimeError("this ShardLoader was closed")
         try:
-            tensors = self._next()
+            return self._next_batch()
         except BaseException:
             self._remaining = 0  # as with a generator: after an error the iteration is over
             self._failed = True
             self._abandon()
             raise
-        loader._num_repeats = self._sampler.num_repeats(self._sampler.num_batches - self._remaining)
-        self._remaining -= 1
-        consumed = min(self._place.consumed + self._sampler.global_batch_size, self._sampler.num_samples)
-        self._place = loader._received = _Place(self.epoch, consumed)
+
+    def _next_batch(self) -> tuple[torch.Tensor, ...]:
+        """What is received is counted last: an error before that, or a Ctrl-C, leaves the batch to be read again."""
+        loader, sampler = self._loader, self._sampler
+        tensors = self._next()
+        images = tensors.images if loader.transform is None else loader.transform(tensors.images)
         counts = loader._counts
         counts.batches += 1
         counts.images += len(tensors.labels)
         counts.nbytes += tensors.images.nbytes
-        images = tensors.images if loader.transform is None else loader.transform(tensors.images)
+        repeats = sampler.num_repeats(sampler.num_batches - self._remaining)
+        consumed = min(self._place.consumed + sampler.global_batch_size, sampler.num_samples)
+        self._remaining -= 1
+        self._place = _Place(self._place.epoch, consumed)
+        loader._num_repeats = repeats
+        self._receive(self._place)
         return (images, tensors.labels, tensors.indices) if loader.return_indices else (images, tensors.labels)
+
+    def _receive(self, place: _Place) -> None:
+        """The loader's state follows the iterator that began last, until the loader is sent elsewhere."""
+        if self._loader._reading is self._token:
+            self._loader._received = place
 
     def _next(self) -> Tensors:
         self._gather_ahead()
@@ -374,7 +410,9 @@ def _choose_device(device: str | torch.device | None, world: World) -> torch.dev
     if device is not None:
         chosen = torch.device(device)
     elif torch.cuda.is_available():
-        chosen = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+        chosen = torch.device("cuda")  # the current one, if nobody says which is this rank's
+        if world.local_rank is not None:
+            chosen = torch.device("cuda", world.local_rank % torch.cuda.device_count())
     else:
         chosen = torch.device("cpu")
     if chosen.type == "cuda" and chosen.index is None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import operator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.counter_rng import make_keys, random_bits, uniform
-from shardio.permutation import MAX_N, Permutation, check_below, divide, permute, round_keys
+from shardio.permutation import MAX_N, VERSION, Permutation, check_below, divide, permute, round_keys
 
 Shuffle = Literal["block"] | bool
 
@@ -150,8 +151,10 @@ class WeightedDraws:
 
     def __post_init__(self) -> None:
         weights = np.array(self.weights, np.float64)  # a copy: nobody may change it under us
-        if weights.ndim != 1 or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
-            raise ValueError("weights must be one-dimensional, finite, at least 0, and one of them above 0")
+        bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if weights.ndim != 1 or bad.size or not weights.any():
+            found = f"; found {weights[bad[0]]} at {bad[0]}, {bad.size} such" if weights.ndim == 1 and bad.size else ""
+            raise ValueError(f"weights must be one-dimensional, finite, at least 0, and one of them above 0{found}")
         if not 1 <= self.num_samples <= MAX_N:
             raise ValueError(f"num_draws must be from 1 to 2**62; found {self.num_samples}")
         # Scaled, which is exact, so that no sum overflows or is too small for the share of a draw. np.cumsum adds from
@@ -162,7 +165,7 @@ class WeightedDraws:
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         positions = check_below(self.num_samples, positions)
-        (key,) = make_keys(b"shardio weighted 1", self.seed, epoch, 1)
+        (key,) = make_keys(b"shardio weighted %d" % VERSION, self.seed, epoch, 1)
         # Each sample owns [end - weight, end); u <= 1 - 2**-53, so that u * total stays below the last end.
         targets = uniform(key, positions.astype(np.uint64)) * self._ends[-1]
         ascending = targets.argsort()  # finding them in this order is kind to the cache: twice as fast
@@ -175,8 +178,12 @@ class WeightedDraws:
             "shuffle": True,
             "seed": self.seed,
             "num_samples": self.num_samples,
-            "weights": _digest(self.weights),
+            "weights": self._digest,
         }
+
+    @cached_property
+    def _digest(self) -> str:
+        return _digest_of(self.weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +202,11 @@ class Subset:
         return chosen
 
     def describe(self) -> dict[str, Any]:
-        return {**self.order.describe(), "indices": _digest(self.indices)}
+        return {**self.order.describe(), "indices": self._digest}
+
+    @cached_property
+    def _digest(self) -> str:
+        return _digest_of(self.indices)
 
 
 def make_order(
@@ -227,7 +238,7 @@ def make_order(
         raise ValueError(f"num_draws needs weights: without them each sample is read once; found {num_draws}")
     if not 1 <= set_size <= MAX_N:
         raise ValueError(f"expected from 1 to 2**62 samples; found {set_size}")
-    seed = _integer("seed", seed)
+    seed = as_integer("seed", seed)
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
     chosen = None if indices is None else _checked_indices(indices, set_size)
@@ -238,20 +249,20 @@ def make_order(
         if weights.shape != (size,):
             what = "the split" if chosen is None else "indices"
             raise ValueError(f"expected {size} weights, one for each sample of {what}; found shape {weights.shape}")
-        order = WeightedDraws(weights, seed, size if num_draws is None else _integer("num_draws", num_draws))
+        order = WeightedDraws(weights, seed, size if num_draws is None else as_integer("num_draws", num_draws))
     elif shuffle == "block":
         order = BlockShuffle(
             size,
             seed,
-            DEFAULT_BLOCK_SIZE if block_size is None else _integer("block_size", block_size),
-            DEFAULT_WINDOW_BLOCKS if window_blocks is None else _integer("window_blocks", window_blocks),
+            DEFAULT_BLOCK_SIZE if block_size is None else as_integer("block_size", block_size),
+            DEFAULT_WINDOW_BLOCKS if window_blocks is None else as_integer("window_blocks", window_blocks),
         )
     else:
         order = GlobalShuffle(size, seed) if shuffle else StoredOrder(size)
     return order if chosen is None else Subset(order, chosen)
 
 
-def _integer(name: str, value: SupportsIndex) -> int:
+def as_integer(name: str, value: SupportsIndex) -> int:
     """A Python int, as JSON wants it, of whatever is an integer. TypeError if it is none."""
     try:
         return int(operator.index(value))
@@ -280,6 +291,6 @@ def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
     return numbers, np.arange(len(numbers))
 
 
-def _digest(array: NDArray[Any]) -> str:
+def _digest_of(array: NDArray[Any]) -> str:
     """Of the numbers, the same on every machine."""
     return hashlib.blake2b(array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16).hexdigest()

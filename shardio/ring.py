@@ -81,8 +81,9 @@ class Ring:
     def lend(self, slot: Slot, size: int) -> NDArray[np.uint8]:
         """The first `size` images of the slot, as a view that owns the slot: it returns when the last view dies."""
         loan = _Loan(slot, size)
-        loan.ticket = _Ticket(loan, self._free.append)
-        loan.ticket.slot = slot
+        ticket = _Ticket(loan, self._free.append)
+        ticket.slot = slot
+        loan.ticket = ticket
         return np.asarray(loan)
 
     def clear(self) -> None:

@@ -71,22 +71,22 @@ class Sampler:
         """The positions [start, stop) that this rank reads at `step`; with "pad", those from num_samples on wrap."""
         if not 0 <= step < self.num_batches:
             raise IndexError(f"step must be from 0 to {self.num_batches - 1}; found {step}")
-        start = self.start + step * self.global_batch_size
+        first = self.start + step * self.global_batch_size
         size = self.global_batch_size
         if self.tail == "short":
-            size = min(size, self.num_samples - start)
-        return start + size * self.rank // self.world_size, start + size * (self.rank + 1) // self.world_size
+            size = min(size, self.num_samples - first)
+        return first + size * self.rank // self.world_size, first + size * (self.rank + 1) // self.world_size
 
     def num_repeats(self, step: int) -> int:
-        """How many samples at the end of this rank's batch at `step` were in the epoch before: more than 0 only with
-        "pad", at the last step."""
+        """How many samples at the end of this rank's batch at `step` have come earlier in the same epoch: more than 0
+        only with "pad", at the last step."""
         start, stop = self.bounds(step)
         return max(0, stop - max(start, self.num_samples))
 
-    def batches(self, epoch: int, first_step: int = 0) -> Iterator[NDArray[np.int64]]:
-        """The sample indices (int64) of this rank's batches, from `first_step` to the end of the epoch."""
+    def batches(self, epoch: int) -> Iterator[NDArray[np.int64]]:
+        """The sample indices (int64) of this rank's batches, from `start` to the end of the epoch."""
         steps_at_once = max(1, _CHUNK // self.batch_size)
-        for chunk in range(first_step, self.num_batches, steps_at_once):
+        for chunk in range(0, self.num_batches, steps_at_once):
             bounds = [self.bounds(step) for step in range(chunk, min(chunk + steps_at_once, self.num_batches))]
             positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in bounds])
             indices = self.order(epoch, positions % self.num_samples)

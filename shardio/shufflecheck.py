@@ -23,7 +23,8 @@ _ENOUGH = 1 << 20
 _MOST_EPOCHS = 1 << 10
 _LOW_VALUES = 16
 _SHORT_CYCLE = 64
-_MOST_BATCHES = 1 << 12
+_MOST_BATCHES = 1 << 11
+_LEAST_RANDOM_EPOCHS = 48
 
 Indices = NDArray[np.int64]
 
@@ -49,22 +50,23 @@ class _Sums(NamedTuple):
         return Statistic(name, self.found / unit, self.mean / unit, (self.found - self.mean) / math.sqrt(self.variance))
 
 
-def check_shuffle(order: Order, *, batch_size: int = 256, num_classes: int | None = None) -> list[Statistic]:
+def check_shuffle(order: Order, *, batch_size: int | None = None, num_classes: int | None = None) -> list[Statistic]:
     """The statistics of an order of at least 100 samples, and of batches of `batch_size` consecutive positions.
 
     `num_classes` equal classes are supposed to be stored one after the other, the worst case; 1000, or a tenth of the
-    samples if that is less, if it is not given.
+    samples if that is less, if it is not given. Batches are of 256, or half of the samples.
     """
     n = order.num_samples
     if n < 100:
         raise ValueError(f"expected at least 100 samples, found {n}: statistics of so few say nothing")
-    if not 1 <= batch_size < n:
-        raise ValueError(f"batch_size must be from 1 to {n - 1}; found {batch_size}")
+    batch_size = min(256, n // 2) if batch_size is None else batch_size
+    if not 2 <= batch_size <= n // 2:
+        raise ValueError(f"the batch size must be from 2 to {n // 2}, half of the samples; found {batch_size}")
     num_classes = min(1000, n // 10) if num_classes is None else num_classes
-    if not 2 <= num_classes <= n:
-        raise ValueError(f"the number of classes must be from 2 to {n}; found {num_classes}")
-    classes = _class_variance(order, batch_size, num_classes)
-    return [*(_of_whole_orders(order) if n <= _MOST_WHOLE else _of_sampled_positions(order)), classes]
+    if not 2 <= num_classes <= n // 2:
+        raise ValueError(f"the number of classes must be from 2 to {n // 2}, half of the samples; found {num_classes}")
+    whole = _of_sampled_positions(order) if is_sampled(n) else _of_whole_orders(order)
+    return [*whole, *_of_batches(order, batch_size, num_classes)]
 
 
 def num_epochs(n: int) -> int:
@@ -182,7 +184,10 @@ def _of_sampled_positions(order: Order) -> Iterator[Statistic]:
 
 
 def _poisson_z(found: int, rate: float) -> float:
-    """The standard normal quantile where Poisson(rate) is at `found`, half of which counts as below it."""
+    """Where Poisson(rate) is at `found`: in standard deviations if the rate is large, else as a normal quantile, where
+    half of the cases of `found` count as below it."""
+    if rate > 30 or found > 30:
+        return (found - rate) / math.sqrt(rate)
     terms = [math.exp(-rate)]
     for k in range(1, found + 1):
         terms.append(terms[-1] * rate / k)
@@ -190,34 +195,46 @@ def _poisson_z(found: int, rate: float) -> float:
     return -statistics.NormalDist().inv_cdf(above)
 
 
-def _class_variance(order: Order, batch_size: int, num_classes: int) -> Statistic:
-    """Variance of the class counts in a batch, over that of a batch drawn without replacement (hypergeometric).
+def _of_batches(order: Order, batch_size: int, num_classes: int) -> Iterator[Statistic]:
+    """Of batches here and there in each epoch: who is in a batch together.
 
-    How much it varies from batch to batch is taken from as many batches that numpy's generator draws.
+    The class variance is that of a class's count in a batch, over that of draws without replacement (hypergeometric).
+    How much its mean over an epoch varies is taken from epochs that numpy's generator shuffles: batches of one epoch
+    are not independent.
     """
-    n = order.num_samples
+    n, epochs = order.num_samples, num_epochs(order.num_samples)
     class_size = -(-n // num_classes)
     shares = np.bincount(np.arange(0, n, class_size) // class_size) * class_size / n
     shares[-1] = 1 - shares[:-1].sum()
+    expected = float((shares * (1 - shares)).sum()) * batch_size * (n - batch_size) / (n - 1)
 
-    def variances(batches: Indices) -> NDArray[np.float64]:
-        """Of each row of indices: the squared deviations of the class counts, summed."""
+    def mean_variance(batches: Indices) -> float:
+        """Of the rows of indices: the squared deviations of the class counts, summed, over those expected."""
         rows = np.arange(len(batches))[:, None] * len(shares)
         counts = np.bincount((rows + batches // class_size).ravel(), minlength=len(batches) * len(shares))
-        squares: NDArray[np.float64] = ((counts.reshape(len(batches), -1) - batch_size * shares) ** 2).sum(axis=1)
-        return squares
+        deviations = counts.reshape(len(batches), -1) - batch_size * shares
+        return float((deviations**2).sum() / len(batches) / expected)
 
-    rng = np.random.default_rng(0)
-    steps, epochs = n // batch_size, num_epochs(n)
-    chosen = np.linspace(0, steps - 1, min(steps, max(1, _MOST_BATCHES // epochs))).astype(np.int64)
+    steps = n // batch_size
+    count = min(steps, max(1, _MOST_BATCHES // epochs))
+    chosen = np.array([step * (steps - 1) // max(1, count - 1) for step in range(count)])  # evenly spread
     positions = (chosen[:, None] * batch_size + np.arange(batch_size)).ravel()
-    found, random = [], []
+    found, neighbours = [], 0
     for epoch in range(epochs):
-        found.append(variances(order(epoch, positions).reshape(-1, batch_size)))
+        batches = order(epoch, positions).reshape(-1, batch_size)
+        found.append(mean_variance(batches))
+        neighbours += int((np.diff(np.sort(batches, axis=1), axis=1) == 1).sum())
+    rng = np.random.default_rng(0)
+    random = []
+    for _ in range(max(epochs, _LEAST_RANDOM_EPOCHS)):
         drawn = rng.integers(0, n, len(positions)) if is_sampled(n) else rng.permutation(n)[: len(positions)]
-        random.append(variances(drawn.reshape(-1, batch_size)))
-    expected = float((shares * (1 - shares)).sum()) * batch_size * (n - batch_size) / (n - 1)
-    ratios, spread = np.concatenate(found) / expected, np.concatenate(random).std() / expected
-    ratio = float(ratios.mean())
-    name = f"class variance of a batch of {batch_size}"
-    return Statistic(name, ratio, 1.0, float((ratio - 1) / (spread / math.sqrt(len(ratios)))))
+        random.append(mean_variance(drawn.reshape(-1, batch_size)))
+
+    pairs = epochs * count
+    rate = pairs * batch_size * (batch_size - 1) / n
+    z = _poisson_z(neighbours, rate)
+    yield Statistic(f"stored neighbours in a batch of {batch_size}", neighbours / pairs, rate / pairs, z)
+    ratio, spread = statistics.fmean(found), statistics.stdev(random) / math.sqrt(epochs)
+    # Where no shuffle could change it, all epochs are the same but for rounding.
+    z = (ratio - 1) / spread if spread > 1e-9 else 0.0
+    yield Statistic(f"class variance of a batch of {batch_size}", ratio, 1.0, z)

@@ -58,10 +58,10 @@ def test_each_launcher_is_understood(environ: dict[str, str], world: World) -> N
 
 
 @pytest.mark.parametrize(("environ", "world"), IN_ORDER)
-def test_without_a_local_rank_it_is_0(environ: dict[str, str], world: World) -> None:
+def test_without_a_local_rank_it_is_not_known(environ: dict[str, str], world: World) -> None:
     local_rank = list(environ)[2]
     without = {name: value for name, value in environ.items() if name != local_rank}
-    assert find_world(environ=without) == dataclasses.replace(world, local_rank=0)
+    assert find_world(environ=without) == dataclasses.replace(world, local_rank=None)
 
 
 @pytest.mark.parametrize("first", range(len(IN_ORDER)))
@@ -81,7 +81,9 @@ def test_a_single_variable_is_no_launcher(environ: dict[str, str], world: World,
         with pytest.raises(LaunchError, match=f"default says rank 0 of 1, but found {name}={alone[name]} in the envir"):
             find_world(environ=alone)
     else:
-        assert find_world(environ=alone) == World(0, 1, 0, "default"), world.source
+        assert find_world(environ=alone) == World(
+            0, 1, int(environ[name]) if name == "LOCAL_RANK" else None, "default"
+        ), world.source
 
 
 def test_half_of_a_launcher_does_not_hide_the_next() -> None:
@@ -121,11 +123,44 @@ def test_torchrun_under_another_launcher_numbers_its_processes_itself(world_size
     assert find_world(environ={**torchrun, **SLURM}) == World(0, world_size, 0, "torchrun")
 
 
-def test_torch_distributed_may_not_contradict_torchrun(distributed: FakeDistributed) -> None:
-    for change in ({"RANK": "1", "WORLD_SIZE": "3"}, {"RANK": "2", "WORLD_SIZE": "4"}, {"RANK": "1"}):
-        with pytest.raises(LaunchError, match=r"torch.distributed says rank 2 of 3, but found (RANK|WORLD_SIZE)=\d in"):
-            find_world(environ=change)
+def test_torch_distributed_is_believed_whatever_the_environment_says(distributed: FakeDistributed) -> None:
+    """RANK may be the node's, from which a script has made the rank that it told torch."""
     assert distributed.is_initialized()
+    for environ in (
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {"RANK": "x"},
+        {**TORCHRUN, **SLURM},
+        {**PMI, **SLURM, "RANK": "9"},
+    ):
+        world = find_world(environ=environ)
+        assert (world.rank, world.world_size, world.source) == (2, 3, "torch.distributed")
+
+
+@pytest.mark.parametrize("local_rank", ["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"])
+def test_pmi_has_several_names_for_the_local_rank(local_rank: str) -> None:
+    assert find_world(environ={"PMI_RANK": "3", "PMI_SIZE": "4", local_rank: "1"}) == World(3, 4, 1, "PMI")
+
+
+def test_local_rank_alone_is_believed(distributed: FakeDistributed) -> None:
+    """Lightning's own launcher sets no RANK."""
+    assert distributed.is_initialized()
+    assert find_world(environ={"LOCAL_RANK": "1", "WORLD_SIZE": "2"}) == World(2, 3, 1, "torch.distributed")
+    assert find_world(0, 2, environ={"LOCAL_RANK": "1"}) == World(0, 2, 1, "arguments")
+
+
+def test_the_local_rank_of_a_launcher_that_means_another_process_is_not_taken(distributed: FakeDistributed) -> None:
+    """One task of srun that spawns three processes: all of them inherit its variables."""
+    srun = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
+    assert distributed.is_initialized()
+    assert find_world(environ=srun) == World(2, 3, None, "torch.distributed")
+    same = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1"}
+    assert find_world(environ=same) == World(2, 3, 1, "torch.distributed")
+
+
+def test_mpirun_may_have_fewer_processes_than_the_nodes_of_its_allocation() -> None:
+    mpi = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    daemon = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"}
+    assert find_world(environ={**mpi, **daemon}) == World(2, 4, 0, "Open MPI")
 
 
 def test_a_slurm_batch_script_without_srun_is_rank_0_of_1() -> None:
@@ -138,7 +173,7 @@ def test_a_slurm_batch_script_without_srun_is_rank_0_of_1() -> None:
         "SLURM_NODEID": "0",
         "SLURM_TASKS_PER_NODE": "4(x2)",
     }
-    assert find_world(environ=batch_script) == World(0, 1, 0, "default")
+    assert find_world(environ=batch_script) == World(0, 1, None, "default")
 
 
 def test_srun_sets_what_is_asked_for() -> None:
@@ -147,14 +182,14 @@ def test_srun_sets_what_is_asked_for() -> None:
 
 
 def test_with_nothing_known_it_is_0_of_1() -> None:
-    assert find_world(environ={}) == World(0, 1, 0, "default")
+    assert find_world(environ={}) == World(0, 1, None, "default")
 
 
 def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for variables, _ in IN_ORDER:
         for name in variables:
             monkeypatch.delenv(name, raising=False)
-    assert find_world() == World(0, 1, 0, "default")
+    assert find_world() == World(0, 1, None, "default")
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
     assert find_world() == IN_ORDER[3][1]
@@ -166,8 +201,9 @@ def test_arguments_come_before_all_else(distributed: FakeDistributed) -> None:
 
 
 def test_arguments_keep_the_local_rank_of_the_launcher() -> None:
-    assert find_world(1, 2, environ=OPEN_MPI) == World(1, 2, 3, "arguments")
-    assert find_world(1, 2, environ={}) == World(1, 2, 0, "arguments")
+    assert find_world(7, 10, environ=OPEN_MPI) == World(7, 10, 3, "arguments")
+    assert find_world(1, 2, environ=OPEN_MPI) == World(1, 2, None, "arguments")
+    assert find_world(1, 2, environ={}) == World(1, 2, None, "arguments")
 
 
 @pytest.mark.parametrize(
@@ -180,10 +216,10 @@ def test_arguments_are_believed_whatever_the_launcher_says(environ: dict[str, st
 
 def test_torch_distributed_comes_before_launchers(distributed: FakeDistributed) -> None:
     assert distributed.is_initialized()
-    assert find_world(environ=OPEN_MPI) == World(2, 3, 3, "torch.distributed")
+    assert find_world(environ=OPEN_MPI) == World(2, 3, None, "torch.distributed")
     torchrun = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}
     assert find_world(environ=torchrun) == World(2, 3, 1, "torch.distributed")
-    assert find_world(environ={}) == World(2, 3, 0, "torch.distributed")
+    assert find_world(environ={}) == World(2, 3, None, "torch.distributed")
 
 
 @pytest.mark.parametrize("missing", ["available", "initialized"])

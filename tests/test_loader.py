@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import re
@@ -330,11 +331,11 @@ def test_a_loader_that_was_made_before_its_rank_was_known_is_refused_when_it_is_
     loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with loader_of(4) as loader, loader_of(4, rank=0, world_size=1) as told:
-        for name, value in {"RANK": "1", "WORLD_SIZE": "3"}.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(
-            LaunchError, match=r"made as rank 0 of 1, told by default, but torchrun now says rank 1 of 3"
-        ):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+        message = "made as rank 0 of 1, told by default, but torch.distributed says rank 1 of 3: make the loader after"
+        with pytest.raises(LaunchError, match=message):
             iter(loader)
         assert len(list(told)) == NUM_SAMPLES // 4
 
@@ -484,8 +485,10 @@ def test_transform_makes_of_the_images_what_it_likes_in_the_consuming_thread(loa
 
 
 def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: None) -> None:
+    calls = itertools.count(1)
+
     def transform(images: torch.Tensor) -> torch.Tensor:
-        if loader.stats()["batches"] == 3:
+        if next(calls) == 4:
             raise ArithmeticError("transform failed")
         return images
 
@@ -494,10 +497,81 @@ def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: 
         with pytest.raises(ArithmeticError, match="transform failed"):  # noqa: PT012
             for batch in loader:
                 seen.append(batch)
+        assert loader.state_dict()["consumed"] == 3 * 5  # the fourth was not received
         seen += loader
-        assert len(seen) == 2 + 9
+        assert len(seen) == 3 + 9
         for batch in seen:
             check(batch)
+
+
+@pytest.mark.parametrize("event", ["line", "return"])
+def test_an_interrupt_anywhere_in_next_leaves_a_true_state(event: str, loader_of: MakeLoader) -> None:
+    """At every line of the loader's code. Only behind the counting of a batch can that batch be lost."""
+    lost = at = 0
+    while True:
+        with loader_of(5, tail="short", num_threads=1) as loader:
+            iterator = iter(loader)
+            received = order_of([next(iterator), next(iterator)])
+            events = 0
+
+            def trace(frame: FrameType, kind: str, argument: object, at: int = at) -> Any:
+                nonlocal events
+                if not frame.f_code.co_filename.endswith("shardio/loader.py"):
+                    return None
+                if kind == event:
+                    events += 1
+                    if events == at + 1:
+                        raise KeyboardInterrupt
+                return trace
+
+            sys.settrace(trace)
+            try:
+                received += order_of([next(iterator)])
+            except KeyboardInterrupt:
+                sys.settrace(None)
+            else:
+                sys.settrace(None)
+                break
+            state = loader.state_dict()
+            counted = state["consumed"] // 5
+            assert counted in (len(received), len(received) + 1)
+            lost += counted - len(received)
+            expected = order_expected(loader, 0)
+            assert order_of(list(iterator)) in ([], expected[counted:]), at
+            loader.load_state_dict(state)
+            assert order_of(list(loader)) == expected[counted:], at
+        at += 1
+    assert at > 8
+    assert lost <= 4
+
+
+def test_the_state_says_what_the_next_epoch_will_be(loader_of: MakeLoader) -> None:
+    def place(loader: ShardLoader) -> tuple[int, int]:
+        state = loader.state_dict()
+        return state["epoch"], state["consumed"]
+
+    with loader_of(5) as loader:
+        next(iter(loader))
+        assert place(loader) == (0, 5)
+        loader.set_epoch(1)
+        assert place(loader) == (1, 0)
+        old = iter(loader)
+        next(old)
+        loader.set_epoch(7)
+        next(old)  # it goes on, but the loader was sent elsewhere
+        assert place(loader) == (7, 0)
+        list(old)
+        assert place(loader) == (7, 0)
+        state = {**loader.state_dict(), "consumed": 10}
+        loader.load_state_dict(state)
+        assert place(loader) == (7, 10)
+        loader.set_epoch(7)
+        assert place(loader) == (7, 10)
+        assert iter(loader).epoch == 7
+        assert len(iter(loader)) == (NUM_SAMPLES - 10) // 5
+        before = iter(loader)
+        loader.set_epoch(8)
+        assert (before.epoch, len(before)) == (8, NUM_SAMPLES // 5)
 
 
 @pytest.mark.parametrize(

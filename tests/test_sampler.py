@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -15,8 +16,8 @@ from shardio.permutation import Permutation
 from shardio.sampler import Sampler, Tail
 
 
-def all_batches(sampler: Sampler, first_step: int = 0) -> list[np.ndarray]:
-    return list(sampler.batches(EPOCH, first_step))
+def all_batches(sampler: Sampler) -> list[np.ndarray]:
+    return list(sampler.batches(EPOCH))
 
 
 @pytest.mark.parametrize("name", ORDERS)
@@ -71,25 +72,25 @@ def test_chunks_of_work_do_not_show_in_the_batches(tail: Tail, batch_size: int) 
 
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("tail", TAILS)
-def test_first_step_continues_every_small_epoch_exactly(tail: Tail, name: str) -> None:
+def test_every_small_epoch_goes_on_from_any_step_exactly(tail: Tail, name: str) -> None:
     for num_samples, world_size, batch_size in product((1, 2, 7, 12, 24), (1, 2, 3), (1, 2, 5)):
         sampler = Sampler(ORDERS[name](num_samples, 0), batch_size, world_size - 1, world_size, tail)
         batches = [batch.tolist() for batch in all_batches(sampler)]
-        for first_step in range(len(batches) + 3):
-            rest = [batch.tolist() for batch in all_batches(sampler, first_step)]
-            assert rest == batches[first_step:], (num_samples, world_size, batch_size, first_step)
+        for step in range(num_samples // sampler.global_batch_size + 1):
+            rest = all_batches(replace(sampler, start=step * sampler.global_batch_size))
+            assert [batch.tolist() for batch in rest] == batches[step:], (num_samples, world_size, batch_size, step)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_first_step_continues_large_epochs_exactly(seed: int) -> None:
+def test_large_epochs_go_on_from_any_step_exactly(seed: int) -> None:
     rng = np.random.default_rng(seed)
     source = GlobalShuffle(int(rng.integers(70_000, 200_000)), seed)
     sampler = Sampler(source, int(rng.integers(1, 300)), tail="short")
     batches = all_batches(sampler)
-    for first_step in rng.integers(0, len(batches), 5).tolist():
-        rest = all_batches(sampler, first_step)
-        assert len(rest) == len(batches) - first_step, (seed, first_step)
-        assert np.array_equal(np.concatenate(rest), np.concatenate(batches[first_step:])), (seed, first_step)
+    for step in rng.integers(0, len(batches), 5).tolist():
+        rest = all_batches(replace(sampler, start=step * sampler.batch_size))
+        assert len(rest) == len(batches) - step, (seed, step)
+        assert np.array_equal(np.concatenate(rest), np.concatenate(batches[step:])), (seed, step)
 
 
 def test_splitting_the_same_global_batch_differently_keeps_every_step() -> None:
@@ -130,7 +131,8 @@ def test_a_step_of_ten_thousand_million_samples_costs_no_memory() -> None:
     sampler = Sampler(GlobalShuffle(10**10, 0), 256, 3, 64)
     tracemalloc.start()
     try:
-        batch = next(sampler.batches(EPOCH, first_step=sampler.num_batches - 1))
+        last = replace(sampler, start=(sampler.num_batches - 1) * sampler.global_batch_size)
+        batch = next(last.batches(EPOCH))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -144,8 +146,6 @@ def test_steps_outside_of_the_epoch_are_refused() -> None:
     for step in (-1, 3, 100):
         with pytest.raises(IndexError, match=f"step must be from 0 to 2; found {step}$"):
             sampler.bounds(step)
-    with pytest.raises(IndexError, match=r"step must be from 0 to 2; found -1$"):
-        next(sampler.batches(0, first_step=-1))
 
 
 @pytest.mark.parametrize(

@@ -166,10 +166,10 @@ def test_the_class_variance_shows_what_a_block_size_costs() -> None:
 def test_too_few_samples_or_senseless_batches_are_refused() -> None:
     with pytest.raises(ValueError, match="expected at least 100 samples, found 99"):
         check_shuffle(GlobalShuffle(99, 0))
-    with pytest.raises(ValueError, match="batch_size must be from 1 to 99; found 256"):
-        check_shuffle(GlobalShuffle(100, 0))
-    for classes in (1, 101):
-        with pytest.raises(ValueError, match=f"classes must be from 2 to 100; found {classes}"):
+    with pytest.raises(ValueError, match="batch size must be from 2 to 50, half of the samples; found 51"):
+        check_shuffle(GlobalShuffle(100, 0), batch_size=51)
+    for classes in (1, 51):
+        with pytest.raises(ValueError, match=f"classes must be from 2 to 50, half of the samples; found {classes}"):
             check_shuffle(GlobalShuffle(100, 0), batch_size=10, num_classes=classes)
 
 
@@ -177,7 +177,7 @@ def test_the_command_prints_a_table_and_json() -> None:
     text = CliRunner().invoke(cli, ["check-shuffle", "2000", "--block-size", "50", "--window-blocks", "2"])
     assert text.exit_code == 0, text.output
     assert "blocks of 50 samples, windows of 2 blocks; global: good, every |z| is below 4" in text.output
-    assert text.output.count("\n") == 8
+    assert text.output.count("\n") == 9
     result = CliRunner().invoke(cli, ["check-shuffle", "2000", "--json", "--seed", "3", "--batch-size", "100"])
     found = json.loads(result.output)
     assert found["ok"] is True

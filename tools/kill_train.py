@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 SHUFFLES: dict[str, dict[str, Any]] = {
     "global": {"shuffle": True},
     "block": {"shuffle": "block", "block_size": 8, "window_blocks": 16},
-    "source": {"shuffle": False},
+    "stored": {"shuffle": False},
 }
 
 # One more than a multiple of 15: of FIRST_PLAN's three ranks, two end a whole epoch with an empty batch.
