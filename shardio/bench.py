@@ -3,7 +3,8 @@
 np.take(out=, mode="clip") into a reused buffer is the least that copying a batch costs without native code. A ratio to
 it holds on a noisy machine, where an absolute figure does not. It is measured twice: into one buffer as numpy allocates
 it, and into buffers like the loader's slots, aligned and as many in turn. Some processors copy to aligned memory twice
-as fast, and one small buffer may stay in the cache, where nobody could use it. Ratios are to the second.
+as fast, and one small buffer may stay in the cache, where nobody could use it. Ratios are to the second, and to copying
+one large block with memcpy, which has no scattered samples to find.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from shardio.shardset import ShardSet, open_shards
 
 # As many as a loader with its default prefetch has: two ahead, one being filled, two in the consumer's hands.
 _SLOTS_IN_TURN = 5
+_BLOCK_NBYTES = 256 << 20
 
 
 @dataclass
@@ -38,7 +40,9 @@ class Result:
     cpu_seconds: list[float] = field(default_factory=list)
     """CPU seconds per image of the whole process, one per round."""
     ratios: list[float] = field(default_factory=list)
-    """Images per second over those of the first way in the same round."""
+    """Images per second over those of np.take into slots in the same round."""
+    memcpy_ratios: list[float] = field(default_factory=list)
+    """Images per second over those of memcpy in the same round."""
 
     @property
     def images_per_second(self) -> float:
@@ -56,6 +60,10 @@ class Result:
     def ratio_to_take(self) -> float:
         return statistics.median(self.ratios)
 
+    @property
+    def ratio_to_memcpy(self) -> float:
+        return statistics.median(self.memcpy_ratios)
+
     def to_dict(self) -> dict[str, float | int | str]:
         return {
             "name": self.name,
@@ -64,6 +72,7 @@ class Result:
             "gigabytes_per_second": round(self.gigabytes_per_second, 3),
             "cpu_microseconds_per_image": round(self.cpu_microseconds_per_image, 2),
             "ratio_to_take": round(self.ratio_to_take, 3),
+            "ratio_to_memcpy": round(self.ratio_to_memcpy, 3),
         }
 
 
@@ -77,18 +86,20 @@ def bench(
     seconds: float = 0.5,
     on_round: Callable[[int], None] | None = None,
 ) -> list[Result]:
-    """np.take first, then the loader with each number of threads: `rounds` rounds in turn, `seconds` for each."""
+    """np.take and memcpy first, then the loader with each number of threads: in turn, `rounds` times, for `seconds`."""
     shards = open_shards(path, split)
     batch_size = min(batch_size, len(shards))
     nbytes = int(np.prod(shards.sample_shape))
     loaders = [ShardLoader(path, batch_size, split=split, num_threads=count, device="cpu") for count in threads]
-    results = [Result("np.take, slots", batch_size, nbytes), Result("np.take, one buffer", batch_size, nbytes)]
+    limits = ("np.take, slots", "np.take, one buffer", "memcpy, one block")
+    results = [Result(name, batch_size, nbytes) for name in limits]
     results += [Result(f"loader, {count} thread{'s' * (count > 1)}", batch_size, nbytes) for count in threads]
     shape = (batch_size, nbytes)
     slots = [aligned_empty(shape) for _ in range(_SLOTS_IN_TURN)]
     steps: list[Callable[[], int]] = [
         _Take(shards, slots).step,
         _Take(shards, [np.empty(shape, np.uint8)]).step,
+        _Memcpy(nbytes).step,
     ]
     steps += [_LoaderSteps(loader).step for loader in loaders]
     for step in steps:
@@ -99,7 +110,10 @@ def bench(
             wall, cpu = _measure(step, seconds)
             result.seconds.append(wall)
             result.cpu_seconds.append(cpu)
-            result.ratios.append(results[0].seconds[-1] / wall)
+        take, _, memcpy = results[: len(limits)]
+        for result in results:
+            result.ratios.append(take.seconds[-1] / result.seconds[-1])
+            result.memcpy_ratios.append(memcpy.seconds[-1] / result.seconds[-1])
         if on_round is not None:
             on_round(number + 1)
     for loader in loaders:
@@ -141,6 +155,19 @@ class _Take:
         indices = self._rng.integers(0, len(array), len(out))
         np.take(array, indices, axis=0, out=out, mode="clip")
         return len(indices)
+
+
+class _Memcpy:
+    """One block after another, large enough that the C library bypasses the caches."""
+
+    def __init__(self, sample_nbytes: int) -> None:
+        self._images = max(1, _BLOCK_NBYTES // sample_nbytes)
+        self._source, self._target = (aligned_empty((self._images, sample_nbytes)) for _ in range(2))
+        self._source.fill(1)
+
+    def step(self) -> int:
+        np.copyto(self._target, self._source)
+        return self._images
 
 
 class _LoaderSteps:

@@ -145,10 +145,17 @@ def test_bench_prints_the_loader_beside_np_take(converted: Path) -> None:
     words = ("bench", converted, "--batch-size", "4", "--rounds", "1", "--seconds", "0.01", "--threads", "1,2")
     text = shardio(*words)
     assert text.returncode == 0, text.stderr
-    for name in ("np.take, slots", "np.take, one buffer", "loader, 1 thread", "loader, 2 threads", "first batch"):
+    for name in (
+        "np.take, slots",
+        "np.take, one buffer",
+        "memcpy, one block",
+        "loader, 1 thread",
+        "loader, 2 threads",
+        "first batch",
+    ):
         assert name in text.stdout
     results = json.loads(shardio(*words, "--json").stdout)["results"]
-    assert [result["ratio_to_take"] > 0 for result in results] == [True] * 4
+    assert [result["ratio_to_take"] > 0 < result["ratio_to_memcpy"] for result in results] == [True] * 5
 
 
 def test_help_names_every_command() -> None:

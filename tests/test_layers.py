@@ -32,6 +32,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "jpeg": (1, "c"),
     "manifest": (2, "b"),
     "order": (2, "t"),
+    "crop": (2, "t"),
     "sampler": (3, "t"),
     "shufflecheck": (3, "t"),
     "mapping": (2, "t"),

@@ -1,0 +1,68 @@
+"""Which window of each sample is read: its place depends on (seed, epoch, sample) alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.counter_rng import make_keys, uniform
+from shardio.format import SampleShape
+
+CropAt = Literal["center", "random"]
+
+
+class Windows(NamedTuple):
+    """The upper left corner of each window, int64, in pixels."""
+
+    tops: NDArray[np.int64]
+    lefts: NDArray[np.int64]
+
+    def part(self, start: int, stop: int) -> Windows:
+        return Windows(self.tops[start:stop], self.lefts[start:stop])
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Windows of `height` x `width` pixels from samples of `sample_shape`. Immutable; any thread may use one.
+
+    "center" is where torchvision's center_crop puts it, "random" anywhere inside, with the same probability: the same
+    window for the same seed, epoch and sample, whoever reads it.
+    """
+
+    height: int
+    width: int
+    at: CropAt
+    seed: int
+    sample_shape: SampleShape
+
+    def __post_init__(self) -> None:
+        if self.at not in get_args(CropAt):
+            raise ValueError(f"crop_at must be one of {', '.join(get_args(CropAt))}; found {self.at!r}")
+        height, width, _ = self.sample_shape
+        if not (0 < self.height <= height and 0 < self.width <= width):
+            raise ValueError(
+                f"crop must be from (1, 1) to {(height, width)}, the size of the samples; "
+                f"found {(self.height, self.width)}"
+            )
+
+    @property
+    def cropped_shape(self) -> SampleShape:
+        return self.height, self.width, self.sample_shape[2]
+
+    def windows(self, epoch: int, indices: NDArray[np.int64]) -> Windows:
+        """Of the samples `indices` in this epoch."""
+        most_top, most_left = self.sample_shape[0] - self.height, self.sample_shape[1] - self.width
+        if self.at == "center":
+            # Rounded half to even, as torchvision does.
+            places = (round(most_top / 2), round(most_left / 2))
+            return Windows(*(np.full(len(indices), place, np.int64) for place in places))
+        keys = make_keys(b"shardio crop 1", self.seed, epoch, 2)
+        samples = indices.astype(np.uint64)
+        tops, lefts = (
+            (uniform(key, samples) * (most + 1)).astype(np.int64)
+            for key, most in zip(keys, (most_top, most_left), strict=True)
+        )
+        return Windows(tops, lefts)
