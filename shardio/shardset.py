@@ -7,6 +7,7 @@ checksums are not: they cost a read of the whole set, which `shardio verify` doe
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from shardio.format import (
     shard_header,
 )
 from shardio.manifest import FileEntry, Manifest, load_manifest
-from shardio.mapping import RowMapping
+from shardio.mapping import RowMapping, advise_random, resident_share, will_need
 
 
 class Sample(NamedTuple):
@@ -80,6 +81,13 @@ def _map(mapping: RowMapping, number: int, path: Path, entry: FileEntry, header:
         mapping.place(number, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _owns(path: Path) -> bool:
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 class ShardSet(Sequence[Sample]):
@@ -162,6 +170,51 @@ class ShardSet(Sequence[Sample]):
         position = range(len(self))[index]  # negative indices, and IndexError
         image = self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
         return Sample(image, int(self.index["label"][position]))
+
+    def check_request(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """The indices as int64, if samples may be read so: see `gather`, which demands the same."""
+        indices = np.asarray(indices)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise ValueError(
+                f"indices must be one-dimensional integers; found {indices.dtype} of shape {indices.shape}"
+            )
+        expected = (len(indices), *self.sample_shape)
+        if out.shape != expected or out.dtype != np.uint8 or not out.flags.c_contiguous:
+            raise ValueError(f"out must be C-contiguous uint8 of shape {expected}; found {out.dtype} of {out.shape}")
+        if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
+            raise IndexError(f"indices must be from 0 to {len(self) - 1}; found {indices.min()} to {indices.max()}")
+        return indices.astype(np.int64, copy=False)
+
+    @property
+    def first_samples(self) -> NDArray[np.int64]:
+        """The index of each shard's first sample."""
+        return self._starts[:-1]
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where samples that exist are stored: the numbers of their shards, and their first bytes in these files."""
+        shards: NDArray[np.int64] = np.searchsorted(self._starts, indices, side="right") - 1
+        return shards, HEADER_NBYTES + (indices - self._starts[shards]) * sample_nbytes(self.sample_shape)
+
+    def expect_random_reads(self) -> None:
+        """From now on the kernel reads from storage what is touched, and nothing ahead of it but what is announced."""
+        advise_random(self._rows)
+
+    def will_read(self, indices: NDArray[np.int64]) -> None:
+        """Have the kernel begin to read these samples into the page cache. A hint: it never fails and hardly waits."""
+        indices = np.unique(indices)  # ascending, as disks like it
+        known = indices[(indices >= 0) & (indices < len(self))]
+        will_need(self._rows, self._row_numbers(known.astype(np.int64, copy=False)))
+
+    def resident_share(self, most: int = 512) -> float | None:
+        """Which share of the split is in the page cache, told by at most so many samples. None if that is unknown.
+
+        The kernel tells only whoever owns the files or may write to them.
+        """
+        path = self.path / self.manifest.splits[self.split].shards[0].file
+        if sys.platform != "linux" or not (_owns(path) or os.access(path, os.W_OK)):
+            return None
+        indices = np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64)
+        return resident_share(self._rows, self._row_numbers(indices))
 
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
         """Copy the samples `indices` (integers, one-dimensional) into `out`.
