@@ -6,6 +6,7 @@ the earliest unfinished batch.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -17,8 +18,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.readers import Reader
 from shardio.ring import Slot
-from shardio.shardset import ShardSet
 
 
 class Pending:
@@ -93,7 +94,24 @@ class Pending:
             self._release(slot)
 
 
-_Job = tuple[Pending, Callable[[], None]]
+class Hints:
+    """What a reader is told of the batches that one consumer will ask for. Thread safe."""
+
+    def __init__(self) -> None:
+        self._wanted = True
+
+    def run_part(self, tell: Callable[[], None]) -> None:
+        """Pass on one hint, in a gather thread. Never raises: whoever wants the batch will find out."""
+        if self._wanted:
+            with contextlib.suppress(Exception):
+                tell()
+
+    def abandon(self) -> None:
+        """Nobody will ask for the batches: pass on no more."""
+        self._wanted = False
+
+
+_Job = tuple[Pending | Hints, Callable[[], None]]
 
 
 @dataclass
@@ -125,17 +143,21 @@ class GatherThreads:
             self.close()
             raise
 
-    def submit(self, shards: ShardSet, indices: NDArray[np.int64], slot: Slot) -> Pending:
+    def submit(self, reader: Reader, indices: NDArray[np.int64], slot: Slot) -> Pending:
         """Begin to copy the samples `indices`, their labels and the indices themselves into the slot."""
         size = len(indices)
         parts = max(1, min(self.num_threads, size))
         bounds = [size * part // parts for part in range(parts + 1)]
         pending = Pending(slot, size, parts)
         for start, stop in pairwise(bounds):
-            self._jobs.put((pending, partial(_copy, shards, indices, slot, start, stop)))
+            self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop)))
         if self._closed.on:  # perhaps since a moment ago, and nobody serves the queue any more
             _refuse_queued(self._jobs)
         return pending
+
+    def announce(self, reader: Reader, indices: NDArray[np.int64], hints: Hints) -> None:
+        """Tell the reader, from one of the threads and in its turn, that these samples will be submitted soon."""
+        self._jobs.put((hints, partial(reader.will_read, indices)))
 
     def close(self) -> None:
         """End the threads and wait for them: no longer than they need for what they are copying. Idempotent."""
@@ -146,10 +168,10 @@ class GatherThreads:
                 thread.join()
 
 
-def _copy(shards: ShardSet, indices: NDArray[np.int64], slot: Slot, start: int, stop: int) -> None:
+def _copy(reader: Reader, indices: NDArray[np.int64], slot: Slot, start: int, stop: int) -> None:
     part = indices[start:stop]
-    shards.gather(part, slot.images[start:stop])
-    slot.labels[start:stop] = shards.index["label"][part]
+    reader.read(part, slot.images[start:stop])
+    slot.labels[start:stop] = reader.labels[part]
     slot.indices[start:stop] = part
 
 

@@ -11,17 +11,21 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from shardio.engine import Io, make_reader, read_ahead_batches
 from shardio.errors import LaunchError
-from shardio.gather import GatherThreads, Pending
+from shardio.format import sample_nbytes
+from shardio.gather import GatherThreads, Hints, Pending
 from shardio.launch import World, find_world, world_of_torch
-from shardio.machine import usable_cores
+from shardio.machine import memory_left, usable_cores
 from shardio.order import Shuffle, as_integer, make_order
 from shardio.permutation import MAX_EPOCH
 from shardio.permutation import VERSION as ORDER_VERSION
 from shardio.prefetch import MOST_COPYING, Copier, DevicePrefetch, Tensors
+from shardio.readers import Reader
 from shardio.ring import Ring, Slot, new_slot
 from shardio.sampler import Sampler, Tail
 from shardio.shardset import open_shards
@@ -37,6 +41,7 @@ class _Counts:
     nbytes: int = 0
     wait_seconds: float = 0.0
     gather_seconds: float = 0.0
+    read_ahead_batches: int = 0
 
 
 class _Place(NamedTuple):
@@ -71,6 +76,11 @@ class ShardLoader:
     of the local rank, or the CPU if there is none. `prefetch` batches are kept ready ahead of the consumer by
     `num_threads` gather threads. `transform` is called with each batch of images, in the consuming thread.
 
+    `io` is how samples come from storage. "mmap" copies them from the page cache, into which the kernel brings coming
+    batches ahead. "pread" reads them from the files, so that an error of the storage is retried and then raised, where
+    a mapping would end the process. "direct" is the same past the page cache (O_DIRECT), for sets larger than memory.
+    "auto" looks at the filesystem, the memory that is left and the page cache; `stats()` says what it chose and why.
+
     Opening raises SetNotFoundError or FormatError. An error in a gather thread is raised where its batch was due. An
     iterator belongs to one thread. `close()`, or leaving the `with` block, or forgetting the loader ends the threads.
     A loader does not survive fork(): make it in the process that uses it.
@@ -95,12 +105,11 @@ class ShardLoader:
         device: str | torch.device | None = None,
         num_threads: int | None = None,
         prefetch: int = 2,
+        io: Io = "auto",
         transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
         return_indices: bool = False,
     ) -> None:
-        if num_threads is None:
-            num_threads = min(_MOST_THREADS, usable_cores())
-        if num_threads < 1 or prefetch < 0:
+        if (num_threads is not None and num_threads < 1) or prefetch < 0:
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {num_threads}, {prefetch}")
         self.world: World = find_world(rank, world_size)
         self.shards = open_shards(path, split)
@@ -141,9 +150,14 @@ class ShardLoader:
         self._num_repeats = 0
         self._counts = _Counts()
         self._pid = os.getpid()
+        num_distinct = len(self.shards) if indices is None else min(len(self.shards), np.asarray(indices).size)
+        self._reader, self._io_reason = make_reader(self.shards, io, num_distinct)
+        self._read_ahead = read_ahead_batches(self._sampler.batch_size * sample_nbytes(shape), memory_left())
+        if num_threads is None:
+            num_threads = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
         self._threads = GatherThreads(num_threads)
         # Runs when the loader is forgotten, and at the latest when the interpreter exits.
-        self._close = weakref.finalize(self, _close, self._threads, self._ring)
+        self._close = weakref.finalize(self, _close, self._threads, self._ring, self._reader)
 
     @property
     def num_threads(self) -> int:
@@ -246,8 +260,19 @@ class ShardLoader:
         """What was delivered since the loader was made, and the seconds spent on it.
 
         `wait_seconds`: the consumer waiting for batches; `gather_seconds`: all gather threads together, copying.
+        `io` is how samples are read, for `io_reason`; `read_nbytes` that were read so, `read_retries` because of
+        errors, `read_ahead_batches` announced to the kernel.
         """
-        return {**vars(self._counts), "num_threads": self.num_threads, "device": str(self.device)}
+        read = self._reader.counts()
+        return {
+            **vars(self._counts),
+            "num_threads": self.num_threads,
+            "device": str(self.device),
+            "io": self._reader.name,
+            "io_reason": self._io_reason,
+            "read_nbytes": read.nbytes,
+            "read_retries": read.retries,
+        }
 
     def close(self) -> None:
         """End the gather threads. Batches already delivered stay valid. May be called again."""
@@ -276,8 +301,10 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._token = object()
         self._failed = False
         self._pending: deque[Pending] = deque()
+        self._coming: deque[NDArray[np.int64]] = deque()  # drawn from the order, and announced if that is of use
+        self._hints = Hints()
         self._device = DevicePrefetch(loader._copier, loader._ring) if loader._copier else None
-        self._abandon = weakref.finalize(self, _abandon, self._pending, loader._ring, self._device)
+        self._abandon = weakref.finalize(self, _abandon, self._pending, self._hints, loader._ring, self._device)
         self._abandon.atexit = False
         self._take_place()
 
@@ -290,6 +317,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         """With the first batch. Who only asks for an iterator changes nothing: Lightning asks too often."""
         self._take_place()
         self._batches = self._sampler.batches(self._place.epoch)
+        self._announces = self._loader._reader.reads_ahead()
         self._loader._go_to(self._place)
         self._loader._next = _Place(self._place.epoch + 1, 0)
         self._loader._reading = self._token
@@ -369,13 +397,27 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         return tensors
 
     def _gather_ahead(self) -> None:
-        """Keep `prefetch` batches under way beyond the one that is due."""
+        """Keep `prefetch` batches under way beyond the one that is due, and announce some that come after them."""
         loader = self._loader
-        while len(self._pending) <= loader.prefetch:
+        # Announcements of what is due now go first, so that all of it is asked for before anybody waits for a part.
+        self._draw(loader.prefetch + 1 - len(self._pending))
+        while self._coming and len(self._pending) <= loader.prefetch:
+            indices = self._coming.popleft()
+            self._pending.append(loader._threads.submit(loader._reader, indices, loader._ring.acquire()))
+        if self._announces:
+            self._draw(loader._read_ahead)
+
+    def _draw(self, count: int) -> None:
+        """Let `count` batches be coming, if there are so many."""
+        loader = self._loader
+        while len(self._coming) < count:
             indices = next(self._batches, None)
             if indices is None:
                 return
-            self._pending.append(loader._threads.submit(loader.shards, indices, loader._ring.acquire()))
+            if self._announces:
+                loader._threads.announce(loader._reader, indices, self._hints)
+                loader._counts.read_ahead_batches += 1
+            self._coming.append(indices)
 
     def _gathered(self) -> tuple[Slot, int]:
         pending = self._pending[0]
@@ -393,13 +435,15 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         return Tensors(images.permute(0, 3, 1, 2), labels, indices)
 
 
-def _close(threads: GatherThreads, ring: Ring) -> None:
+def _close(threads: GatherThreads, ring: Ring, reader: Reader) -> None:
     threads.close()
     ring.clear()
+    reader.close()
 
 
-def _abandon(pending: deque[Pending], ring: Ring, device: DevicePrefetch | None) -> None:
+def _abandon(pending: deque[Pending], hints: Hints, ring: Ring, device: DevicePrefetch | None) -> None:
     """What an iterator leaves behind: batches that nobody will take, and their slots."""
+    hints.abandon()
     while pending:
         pending.popleft().abandon(ring.release)
     if device is not None:

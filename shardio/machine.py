@@ -1,8 +1,26 @@
-"""What this machine gives to this process."""
+"""What this machine gives to this process: cores, memory, and which kind of filesystem holds a path.
+
+What the kernel tells is read from /proc and /sys/fs/cgroup, where they are; elsewhere the answer is "unknown".
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+_NETWORK = """
+9p afs beegfs ceph cifs coda curvefs dvs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 smb3
+smbfs vastfs virtiofs wekafs yrfs
+"""
+# Blocks of a disk of this machine, though a process serves them.
+_LOCAL_FUSE = "fuseblk"
 
 
 def usable_cores() -> int:
@@ -10,3 +28,100 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
+    """The kind of filesystem that holds `path`, as mount(8) names it: "ext4", "nfs4", "fuse.sshfs". "" if unknown."""
+    place = os.path.realpath(path)
+    try:
+        device = os.stat(place).st_dev
+        mounts = list(_mounts((proc / "self" / "mountinfo").read_text(errors="surrogateescape")))
+    except OSError:
+        return ""
+    # All mounts of one device are of one kind. But files of btrfs and of overlayfs show devices that no mount has: then
+    # the path tells.
+    ours = [mount for mount in mounts if mount.device == device] or mounts
+    around = [mount for mount in ours if _is_inside(place, mount.point)] or ours
+    # Of mounts over each other, the last one counts.
+    return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
+
+
+def is_network(kind: str) -> bool:
+    """Whether a filesystem of this kind keeps its bytes elsewhere, so that a read may fail while the file is there."""
+    return kind in _NETWORK.split() or (kind.startswith("fuse") and kind != _LOCAL_FUSE)
+
+
+class _Mount(NamedTuple):
+    device: int
+    point: str
+    kind: str
+
+
+def _mounts(text: str) -> Iterator[_Mount]:
+    for line in text.splitlines():
+        place, separator, filesystem = line.partition(" - ")
+        fields = place.split(" ")
+        if not separator or len(fields) < 6 or not re.fullmatch(r"\d+:\d+", fields[2]):
+            continue
+        major, minor = map(int, fields[2].split(":"))
+        # Space, tab, newline and backslash stand there as octal numbers.
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        yield _Mount(os.makedev(major, minor), point, filesystem.split(" ")[0])
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+    """Bytes that this process, or the page cache on its behalf, can still take; None if the kernel does not tell.
+
+    Page cache counts as free, as the kernel reclaims it: so a set that is in the page cache already counts as left.
+    """
+    found = [*_machine_left(proc), *_cgroups_left(proc, cgroups)]
+    return max(0, min(found)) if found else None
+
+
+def _machine_left(proc: Path) -> Iterator[int]:
+    with contextlib.suppress(OSError, KeyError):
+        yield 1024 * _numbers(proc / "meminfo")["MemAvailable:"]
+
+
+def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
+    """What is left of each memory limit above this process: a job's limit may be set at any level."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not controllers:
+            for folder in _levels(cgroups, path):
+                for limit in ("memory.max", "memory.high"):
+                    yield from _left(folder, limit, "memory.current", "")
+        elif "memory" in controllers.split(","):
+            for folder in _levels(cgroups / "memory", path):
+                yield from _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+
+def _levels(root: Path, path: str) -> list[Path]:
+    """The process's cgroup and all above it. In a container `path` may be of the host: then only `root` exists."""
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:  # outside of this process's cgroup namespace
+        parts = []
+    return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _left(folder: Path, limit: str, usage: str, prefix: str) -> Iterator[int]:
+    with contextlib.suppress(OSError, ValueError):  # no such level, no such limit, or "max"
+        total = int((folder / limit).read_text())
+        used = int((folder / usage).read_text())
+        numbers = _numbers(folder / "memory.stat")
+        cache = numbers.get(f"{prefix}active_file", 0) + numbers.get(f"{prefix}inactive_file", 0)
+        yield total - max(0, used - cache)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Of lines such as `name 123` or `name: 123 kB`."""
+    rows = (line.split() for line in path.read_text().splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdecimal()}

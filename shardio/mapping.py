@@ -42,6 +42,19 @@ _libc.mmap.argtypes = [
 ]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
+_MADV_RANDOM = 1  # Linux, macOS and the BSDs agree on these two
+_MADV_WILLNEED = 3
+_PROCESS_MADVISE = 440  # alike on every architecture of Linux but Alpha
+_MOST_SPANS = 1024  # of one call: UIO_MAXIOV
+# These keep the GIL. Each of many short calls that gave it up would wait 5 ms for it beside a busy Python thread.
+_quick = ctypes.PyDLL(None, use_errno=True)
+_quick.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_LINUX = sys.platform == "linux"
+if _LINUX:
+    _quick.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    _libc.syscall.restype = ctypes.c_long
+    _libc.syscall.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, *[ctypes.c_long] * 3]
+
 
 def _mmap(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int) -> int:
     if nbytes > sys.maxsize:  # ctypes would cut the number to 64 bits and get something else
@@ -73,6 +86,63 @@ class RowMapping:
         """Map file `number`, whose size and header were checked on this descriptor; it may be closed afterwards."""
         address = self._region.address + self._places[number]
         _mmap(address, self._nbytes[number], mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+
+
+def advise_random(rows: NDArray[np.uint8]) -> None:
+    """Tell the kernel that rows are read in no order: it then reads what is touched, and nothing around it.
+
+    Advice is never an error: a kernel that knows better goes on as it would.
+    """
+    start = rows.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    _quick.madvise(start, rows.ctypes.data + rows.nbytes - start, _MADV_RANDOM)
+
+
+def will_need(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+    """Have the kernel begin to read these rows of a RowMapping into the page cache. Does not wait for what it reads."""
+    first, last = _pages_of(rows, numbers)
+    spans = np.empty((len(numbers), 2), np.uint64)  # iovecs
+    spans[:, 0] = first * mmap.PAGESIZE
+    spans[:, 1] = (last + 1 - first) * mmap.PAGESIZE
+    for start in range(0, len(spans), _MOST_SPANS):
+        some = spans[start : start + _MOST_SPANS]
+        if not _will_need_at_once(some):
+            for address, nbytes in some.tolist():
+                _quick.madvise(address, nbytes, _MADV_WILLNEED)
+
+
+def _will_need_at_once(spans: NDArray[np.uint64]) -> bool:
+    """One call for all, which gives up the GIL once. Before Linux 6.13 it is for privileged processes only."""
+    try:
+        process = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):  # not Linux, or no descriptor left
+        return False
+    try:
+        wanted = int(spans[:, 1].sum())
+        advice = (spans.ctypes.data, len(spans), _MADV_WILLNEED, 0)
+        return bool(_libc.syscall(_PROCESS_MADVISE, process, *advice) == wanted)
+    finally:
+        os.close(process)
+
+
+def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:
+    """Which share of these rows of a RowMapping is in the page cache, told by the middle page of each (Linux).
+
+    Of a file that is neither ours nor writable for us the kernel says that all of it is.
+    """
+    first, last = _pages_of(rows, numbers)
+    answer = ctypes.c_ubyte()
+    where = ctypes.byref(answer)
+    found = 0
+    for page in ((first + last) // 2).tolist():
+        _quick.mincore(page * mmap.PAGESIZE, 1, where)
+        found += answer.value & 1
+    return found / len(numbers)
+
+
+def _pages_of(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers, counted from address 0, of the first and the last page of each row."""
+    starts = rows.ctypes.data + numbers * rows.shape[1]
+    return starts // mmap.PAGESIZE, (starts + (rows.shape[1] - 1)) // mmap.PAGESIZE
 
 
 class _Region:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from shardio.format import SampleShape
 
-# Of the slots' memory: a cache line, which is also what wide vector stores want.
-ALIGNMENT = 64
+# Of the slots' memory: a page, the most that O_DIRECT demands of where it puts what it reads.
+ALIGNMENT = 4096
 
 
 class Slot:

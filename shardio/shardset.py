@@ -7,6 +7,7 @@ checksums are not: they cost a read of the whole set, which `shardio verify` doe
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from shardio.format import (
     shard_header,
 )
 from shardio.manifest import FileEntry, Manifest, load_manifest
-from shardio.mapping import RowMapping
+from shardio.mapping import RowMapping, advise_random, resident_share, will_need
 from shardio.rowcopy import copy_rows
 
 
@@ -81,6 +82,13 @@ def _map(mapping: RowMapping, number: int, path: Path, entry: FileEntry, header:
         mapping.place(number, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _owns(path: Path) -> bool:
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 class ShardSet(Sequence[Sample]):
@@ -164,13 +172,8 @@ class ShardSet(Sequence[Sample]):
         image = self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
         return Sample(image, int(self.index["label"][position]))
 
-    def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        """Copy the samples `indices` (integers, one-dimensional) into `out`.
-
-        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous. IndexError if an index is
-        negative or too large, before anything is copied. The copying releases the GIL; threads may gather at the same
-        time into different memory.
-        """
+    def check_request(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """The indices as int64, if samples may be read so: see `gather`, which demands the same."""
         indices = np.asarray(indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise ValueError(
@@ -180,9 +183,48 @@ class ShardSet(Sequence[Sample]):
         if out.shape != expected or out.dtype != np.uint8 or not out.flags.carray:
             what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
             raise ValueError(f"out must be C-contiguous, writeable uint8 of shape {expected}; found {what}")
-        if not len(indices):
-            return
-        if not (indices.min() >= 0 and indices.max() < len(self)):
+        if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"indices must be from 0 to {len(self) - 1}; found {indices.min()} to {indices.max()}")
-        numbers = self._row_numbers(indices.astype(np.int64, copy=False))
-        copy_rows(self._rows, numbers, out.reshape(len(indices), -1))
+        return indices.astype(np.int64, copy=False)
+
+    @property
+    def first_samples(self) -> NDArray[np.int64]:
+        """The index of each shard's first sample."""
+        return self._starts[:-1]
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where samples that exist are stored: the numbers of their shards, and their first bytes in these files."""
+        shards: NDArray[np.int64] = np.searchsorted(self._starts, indices, side="right") - 1
+        return shards, HEADER_NBYTES + (indices - self._starts[shards]) * sample_nbytes(self.sample_shape)
+
+    def expect_random_reads(self) -> None:
+        """From now on the kernel reads from storage what is touched, and nothing ahead of it but what is announced."""
+        advise_random(self._rows)
+
+    def will_read(self, indices: NDArray[np.int64]) -> None:
+        """Have the kernel begin to read these samples into the page cache. A hint: it never fails and hardly waits."""
+        indices = np.unique(indices)  # ascending, as disks like it
+        known = indices[(indices >= 0) & (indices < len(self))]
+        will_need(self._rows, self._row_numbers(known.astype(np.int64, copy=False)))
+
+    def resident_share(self, most: int = 512) -> float | None:
+        """Which share of the split is in the page cache, told by at most so many samples. None if that is unknown.
+
+        The kernel tells only whoever owns the files or may write to them.
+        """
+        path = self.path / self.manifest.splits[self.split].shards[0].file
+        if sys.platform != "linux" or not (_owns(path) or os.access(path, os.W_OK)):
+            return None
+        indices = np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64)
+        return resident_share(self._rows, self._row_numbers(indices))
+
+    def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        """Copy the samples `indices` (integers, one-dimensional) into `out`.
+
+        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous. IndexError if an index is
+        negative or too large, before anything is copied. The copying releases the GIL; threads may gather at the same
+        time into different memory.
+        """
+        indices = self.check_request(indices, out)
+        if len(indices):
+            copy_rows(self._rows, self._row_numbers(indices), out.reshape(len(indices), -1))

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 import shardio.gather
 from shardio.gather import GatherThreads, Pending
+from shardio.readers import MappedReader, Reader
 from shardio.ring import Slot, new_slot
-from shardio.shardset import ShardSet, open_shards
+from shardio.shardset import open_shards
 
 SHAPE = (6, 5, 3)
 DEADLINE_SECONDS = 10
@@ -28,19 +29,19 @@ NOBODY = -99
 
 
 class StandIn:
-    """As much of a ShardSet as gathering needs; `before` is called with the indices of a part before it is copied."""
+    """As much of a Reader as gathering needs; `before` is called with the indices of a part before it is copied."""
 
     def __init__(self, before: Callable[[NDArray[np.int64]], None] = lambda indices: None) -> None:
-        self.index = {"label": np.arange(1000) * 3}
+        self.labels = np.arange(1000) * 3
         self.before = before
 
-    def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
         self.before(indices)
         out[:] = indices.astype(np.uint8)[:, None, None, None]
 
 
-def stand_in(before: Callable[[NDArray[np.int64]], None] = lambda indices: None) -> ShardSet:
-    return cast(ShardSet, StandIn(before))
+def stand_in(before: Callable[[NDArray[np.int64]], None] = lambda indices: None) -> Reader:
+    return cast(Reader, StandIn(before))
 
 
 def fresh_slot(batch_size: int = 9) -> Slot:
@@ -84,12 +85,12 @@ def check(slot: Slot, indices: NDArray[np.int64]) -> None:
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
 def test_batches_of_every_size_are_right(num_threads: int, make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(34))
+    reader = MappedReader(open_shards(make_set(34)))
     pictures = np.stack([sample_pixels(i) for i in range(34)])
     threads = GatherThreads(num_threads)
     rng = np.random.default_rng(num_threads)
     batches = [(rng.integers(0, 34, size), fresh_slot()) for size in range(10) for _ in range(3)]
-    submitted = [threads.submit(shards, indices, slot) for indices, slot in batches]
+    submitted = [threads.submit(reader, indices, slot) for indices, slot in batches]
     for pending, (indices, slot) in zip(submitted, batches, strict=True):
         size = len(indices)
         assert pending.size == size
@@ -118,8 +119,8 @@ def test_a_batch_is_split_over_all_threads_as_evenly_as_can_be(num_threads: int,
 def test_batches_are_served_in_the_order_in_which_they_were_asked_for() -> None:
     served: list[int] = []
     threads = GatherThreads(1)
-    shards = stand_in(lambda indices: served.extend(indices.tolist()))
-    for pending in [threads.submit(shards, np.array([number]), fresh_slot()) for number in range(50)]:
+    reader = stand_in(lambda indices: served.extend(indices.tolist()))
+    for pending in [threads.submit(reader, np.array([number]), fresh_slot()) for number in range(50)]:
         pending.wait()
     threads.close()
     assert served == list(range(50))
@@ -143,7 +144,7 @@ def test_an_error_reaches_wait_with_its_traceback_and_no_other_batch(num_threads
         with pytest.raises(OSError, match="the disk is gone") as caught:
             pending.wait()
         names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-        assert names[-2:] == ["gather", "before"]
+        assert names[-2:] == ["read", "before"]
         assert pending.done()
         pending.abandon(released.append)
         pending.abandon(released.append)
@@ -153,10 +154,10 @@ def test_an_error_reaches_wait_with_its_traceback_and_no_other_batch(num_threads
 
 
 def test_an_index_that_does_not_exist_is_an_error_of_its_batch_alone(make_set: Callable[..., Path]) -> None:
-    shards = open_shards(make_set(20))
+    reader = MappedReader(open_shards(make_set(20)))
     threads = GatherThreads(2)
     before, wrong, after = (
-        threads.submit(shards, np.array(indices), fresh_slot()) for indices in ([0, 19], [5, 20], [7, 8])
+        threads.submit(reader, np.array(indices), fresh_slot()) for indices in ([0, 19], [5, 20], [7, 8])
     )
     assert before.wait().labels[:2].tolist() == [0, 19 % 7]
     with pytest.raises(IndexError, match="indices must be from 0 to 19; found 20 to 20"):
@@ -377,11 +378,11 @@ def test_a_gather_thread_may_close_its_own_threads() -> None:
 
 def test_an_idle_thread_holds_no_batch() -> None:
     threads = GatherThreads(1)
-    shards = stand_in()
+    reader = stand_in()
     slot = fresh_slot()
     dead = threading.Event()
     weakref.finalize(slot, dead.set)
-    threads.submit(shards, np.arange(9), slot).wait()
+    threads.submit(reader, np.arange(9), slot).wait()
     del slot
     assert dead.wait(DEADLINE_SECONDS)
     threads.close()

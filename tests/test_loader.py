@@ -609,8 +609,13 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "nbytes": 0,
             "wait_seconds": 0.0,
             "gather_seconds": 0.0,
+            "read_ahead_batches": 0,
             "num_threads": 2,
             "device": "cpu",
+            "io": "mmap",
+            "io_reason": "the set is in the page cache",
+            "read_nbytes": 0,
+            "read_retries": 0,
         }
         for _ in range(2):
             list(loader)
@@ -618,6 +623,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
         stats = loader.stats()
         assert (stats["batches"], stats["images"]) == (11, 2 * NUM_SAMPLES + 10)
         assert stats["nbytes"] == stats["images"] * int(np.prod(SHAPE))
+        assert stats["read_nbytes"] >= stats["nbytes"]  # and what was read ahead
         assert stats["gather_seconds"] > 0
         assert stats["wait_seconds"] > 0
         assert before["batches"] == 0  # a copy, not a window
@@ -783,7 +789,7 @@ def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader) -
         iterator = iter(loader)
         batch = next(iterator)
         # One thread serves batches in order: when this one is there, so are those that the iterator asked for.
-        loader._threads.submit(loader.shards, np.arange(3), marker := ring.acquire()).wait()
+        loader._threads.submit(loader._reader, np.arange(3), marker := ring.acquire()).wait()
         assert alive() == 1 + 2 + 1  # the batch, two ahead of it, and the marker
         del iterator, batch
         assert alive() == 4  # none was thrown away,

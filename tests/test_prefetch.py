@@ -404,7 +404,7 @@ def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_d
 
         def all_gathered() -> None:
             """One thread serves batches in order: when this one is there, so are those that were asked for before."""
-            loader._threads.submit(loader.shards, np.array([0]), new_slot(1, LOADER_SHAPE)).wait()
+            loader._threads.submit(loader._reader, np.array([0]), new_slot(1, LOADER_SHAPE)).wait()
 
         monkeypatch.setattr(loader.shards, "gather", failing)
         iterator = iter(loader)

@@ -319,7 +319,7 @@ def test_slot_memory_is_aligned(nbytes: int) -> None:
 
 
 def test_slots_have_the_shapes_of_a_batch() -> None:
-    assert ALIGNMENT == 64
+    assert ALIGNMENT == 4096
     for batch_size in range(1, 9):
         slot = new_slot(batch_size, (5, 7, 3))
         assert slot.images.shape == (batch_size, 5, 7, 3)

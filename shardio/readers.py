@@ -1,0 +1,432 @@
+"""Ways of getting samples from storage into memory: through the mapping, or by reads that can fail.
+
+A reader of a mapping is the fastest where the samples are in the page cache, and the simplest. But what storage does
+wrong arrives there as SIGBUS, which ends the process, and pages are fetched one after the other unless they are
+announced. `FileReader` asks for whole samples by pread, with as many requests under way as there are threads, past the
+page cache if need be; an error of the storage is retried, and then raised with the name of what could not be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import resource
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import FormatError
+from shardio.files import naming, open_regular
+from shardio.format import HEADER_NBYTES, index_dtype, index_header, sample_nbytes, shard_header
+from shardio.manifest import FileEntry
+from shardio.ring import aligned_empty
+from shardio.shardset import ShardSet, open_checked
+
+# What O_DIRECT may demand of offsets, lengths and memory: a sector as most disks show it, a page or larger sector.
+_ALIGNMENTS = (512, 4096)
+# One request. Longer ones are no faster, and keep a thread from noticing that nobody wants the batch any more.
+_REQUEST_NBYTES = 4 << 20
+_MOST_BUFFERS = 1024  # IOV_MAX
+# Memory that a thread keeps, for samples that O_DIRECT cannot put where they belong.
+_DETOUR_NBYTES = 1 << 20
+# So many requests keep a local disk or a server busy; their threads wait and need no core.
+_FILE_THREADS = 8
+
+# What passes, or may: a server that restarts, a path that fails over, a signal.
+_TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN, errno.EMFILE, errno.ENFILE}
+_BACKOFF_SECONDS = (0.05, 0.2, 0.8)
+
+
+class ReadCounts(NamedTuple):
+    """Since the reader was made: bytes that it read, requests that it made again."""
+
+    nbytes: int
+    retries: int
+
+
+class Reader(Protocol):
+    """Reads samples of one set. Thread safe."""
+
+    name: str
+    num_threads: int
+    """Threads that should read at the same time, at least."""
+    labels: NDArray[np.int64]
+    """Of all samples: an array, or a view of the mapped index."""
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        """Copy the samples `indices` into `out`, as ShardSet.gather does. OSError if the storage fails."""
+
+    def reads_ahead(self) -> bool:
+        """Whether `will_read` is worth its cost, as things are now."""
+
+    def will_read(self, indices: NDArray[np.int64]) -> None:
+        """These samples will be read soon. Never raises."""
+
+    def counts(self) -> ReadCounts: ...
+
+    def close(self) -> None:
+        """Give back descriptors. Reads under way finish; others fail. Idempotent."""
+
+
+class _Tally:
+    """Sums that many threads add to without a lock: each to its own."""
+
+    def __init__(self) -> None:
+        self._cells: dict[int, list[int]] = {}
+
+    def add(self, nbytes: int = 0, retries: int = 0) -> None:
+        cell = self._cells.setdefault(threading.get_ident(), [0, 0])
+        cell[0] += nbytes
+        cell[1] += retries
+
+    def counts(self) -> ReadCounts:
+        cells = list(self._cells.values())
+        return ReadCounts(sum(cell[0] for cell in cells), sum(cell[1] for cell in cells))
+
+
+class MappedReader:
+    """Copies from the mapping, and announces to the kernel what will be copied.
+
+    Without an announcement each page that is not in the page cache is a request of its own, for which a thread waits;
+    and as the kernel by default reads around each, it would read thirty times what is wanted.
+    """
+
+    name = "mmap"
+    num_threads = 1
+
+    def __init__(self, shards: ShardSet) -> None:
+        self._shards = shards
+        self.labels: NDArray[np.int64] = shards.index["label"]
+        self._tally = _Tally()
+        shards.expect_random_reads()
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        self._shards.gather(indices, out)
+        self._tally.add(out.nbytes)
+
+    def reads_ahead(self) -> bool:
+        # Of a resident set announcements are pure cost: a fifth of what copying costs. Where the kernel does not tell,
+        # they are worth it.
+        return self._shards.resident_share() != 1.0
+
+    def will_read(self, indices: NDArray[np.int64]) -> None:
+        with contextlib.suppress(Exception):
+            self._shards.will_read(indices)
+
+    def counts(self) -> ReadCounts:
+        return self._tally.counts()
+
+    def close(self) -> None:
+        """Nothing to give back: the mapping belongs to the set."""
+
+
+class _File(NamedTuple):
+    path: Path
+    entry: FileEntry
+    header: bytes
+
+
+class _OpenFile:
+    """A descriptor that closes when nobody uses it any more, which reference counting knows without a lock."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
+
+
+class _OpenFiles:
+    """A few of many files, open: those used last. Thread safe, by single operations of an OrderedDict.
+
+    Two threads may open a file at the same time; one of the descriptors then closes after its use. A lock would be
+    worse: `close` may run in a finaliser, in the middle of any other call.
+    """
+
+    def __init__(self, files: Sequence[_File], direct: bool, most: int) -> None:
+        self.files = files
+        self.most = most
+        self._direct = direct
+        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
+        self._closed = False
+
+    def get(self, number: int) -> _OpenFile:
+        """The file, opened and checked if it is not open. OSError, or FormatError if it is not what it was."""
+        if self._closed:
+            raise RuntimeError("the reader was closed")
+        file = self._open.get(number)
+        if file is not None:
+            with contextlib.suppress(KeyError):
+                self._open.move_to_end(number)
+            return file
+        file = self._open[number] = self._opened(number)
+        while len(self._open) > self.most:
+            with contextlib.suppress(KeyError):
+                self._open.popitem(last=False)
+        if self._closed:
+            self._open.clear()
+        return file
+
+    def _opened(self, number: int) -> _OpenFile:
+        path, entry, header = self.files[number]
+        file = _OpenFile(open_checked(path, entry, header))
+        if self._direct:
+            with naming(path):
+                set_direct(file.descriptor)
+        elif hasattr(os, "posix_fadvise"):
+            # The kernel shall read what is asked for and nothing around it.
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        return file
+
+    def forget(self, number: int) -> None:
+        """Open the file anew next time."""
+        self._open.pop(number, None)
+
+    def forget_all(self) -> None:
+        self._open.clear()
+
+    def close(self) -> None:
+        self._closed = True
+        self._open.clear()
+
+
+class FileReader:
+    """Reads samples by pread. With `direct` past the page cache, as `alignment` demands it (see `direct_alignment`);
+    with `drop_behind` through the page cache, but what was read does not stay there, so that what others keep does.
+
+    Samples of a request that lie side by side are read in one go. An error that may pass is retried for a second.
+    """
+
+    num_threads = _FILE_THREADS
+
+    def __init__(self, shards: ShardSet, *, alignment: int | None = None, drop_behind: bool = False) -> None:
+        self.name = "pread" if alignment is None else "direct"
+        self._shards = shards
+        self._alignment = alignment or 1
+        self._drop_behind = drop_behind and alignment is None and hasattr(os, "posix_fadvise")
+        self._row_nbytes = sample_nbytes(shards.sample_shape)
+        self._tally = _Tally()
+        self._thread = threading.local()
+        split = shards.manifest.splits[shards.split]
+        folder = Path(os.path.abspath(shards.path))  # wherever the process may go
+        files = [
+            _File(folder / shard.file, shard, shard_header(shard.num_samples, shards.sample_shape))
+            for shard in split.shards
+        ]
+        header = index_header(split.num_samples, split.index.key_nbytes)
+        self._index_number = len(files)
+        files.append(_File(folder / split.index.file, split.index, header))
+        self._files = _OpenFiles(files, alignment is not None, min(len(files), _most_open()))
+        # Not from the mapped index: what goes wrong with that file shall be an error, too.
+        self.labels = self._read_labels(split.num_samples, index_dtype(split.index.key_nbytes))
+
+    def _read_labels(self, num_samples: int, dtype: np.dtype[np.void]) -> NDArray[np.int64]:
+        labels = np.empty(num_samples, np.int64)
+        # So many rows are a multiple of any alignment.
+        step = max(1, _REQUEST_NBYTES // (dtype.itemsize * _ALIGNMENTS[-1])) * _ALIGNMENTS[-1]
+        buffer = aligned_empty((min(step, -(-num_samples // _ALIGNMENTS[-1]) * _ALIGNMENTS[-1]) * dtype.itemsize,))
+        for start in range(0, num_samples, step):
+            count = min(step, num_samples - start)
+            self._fill(self._index_number, [buffer], HEADER_NBYTES + start * dtype.itemsize, count * dtype.itemsize)
+            labels[start : start + count] = buffer[: count * dtype.itemsize].view(dtype)["label"]
+        return labels
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        indices = self._shards.check_request(indices, out)
+        if not len(indices):
+            return
+        rows = out.reshape(len(indices), -1)
+        order = np.argsort(indices, kind="stable")  # which is also the order of files and offsets
+        ascending = indices[order]
+        again = np.zeros(len(order), bool)
+        np.equal(ascending[1:], ascending[:-1], out=again[1:])
+        chosen = order[~again]
+        shards, offsets = self._shards.locate(indices[chosen])
+        direct = self._alignment > 1
+        detour = direct and bool(self._row_nbytes % self._alignment or out.ctypes.data % self._alignment)
+        for first, stop in pairwise(self._cuts(shards, offsets, detour)):
+            run = [rows[row] for row in chosen[first:stop].tolist()]
+            if detour:
+                self._read_detour(int(shards[first]), run, offsets[first:stop].tolist())
+            else:
+                start = int(offsets[first])
+                self._fill(int(shards[first]), run, start, len(run) * self._row_nbytes)
+        if again.any():
+            # Each place of a sample that was asked for more than once, from its first place.
+            firsts = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
+            rows[order[again]] = rows[order[firsts[again]]]
+
+    def _cuts(self, shards: NDArray[np.int64], offsets: NDArray[np.int64], detour: bool) -> list[int]:
+        """Where one request ends and the next begins: samples of one request touch, or share a sector."""
+        gaps = offsets[1:] - (offsets[:-1] + self._row_nbytes)
+        grain = self._alignment if detour else 1
+        apart = (gaps >= grain) | (shards[1:] != shards[:-1])
+        cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(offsets)]
+        most = max(1, min((_DETOUR_NBYTES if detour else _REQUEST_NBYTES) // self._row_nbytes, _MOST_BUFFERS))
+        return [cut for a, b in pairwise(cuts) for cut in range(a, b, most)] + [len(offsets)]
+
+    def _read_detour(self, number: int, rows: Sequence[NDArray[np.uint8]], offsets: Sequence[int]) -> None:
+        """Read whole sectors around the rows, piece by piece, and copy the rows out of them."""
+        end = offsets[-1] + self._row_nbytes
+        buffer = self._detour_buffer()
+        for piece in range(offsets[0] // self._alignment * self._alignment, end, len(buffer)):
+            stop = min(piece + len(buffer), end)
+            length = -(-(stop - piece) // self._alignment) * self._alignment
+            self._fill(number, [buffer[:length]], piece, stop - piece, max(offsets[0], piece))
+            for row, offset in zip(rows, offsets, strict=True):
+                low, high = max(offset, piece), min(offset + self._row_nbytes, stop)
+                if low < high:
+                    row[low - offset : high - offset] = buffer[low - piece : high - piece]
+
+    def _detour_buffer(self) -> NDArray[np.uint8]:
+        buffer: NDArray[np.uint8] | None = getattr(self._thread, "buffer", None)
+        if buffer is None:
+            buffer = self._thread.buffer = aligned_empty((_DETOUR_NBYTES,))
+        return buffer
+
+    def _fill(
+        self, number: int, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, asked_for: int = 0
+    ) -> None:
+        """Fill the first `wanted` bytes of the buffers from file `number`, from `offset` on, or raise.
+
+        Offset, buffers and their lengths are aligned. More may be read than is wanted, up to what the buffers hold;
+        what the caller needs begins at `asked_for` at the earliest.
+        """
+        done = 0
+        failures = 0
+        while done < wanted:
+            try:
+                done += self._fill_some(number, buffers, offset, wanted, done)
+            except OSError as error:
+                if error.errno not in _TRANSIENT or failures == len(_BACKOFF_SECONDS):
+                    raise self._explained(error, number, max(offset + done, asked_for), failures + 1) from None
+                if error.errno == errno.ESTALE:
+                    self._files.forget(number)
+                elif error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._files.forget_all()
+                self._tally.add(retries=1)
+                time.sleep(_BACKOFF_SECONDS[failures])
+                failures += 1
+
+    def _fill_some(self, number: int, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, done: int) -> int:
+        """One request for what comes after the first `done` bytes; how many more are done now, at least one."""
+        file = self._files.get(number)
+        try:
+            count = os.preadv(file.descriptor, _behind(buffers, done), offset + done)
+            self._tally.add(count)
+            if done + count < wanted:
+                self._check_length(number, file.descriptor, offset + wanted)
+                count -= count % self._alignment
+                if not count:
+                    raise OSError(errno.EIO, f"only {done} of {wanted} bytes came")
+            if self._drop_behind:
+                _drop(file.descriptor, offset + done, count)
+            return count
+        finally:
+            del file  # or whoever keeps an error would keep the file open
+
+    def _check_length(self, number: int, descriptor: int, needed: int) -> None:
+        """FormatError if the file ends before `needed`: then there is nothing to wait for."""
+        found = os.fstat(descriptor).st_size
+        path, entry, _ = self._files.files[number]
+        if found < needed:
+            raise FormatError(
+                f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {found}: somebody cut it or is "
+                "writing to it; a published set must not change. Copy the file again, or convert again"
+            )
+
+    def _explained(self, error: OSError, number: int, offset: int, attempts: int) -> OSError:
+        path, _, _ = self._files.files[number]
+        what = "the labels"
+        if number != self._index_number:
+            position = max(0, offset - HEADER_NBYTES) // self._row_nbytes
+            what = f"sample {self._shards.first_samples[number] + position}"
+        if error.errno == errno.EINVAL and self._alignment > 1:
+            hint = 'the filesystem refuses O_DIRECT here: use io="pread"'
+        elif error.errno == errno.ESTALE:
+            hint = "the file was replaced or removed on the server: put the set back, or make a new loader"
+        else:
+            hint = "look into the kernel's log (dmesg) for the disk or server; `shardio verify` tells what else is lost"
+        text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
+        return OSError(error.errno, text, str(path))
+
+    def reads_ahead(self) -> bool:
+        return False
+
+    def will_read(self, indices: NDArray[np.int64]) -> None:
+        """Nothing: the threads have requests under way all the time."""
+
+    def counts(self) -> ReadCounts:
+        return self._tally.counts()
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def direct_alignment(path: Path) -> int | None:
+    """What O_DIRECT demands of offsets, lengths and memory for this file; None if it cannot be read so.
+
+    Found by trying, since not every filesystem and kernel says it, and some accept the flag but no read.
+    """
+    try:
+        descriptor, _ = open_regular(path)
+    except (OSError, FormatError):
+        return None
+    try:
+        set_direct(descriptor)
+        memory = aligned_empty((2 * _ALIGNMENTS[-1],))
+        for alignment in _ALIGNMENTS:
+            with contextlib.suppress(OSError):
+                if os.preadv(descriptor, [memory[alignment : 2 * alignment].data], alignment):
+                    return alignment
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def set_direct(descriptor: int) -> None:
+    """Let further reads pass the page cache. OSError (EINVAL) where the filesystem or the system cannot."""
+    if not hasattr(os, "O_DIRECT"):  # macOS
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+
+
+def _most_open() -> int:
+    """A part of what this process may open, as it opens other files, too."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1024 if soft < 0 else max(4, min(1024, soft // 4))
+
+
+def _behind(buffers: Sequence[NDArray[np.uint8]], done: int) -> list[memoryview]:
+    """What is left of the buffers when the first `done` bytes are filled."""
+
+    def rests() -> Iterator[memoryview]:
+        skip = done
+        for buffer in buffers:
+            if skip < len(buffer):
+                yield buffer[skip:].data
+            skip = max(0, skip - len(buffer))
+
+    return list(rests())
+
+
+def _drop(descriptor: int, offset: int, nbytes: int) -> None:
+    """Let go of the pages that hold these bytes, whole ones, as the kernel ignores parts."""
+    page = mmap.PAGESIZE
+    start = offset // page * page
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor, start, -(-(offset + nbytes) // page) * page - start, os.POSIX_FADV_DONTNEED)
