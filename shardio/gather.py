@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.crop import Windows
 from shardio.readers import Reader
 from shardio.ring import Slot
 
@@ -143,14 +144,14 @@ class GatherThreads:
             self.close()
             raise
 
-    def submit(self, reader: Reader, indices: NDArray[np.int64], slot: Slot) -> Pending:
-        """Begin to copy the samples `indices`, their labels and the indices themselves into the slot."""
+    def submit(self, reader: Reader, indices: NDArray[np.int64], slot: Slot, windows: Windows | None = None) -> Pending:
+        """Begin to copy the samples `indices` or windows of them, their labels and the indices into the slot."""
         size = len(indices)
         parts = max(1, min(self.num_threads, size))
         bounds = [size * part // parts for part in range(parts + 1)]
         pending = Pending(slot, size, parts)
         for start, stop in pairwise(bounds):
-            self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop)))
+            self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop, windows)))
         if self._closed.on:  # perhaps since a moment ago, and nobody serves the queue any more
             _refuse_queued(self._jobs)
         return pending
@@ -168,9 +169,11 @@ class GatherThreads:
                 thread.join()
 
 
-def _copy(reader: Reader, indices: NDArray[np.int64], slot: Slot, start: int, stop: int) -> None:
+def _copy(
+    reader: Reader, indices: NDArray[np.int64], slot: Slot, start: int, stop: int, windows: Windows | None
+) -> None:
     part = indices[start:stop]
-    reader.read(part, slot.images[start:stop])
+    reader.read(part, slot.images[start:stop], None if windows is None else windows.part(start, stop))
     slot.labels[start:stop] = reader.labels[part]
     slot.indices[start:stop] = part
 

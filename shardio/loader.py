@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from shardio.crop import Crop, CropAt
 from shardio.engine import Io, make_reader, read_ahead_batches
 from shardio.errors import LaunchError
-from shardio.format import sample_nbytes
+from shardio.format import SampleShape, sample_nbytes
 from shardio.gather import GatherThreads, Hints, Pending
 from shardio.launch import World, find_world, world_of_torch
 from shardio.machine import memory_left, usable_cores
@@ -76,6 +77,9 @@ class ShardLoader:
     of the local rank, or the CPU if there is none. `prefetch` batches are kept ready ahead of the consumer by
     `num_threads` gather threads. `transform` is called with each batch of images, in the consuming thread.
 
+    `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
+    never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank.
+
     `io` is how samples come from storage. "mmap" copies them from the page cache, into which the kernel brings coming
     batches ahead. "pread" reads them from the files, so that an error of the storage is retried and then raised, where
     a mapping would end the process. "direct" is the same past the page cache (O_DIRECT), for sets larger than memory.
@@ -106,6 +110,8 @@ class ShardLoader:
         num_threads: int | None = None,
         prefetch: int = 2,
         io: Io = "auto",
+        crop: int | tuple[int, int] | None = None,
+        crop_at: CropAt = "center",
         transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
         return_indices: bool = False,
     ) -> None:
@@ -138,7 +144,8 @@ class ShardLoader:
         self.return_indices = return_indices
         self._copier = _make_copier(self.device)
         make = self._copier.new_slot if self._copier else new_slot
-        shape = self.shards.sample_shape
+        self._crop = None if crop is None else _make_crop(crop, crop_at, seed, self.shards.sample_shape)
+        shape = self._crop.cropped_shape if self._crop else self.shards.sample_shape
         # Enough for all batches under way at a time, so that a steady loop makes no new slot.
         under_way = prefetch + 2 + (MOST_COPYING if self._copier else 0)
         self._ring = Ring(under_way, lambda: make(batch_size, shape))
@@ -403,7 +410,8 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._draw(loader.prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= loader.prefetch:
             indices = self._coming.popleft()
-            self._pending.append(loader._threads.submit(loader._reader, indices, loader._ring.acquire()))
+            windows = loader._crop.windows(self.epoch, indices) if loader._crop else None
+            self._pending.append(loader._threads.submit(loader._reader, indices, loader._ring.acquire(), windows))
         if self._announces:
             self._draw(loader._read_ahead)
 
@@ -448,6 +456,11 @@ def _abandon(pending: deque[Pending], hints: Hints, ring: Ring, device: DevicePr
         pending.popleft().abandon(ring.release)
     if device is not None:
         device.close()
+
+
+def _make_crop(crop: int | tuple[int, int], at: CropAt, seed: int, sample_shape: SampleShape) -> Crop:
+    height, width = crop if isinstance(crop, tuple) else (crop, crop)
+    return Crop(as_integer("crop", height), as_integer("crop", width), at, as_integer("seed", seed), sample_shape)
 
 
 def _choose_device(device: str | torch.device | None, world: World) -> torch.device:

@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.crop import Windows
 from shardio.errors import FormatError
 from shardio.files import naming, open_regular
 from shardio.format import HEADER_NBYTES, index_dtype, index_header, sample_nbytes, shard_header
@@ -63,8 +64,8 @@ class Reader(Protocol):
     labels: NDArray[np.int64]
     """Of all samples: an array, or a view of the mapped index."""
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        """Copy the samples `indices` into `out`, as ShardSet.gather does. OSError if the storage fails."""
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        """Copy the samples `indices`, or a window of each, as ShardSet.gather does. OSError if the storage fails."""
 
     def reads_ahead(self) -> bool:
         """Whether `will_read` is worth its cost, as things are now."""
@@ -110,8 +111,8 @@ class MappedReader:
         self._tally = _Tally()
         shards.expect_random_reads()
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        self._shards.gather(indices, out)
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        self._shards.gather(indices, out, windows)
         self._tally.add(out.nbytes)
 
     def reads_ahead(self) -> bool:
@@ -243,9 +244,12 @@ class FileReader:
             labels[start : start + count] = buffer[: count * dtype.itemsize].view(dtype)["label"]
         return labels
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        indices = self._shards.check_request(indices, out)
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        indices = self._shards.check_request(indices, out, windows)
         if not len(indices):
+            return
+        if windows is not None:
+            self._read_windows(indices, out, windows)
             return
         rows = out.reshape(len(indices), -1)
         order = np.argsort(indices, kind="stable")  # which is also the order of files and offsets
@@ -267,6 +271,21 @@ class FileReader:
             # Each place of a sample that was asked for more than once, from its first place.
             firsts = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
             rows[order[again]] = rows[order[firsts[again]]]
+
+    def _read_windows(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows) -> None:
+        """Of each sample read the lines that its window crosses, no others, and copy the window out of them."""
+        _, width, channels = self._shards.sample_shape
+        height, stride = out.shape[1], width * channels
+        shards, starts = self._shards.locate(indices)
+        for i in np.lexsort((starts, shards)).tolist():
+            start = int(starts[i] + windows.tops[i] * stride)
+            sectors = start // self._alignment * self._alignment
+            wanted = start - sectors + height * stride
+            buffer = self._detour_buffer(wanted)
+            self._fill(int(shards[i]), [buffer], sectors, wanted, start)
+            lines = buffer[start - sectors : wanted].reshape(height, width, channels)
+            left = int(windows.lefts[i])
+            np.copyto(out[i], lines[:, left : left + out.shape[2]])
 
     def _cuts(self, shards: NDArray[np.int64], offsets: NDArray[np.int64], detour: bool) -> list[int]:
         """Where one request ends and the next begins: samples of one request touch, or share a sector."""
@@ -290,11 +309,13 @@ class FileReader:
                 if low < high:
                     row[low - offset : high - offset] = buffer[low - piece : high - piece]
 
-    def _detour_buffer(self) -> NDArray[np.uint8]:
+    def _detour_buffer(self, least: int = _DETOUR_NBYTES) -> NDArray[np.uint8]:
+        """This thread's buffer, or its first part: of at least so many bytes, a multiple of the alignment."""
+        nbytes = -(-least // self._alignment) * self._alignment
         buffer: NDArray[np.uint8] | None = getattr(self._thread, "buffer", None)
-        if buffer is None:
-            buffer = self._thread.buffer = aligned_empty((_DETOUR_NBYTES,))
-        return buffer
+        if buffer is None or len(buffer) < nbytes:
+            buffer = self._thread.buffer = aligned_empty((max(nbytes, _DETOUR_NBYTES),))
+        return buffer[:nbytes]
 
     def _fill(
         self, number: int, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, asked_for: int = 0

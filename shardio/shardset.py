@@ -16,6 +16,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.crop import Windows
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.files import open_regular
 from shardio.format import (
@@ -28,7 +29,7 @@ from shardio.format import (
 )
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.mapping import RowMapping, advise_random, resident_share, will_need
-from shardio.rowcopy import copy_rows
+from shardio.rowcopy import copy_rows, copy_windows
 
 
 class Sample(NamedTuple):
@@ -172,14 +173,23 @@ class ShardSet(Sequence[Sample]):
         image = self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
         return Sample(image, int(self.index["label"][position]))
 
-    def check_request(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.int64]:
+    def check_request(
+        self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None
+    ) -> NDArray[np.int64]:
         """The indices as int64, if samples may be read so: see `gather`, which demands the same."""
         indices = np.asarray(indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise ValueError(
                 f"indices must be one-dimensional integers; found {indices.dtype} of shape {indices.shape}"
             )
-        expected = (len(indices), *self.sample_shape)
+        height, width, channels = self.sample_shape
+        expected = (len(indices), height, width, channels)
+        if windows is not None and out.ndim == 4 and 0 < out.shape[1] <= height and 0 < out.shape[2] <= width:
+            height, width = height - out.shape[1], width - out.shape[2]  # where windows may begin
+            expected = (len(indices), *out.shape[1:3], channels)
+            for name, places, most in (("tops", windows.tops, height), ("lefts", windows.lefts, width)):
+                if len(places) != len(indices) or (len(places) and not 0 <= places.min() <= places.max() <= most):
+                    raise IndexError(f"expected {len(indices)} {name} from 0 to {most}; found {places}")
         if out.shape != expected or out.dtype != np.uint8 or not out.flags.carray:
             what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
             raise ValueError(f"out must be C-contiguous, writeable uint8 of shape {expected}; found {what}")
@@ -218,13 +228,17 @@ class ShardSet(Sequence[Sample]):
         indices = np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64)
         return resident_share(self._rows, self._row_numbers(indices))
 
-    def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        """Copy the samples `indices` (integers, one-dimensional) into `out`.
+    def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        """Copy the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
 
-        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous. IndexError if an index is
-        negative or too large, before anything is copied. The copying releases the GIL; threads may gather at the same
-        time into different memory.
+        `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous; with `windows`, its height
+        and width are theirs. IndexError if an index is negative or too large, or a window not inside its sample, before
+        anything is copied. The copying releases the GIL; threads may gather at the same time into different memory.
         """
-        indices = self.check_request(indices, out)
-        if len(indices):
-            copy_rows(self._rows, self._row_numbers(indices), out.reshape(len(indices), -1))
+        indices = self.check_request(indices, out, windows)
+        numbers = self._row_numbers(indices)
+        if windows is None:
+            copy_rows(self._rows, numbers, out.reshape(len(indices), self._rows.shape[1]))
+        else:
+            images = self._rows.reshape(-1, *self.sample_shape)
+            copy_windows(images, numbers, windows.tops, windows.lefts, out)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
+from conftest import sample_pixels
 
-from shardio.crop import Crop
+from shardio.crop import Crop, Windows
+from shardio.engine import Io
+from shardio.loader import ShardLoader
+from shardio.shardset import open_shards
 
 SHAPE = (256, 320, 3)
 # (seed, epoch, sample) -> (top, left) of a 224 x 224 window. Never to be rewritten.
@@ -82,3 +89,84 @@ def test_a_window_that_does_not_fit_is_refused(height: int, width: int) -> None:
 def test_another_place_is_refused() -> None:
     with pytest.raises(ValueError, match="crop_at must be one of center, random; found 'corner'"):
         Crop(1, 1, "corner", 0, SHAPE)  # type: ignore[arg-type]
+
+
+# Through the loader.
+
+SAMPLE = (21, 17, 3)
+NUM_SAMPLES = 43
+ENGINES = [io for io in get_args(Io) if io != "auto"]
+
+
+def read(out: Path, batch_size: int = 5, start: int = 0, **options: Any) -> dict[int, np.ndarray]:
+    """Sample -> pixels, of one epoch."""
+    options = {"tail": "short", "device": "cpu", "num_threads": 2, "return_indices": True, "seed": 3, **options}
+    try:
+        loader = ShardLoader(out, batch_size, **options)
+    except ValueError as error:
+        if "O_DIRECT does not work" in str(error):
+            pytest.skip("no O_DIRECT here")
+        raise
+    with loader:
+        loader.load_state_dict({**loader.state_dict(), "epoch": 2, "consumed": start})
+        found = {}
+        for images, labels, indices in loader:
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert (labels == indices % 7).all()
+            for image, index in zip(images.permute(0, 2, 3, 1).numpy(), indices.tolist(), strict=True):
+                found[index] = image.copy()
+        return found
+
+
+@pytest.mark.parametrize("io", ENGINES)
+@pytest.mark.parametrize("crop", [(21, 17), (20, 17), (21, 5), (9, 16), (1, 1), 12])
+@pytest.mark.parametrize("at", ["center", "random"])
+def test_every_engine_reads_the_window_and_nothing_else(
+    io: str, crop: Any, at: Any, make_set: Callable[..., Path]
+) -> None:
+    out = make_set(NUM_SAMPLES, SAMPLE)
+    found = read(out, io=io, crop=crop, crop_at=at)
+    height, width = crop if isinstance(crop, tuple) else (crop, crop)
+    tops, lefts = Crop(height, width, at, 3, SAMPLE).windows(2, np.arange(NUM_SAMPLES))
+    assert sorted(found) == list(range(NUM_SAMPLES))
+    for i, image in found.items():
+        expected = sample_pixels(i, SAMPLE)[tops[i] : tops[i] + height, lefts[i] : lefts[i] + width]
+        assert np.array_equal(image, expected), i
+
+
+def test_windows_stay_the_same_on_other_ranks_with_other_batches_and_after_a_resume(
+    make_set: Callable[..., Path],
+) -> None:
+    out = make_set(NUM_SAMPLES, SAMPLE)
+    options = {"crop": (9, 8), "crop_at": "random"}
+    whole = read(out, **options)
+    parts = [read(out, 3, rank=rank, world_size=2, num_threads=1, **options) for rank in range(2)]
+    rest = read(out, 4, start=10, **options)
+    assert len(rest) == NUM_SAMPLES - 10
+    for part in (*parts, rest, read(out, shuffle=False, **options)):
+        for index, image in part.items():
+            assert np.array_equal(image, whole[index]), index
+    assert any(not np.array_equal(image, whole[index]) for index, image in read(out, **{**options, "seed": 4}).items())
+
+
+@pytest.mark.parametrize("crop", [22, (21, 18), 0, (5, -1)])
+def test_a_crop_that_does_not_fit_the_set_is_refused(crop: Any, make_set: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match=r"crop must be from \(1, 1\) to \(21, 17\)"):
+        read(make_set(NUM_SAMPLES, SAMPLE), crop=crop)
+
+
+def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_set: Callable[..., Path]) -> None:
+    shards = open_shards(make_set(NUM_SAMPLES, SAMPLE))
+    indices = np.array([5, 42, 5])
+    windows = Windows(np.array([0, 3, 16]), np.array([13, 0, 2]))
+    out = np.zeros((3, 5, 4, 3), np.uint8)
+    shards.gather(indices, out, windows)
+    for image, i, top, left in zip(out, indices, *windows, strict=True):
+        assert np.array_equal(image, sample_pixels(int(i), SAMPLE)[top : top + 5, left : left + 4])
+    for tops, lefts in (([0, 3, 17], [0, 0, 0]), ([0, 0, 0], [0, -1, 0]), ([0, 0], [0, 0, 0]), ([0, 0, 0], [14, 0, 0])):
+        out[:] = 7
+        with pytest.raises(IndexError, match=r"expected 3 (tops|lefts) from 0 to (16|13)"):
+            shards.gather(indices, out, Windows(np.array(tops), np.array(lefts)))
+        assert (out == 7).all()
+    with pytest.raises(ValueError, match="out must be"):
+        shards.gather(indices, np.zeros((3, 22, 4, 3), np.uint8), windows)
