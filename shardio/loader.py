@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch.profiler import record_function
 
 from shardio.crop import Crop, CropAt
 from shardio.engine import Io, make_reader, read_ahead_batches
@@ -268,13 +269,19 @@ class ShardLoader:
 
         `wait_seconds`: the consumer waiting for batches; `gather_seconds`: all gather threads together, copying.
         `io` is how samples are read, for `io_reason`; `read_nbytes` that were read so, `read_retries` because of
-        errors, `read_ahead_batches` announced to the kernel.
+        errors, `read_ahead_batches` announced to the kernel. `slots` were made for batches, of which `slots_free` wait
+        for reuse: the others are being filled, are ready, or are in the consumer's hands.
+
+        In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
+        "shardio.copy" for starting its way to the GPU, and "shardio.transform".
         """
         read = self._reader.counts()
         return {
             **vars(self._counts),
             "num_threads": self.num_threads,
             "device": str(self.device),
+            "slots": self._ring.num_made,
+            "slots_free": self._ring.num_free,
             "io": self._reader.name,
             "io_reason": self._io_reason,
             "read_nbytes": read.nbytes,
@@ -365,7 +372,10 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         """What is received is counted last: an error before that, or a Ctrl-C, leaves the batch to be read again."""
         loader, sampler = self._loader, self._sampler
         tensors = self._next()
-        images = tensors.images if loader.transform is None else loader.transform(tensors.images)
+        images = tensors.images
+        if loader.transform is not None:
+            with record_function("shardio.transform"):
+                images = loader.transform(images)
         counts = loader._counts
         counts.batches += 1
         counts.images += len(tensors.labels)
@@ -430,7 +440,8 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
     def _gathered(self) -> tuple[Slot, int]:
         pending = self._pending[0]
         start = time.perf_counter()
-        slot = pending.wait()
+        with record_function("shardio.wait"):
+            slot = pending.wait()
         counts = self._loader._counts
         counts.wait_seconds += time.perf_counter() - start
         counts.gather_seconds += pending.gather_seconds

@@ -10,6 +10,7 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 import torch
+from torch.profiler import record_function
 
 from shardio.format import SampleShape
 from shardio.ring import Ring, Slot
@@ -65,7 +66,8 @@ class DevicePrefetch:
     def start(self, slot: Slot, size: int) -> None:
         """Begin to copy a gathered batch, and take over its slot."""
         self.reclaim()
-        transfer = self._copier.start(slot, size)
+        with record_function("shardio.copy"):
+            transfer = self._copier.start(slot, size)
         self._transfers.append(transfer)
         self._copying.append((transfer, slot))
 

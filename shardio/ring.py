@@ -59,6 +59,7 @@ class Ring:
 
     def __init__(self, capacity: int, make: Callable[[], Slot]) -> None:
         self.capacity = capacity
+        self.num_made = 0
         self._make = make
         # A full deque drops its oldest entry. Entries are slots, or the tickets by which lent slots came back.
         self._free: deque[Slot | _Ticket] = deque(maxlen=capacity)
@@ -71,8 +72,14 @@ class Ring:
         with contextlib.suppress(IndexError):
             entry = self._free.pop()
         if entry is None:
+            self.num_made += 1
             return self._make()
         return entry.slot if isinstance(entry, _Ticket) else entry
+
+    @property
+    def num_free(self) -> int:
+        """Slots that wait for reuse."""
+        return len(self._free)
 
     def release(self, slot: Slot) -> None:
         """Give a slot back. The caller must not touch it any more."""

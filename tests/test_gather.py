@@ -18,6 +18,7 @@ from conftest import sample_pixels
 from numpy.typing import NDArray
 
 import shardio.gather
+from shardio.crop import Windows
 from shardio.gather import GatherThreads, Pending
 from shardio.readers import MappedReader, Reader
 from shardio.ring import Slot, new_slot
@@ -35,7 +36,7 @@ class StandIn:
         self.labels = np.arange(1000) * 3
         self.before = before
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         self.before(indices)
         out[:] = indices.astype(np.uint8)[:, None, None, None]
 

@@ -545,6 +545,26 @@ def test_an_interrupt_anywhere_in_next_leaves_a_true_state(event: str, loader_of
     assert lost <= 4
 
 
+def test_a_profile_shows_the_stages(loader_of: MakeLoader) -> None:
+    with (
+        loader_of(20, transform=lambda images: images + 1) as loader,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        list(loader)
+    names = [event.name for event in profile.events()]
+    assert names.count("shardio.wait") == names.count("shardio.transform") == len(loader)
+
+
+def test_stats_count_the_slots(loader_of: MakeLoader) -> None:
+    with loader_of(4, prefetch=2) as loader:
+        held = list(loader)
+        assert loader.stats()["slots"] == len(held)
+        assert loader.stats()["slots_free"] == 0
+        del held
+        gc.collect()
+        assert loader.stats()["slots_free"] == 4  # as many as a steady loop needs; the others were freed
+
+
 def test_the_state_says_what_the_next_epoch_will_be(loader_of: MakeLoader) -> None:
     def place(loader: ShardLoader) -> tuple[int, int]:
         state = loader.state_dict()
@@ -616,6 +636,8 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "io_reason": "the set is in the page cache",
             "read_nbytes": 0,
             "read_retries": 0,
+            "slots": 0,
+            "slots_free": 0,
         }
         for _ in range(2):
             list(loader)
@@ -638,12 +660,12 @@ class FailingGather:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sample: int | None = None
         self._gather = ShardSet.gather
-        monkeypatch.setattr(ShardSet, "gather", lambda shards, indices, out: self.gather(shards, indices, out))
+        monkeypatch.setattr(ShardSet, "gather", lambda *arguments: self.gather(*arguments))
 
-    def gather(self, shards: ShardSet, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    def gather(self, shards: ShardSet, indices: NDArray[np.int64], *how: Any) -> None:
         if self.sample in indices:
             self.read_from_a_lost_disk()
-        self._gather(shards, indices, out)
+        self._gather(shards, indices, *how)
 
     def read_from_a_lost_disk(self) -> None:
         raise OSError(5, "the disk is gone")
