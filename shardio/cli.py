@@ -86,6 +86,7 @@ def cli() -> None:
     shardio info out/                  what is in a set
     shardio verify out/                is it still what was published?
     shardio bench out/                 how fast does this machine read it?
+    shardio warm out/                  bring it into memory before a job reads it
     shardio check-shuffle 1281167      how random is the order?
     """
 
@@ -252,6 +253,37 @@ def verify(out: Path, quick: bool, workers: int, as_json: bool) -> None:
         verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
         click.echo(f"{out}: {verdict}: {what} of {report.num_files:,} files, {_bytes(report.nbytes)}")
     sys.exit(0 if report.ok else 1)
+
+
+@cli.command(short_help="Bring a set into the page cache.")
+@click.argument("out", type=_folder)
+@click.option("--split", help="Only this split.  [default: all]")
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Reads at a time.")
+@click.option("--force", is_flag=True, help="Even if the set is larger than the memory that is left.")
+@_json_option
+def warm(out: Path, split: str | None, workers: int, force: bool, as_json: bool) -> None:
+    """Bring the set in OUT into the page cache, so that a job's first epoch is as fast as the others.
+
+    The cache is the kernel's, and shared: one such command serves all processes of the machine.
+    """
+    import shardio.warmer as warmer
+
+    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
+
+        def show(nbytes: int, total: int) -> None:
+            bar.total = total
+            bar.update(nbytes)
+
+        report = warmer.warm(out, split=split, workers=workers, force=force, on_progress=show)
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+        return
+    rate = _bytes(int(report.nbytes / report.seconds))
+    click.echo(f"{out}: read {_bytes(report.nbytes)} in {report.seconds:,.1f} s ({rate}/s)")
+    if report.resident_before is None or report.resident_after is None:
+        click.echo("  what is in the page cache, the kernel tells only whoever owns the files or may write to them")
+    else:
+        click.echo(f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}")
 
 
 @cli.command(short_help="Measure how fast this machine reads a set.")

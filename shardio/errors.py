@@ -38,7 +38,7 @@ class ConvertError(ShardioError, RuntimeError):
 
 
 class SpaceError(ShardioError, OSError):
-    """The filesystem has too little room for what is to be written."""
+    """The filesystem has too little room for what is to be written, or the memory for what is to be read into it."""
 
 
 class LaunchError(ShardioError, ValueError):

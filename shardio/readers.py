@@ -151,8 +151,9 @@ class _OpenFile:
 class _OpenFiles:
     """A few of many files, open: those used last. Thread safe, by single operations of an OrderedDict.
 
-    Two threads may open a file at the same time; one of the descriptors then closes after its use. A lock would be
-    worse: `close` may run in a finaliser, in the middle of any other call.
+    Two threads may open a file at the same time; one of the descriptors then closes at once. A lock would be worse:
+    `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it is at
+    work, as assignment and clear() do: closing a file lets other threads run, who would find the dictionary torn.
     """
 
     def __init__(self, files: Sequence[_File], direct: bool, most: int) -> None:
@@ -171,13 +172,17 @@ class _OpenFiles:
             with contextlib.suppress(KeyError):
                 self._open.move_to_end(number)
             return file
-        file = self._open[number] = self._opened(number)
-        while len(self._open) > self.most:
-            with contextlib.suppress(KeyError):
-                self._open.popitem(last=False)
+        opened = self._opened(number)
+        file = self._open.setdefault(number, opened)
+        if len(self._open) > self.most:  # by one, or by as many as there are threads here
+            self._forget_oldest()
         if self._closed:
-            self._open.clear()
+            self.forget_all()
         return file
+
+    def _forget_oldest(self) -> None:
+        with contextlib.suppress(KeyError):  # somebody else did
+            self._open.popitem(last=False)
 
     def _opened(self, number: int) -> _OpenFile:
         path, entry, header = self.files[number]
@@ -196,11 +201,12 @@ class _OpenFiles:
         self._open.pop(number, None)
 
     def forget_all(self) -> None:
-        self._open.clear()
+        for _ in range(len(self._open)):
+            self._forget_oldest()
 
     def close(self) -> None:
         self._closed = True
-        self._open.clear()
+        self.forget_all()
 
 
 class FileReader:
@@ -218,6 +224,7 @@ class FileReader:
         self._alignment = alignment or 1
         self._drop_behind = drop_behind and alignment is None and hasattr(os, "posix_fadvise")
         self._row_nbytes = sample_nbytes(shards.sample_shape)
+        self._lands = True  # what O_DIRECT reads, in the caller's memory
         self._tally = _Tally()
         self._thread = threading.local()
         split = shards.manifest.splits[shards.split]
@@ -258,15 +265,19 @@ class FileReader:
         np.equal(ascending[1:], ascending[:-1], out=again[1:])
         chosen = order[~again]
         shards, offsets = self._shards.locate(indices[chosen])
-        direct = self._alignment > 1
-        detour = direct and bool(self._row_nbytes % self._alignment or out.ctypes.data % self._alignment)
+        detour = bool(self._row_nbytes % self._alignment or out.ctypes.data % self._alignment) or not self._lands
         for first, stop in pairwise(self._cuts(shards, offsets, detour)):
+            number, places = int(shards[first]), offsets[first:stop].tolist()
             run = [rows[row] for row in chosen[first:stop].tolist()]
-            if detour:
-                self._read_detour(int(shards[first]), run, offsets[first:stop].tolist())
-            else:
-                start = int(offsets[first])
-                self._fill(int(shards[first]), run, start, len(run) * self._row_nbytes)
+            if not detour:
+                try:
+                    self._fill(number, run, places[0], len(run) * self._row_nbytes)
+                    continue
+                except OSError as error:
+                    if error.errno != errno.EFAULT or self._alignment == 1:
+                        raise
+                    self._lands = False  # no disk may write to memory of this kind: some drivers' pinned memory
+            self._read_detour(number, run, places)
         if again.any():
             # Each place of a sample that was asked for more than once, from its first place.
             firsts = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))

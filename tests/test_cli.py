@@ -100,7 +100,7 @@ def test_values_that_no_set_can_have_are_wrong_usage(image_tree: Path, tmp_path:
     assert_one_clear_error(result, 2, "size must be (height, width)")
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "bench"])
+@pytest.mark.parametrize("command", ["info", "verify", "bench", "warm"])
 def test_a_folder_without_a_set_is_named(command: str, tmp_path: Path) -> None:
     result = shardio(command, tmp_path)
     assert_one_clear_error(result, 1, str(tmp_path / "manifest.json"), "shardio convert SRC OUT")
@@ -158,9 +158,28 @@ def test_bench_prints_the_loader_beside_np_take(converted: Path) -> None:
     assert [result["ratio_to_take"] > 0 < result["ratio_to_memcpy"] for result in results] == [True] * 5
 
 
+def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(converted: Path) -> None:
+    for path in converted.glob("*.npy"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    first = json.loads(shardio("warm", converted, "--split", "val", "--json").stdout)
+    assert first["splits"] == ["val"]
+    assert first["resident_after"] == 1
+    result = shardio("warm", converted, "--workers", "2")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "now 100.0%" in result.stdout
+    again = json.loads(shardio("warm", converted, "--json", "--force").stdout)
+    assert (again["num_files"], again["resident_before"]) == (4, 1)
+    assert again["nbytes"] == sum(path.stat().st_size for path in converted.glob("*.npy"))
+    assert_one_clear_error(
+        shardio("warm", converted, "--split", "test"), 1, "expected a split 'test', found train, val"
+    )
+
+
 def test_help_names_every_command() -> None:
     text = shardio("--help").stdout
-    for command in ("convert", "info", "verify", "bench", "demo"):
+    for command in ("convert", "info", "verify", "bench", "warm", "demo"):
         assert f"\n  {command} " in text
         assert shardio(command, "--help").returncode == 0
 

@@ -162,7 +162,7 @@ next(suspended)
 def test_an_error_in_a_gather_thread_ends_the_script_with_its_traceback(start: Start) -> None:
     script = """
 from shardio import ShardSet
-def gather(shards, indices, out):
+def gather(shards, indices, out, windows):
     raise OSError(5, "the disk is gone")
 ShardSet.gather = gather
 for batch in ShardLoader(path, 4, device="cpu", num_threads=2):
@@ -198,10 +198,10 @@ def test_ctrl_c_while_it_waits_for_a_batch_ends_it(start: Start) -> None:
 from shardio import ShardSet
 go_on = threading.Event()
 gather = ShardSet.gather
-def slow(shards, indices, out):
+def slow(shards, indices, out, windows):
     print("ready", flush=True)
     go_on.wait()
-    gather(shards, indices, out)
+    gather(shards, indices, out, windows)
 ShardSet.gather = slow
 loader = ShardLoader(path, 4, device="cpu", num_threads=1)
 try:

@@ -11,6 +11,7 @@ import gc
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,10 +340,10 @@ def failing_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ShardLoade
     def fail(loader: ShardLoader, sample: int) -> None:
         gather = loader.shards.gather
 
-        def failing(indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        def failing(indices: NDArray[np.int64], *how: Any) -> None:
             if sample in indices:
                 raise OSError(5, "the disk is gone")
-            gather(indices, out)
+            gather(indices, *how)
 
         monkeypatch.setattr(loader.shards, "gather", failing)
 

@@ -46,6 +46,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "prefetch": (4, "t"),
     "dataset": (4, "t"),
     "verifier": (4, "t"),
+    "warmer": (4, "t"),
     "setwriter": (4, "c"),
     "engine": (5, "t"),
     "gather": (5, "t"),

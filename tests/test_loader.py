@@ -910,12 +910,12 @@ def test_an_interrupt_while_waiting_for_a_batch_arrives(loader_of: MakeLoader, m
     go_on = threading.Event()
     gather = ShardSet.gather
 
-    def slow(shards: ShardSet, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    def slow(shards: ShardSet, indices: NDArray[np.int64], *how: Any) -> None:
         if not go_on.is_set():
             wait_until_main_sleeps()  # in next(), for this batch
             os.kill(os.getpid(), signal.SIGUSR1)
         assert go_on.wait(DEADLINE_SECONDS)
-        gather(shards, indices, out)
+        gather(shards, indices, *how)
 
     def handler(number: int, frame: FrameType | None) -> None:
         raise Interrupted

@@ -214,9 +214,9 @@ class Announced:
         self.events: list[tuple[str, tuple[int, ...]]] = []
         read = MappedReader.read
 
-        def noting(reader: MappedReader, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        def noting(reader: MappedReader, indices: NDArray[np.int64], *how: Any) -> None:
             self.events.append(("read", tuple(indices.tolist())))
-            read(reader, indices, out)
+            read(reader, indices, *how)
 
         monkeypatch.setattr(MappedReader, "reads_ahead", lambda reader: True)
         monkeypatch.setattr(MappedReader, "read", noting)

@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -397,10 +398,10 @@ def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_d
     with device_loader(copier, 5, num_threads=1, shuffle=False, prefetch=prefetch) as loader:
         gather = loader.shards.gather
 
-        def failing(indices: np.ndarray, out: np.ndarray) -> None:
+        def failing(indices: np.ndarray, *how: Any) -> None:
             if 17 in indices:
                 raise OSError(5, "the disk is gone")
-            gather(indices, out)
+            gather(indices, *how)
 
         def all_gathered() -> None:
             """One thread serves batches in order: when this one is there, so are those that were asked for before."""

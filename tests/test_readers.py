@@ -657,3 +657,21 @@ def test_a_filesystem_that_wants_larger_sectors_gets_them(make_set: Callable[...
         pytest.skip("O_DIRECT does not work here")
     faults.plan = [failure(errno.EINVAL)]
     assert direct_alignment(path) == 4096
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 1), (64, 64, 3)])
+def test_memory_that_no_disk_may_write_to_is_filled_by_a_detour(
+    shape: tuple[int, int, int], make_set: Callable[..., Path], reader_of: MakeReader, faults: Faults
+) -> None:
+    reader = reader_of(open_shards(make_set(20, shape)), "direct 4096")
+    faults.plan = [None, failure(errno.EFAULT)]
+    for indices in ([3, 13, 4, 5], [19, 3, 3]):
+        assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
+    assert reader.counts().retries == 0
+    for engine in ("pread", "direct 4096"):
+        reader = reader_of(open_shards(make_set(20, shape)), engine)
+        faults.rest = failure(errno.EFAULT)
+        with pytest.raises(OSError, match="reading sample 3 at byte") as caught:
+            read(reader, [3], shape)
+        assert caught.value.errno == errno.EFAULT
+        faults.rest = None

@@ -1,0 +1,113 @@
+"""How fast a set that is not in the page cache is read, by each engine, beside a plain loop of O_DIRECT reads.
+
+Before each measurement the set's files leave the page cache. The reference is what the disk gives: threads that read
+whole aligned samples by preadv with O_DIRECT into buffers of their own, without loader, order or labels. "read/wanted"
+is what came from the disk (read_bytes of /proc/self/io) over what was delivered: more than 1.0 is read in vain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from common import describe_machine
+
+from shardio.loader import ShardLoader
+from shardio.readers import direct_alignment, set_direct
+from shardio.ring import aligned_empty
+from shardio.shardset import open_shards
+
+THREADS = 8
+
+
+def leave_the_page_cache(path: Path) -> None:
+    for file in path.glob("*.npy"):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def bytes_from_disk() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def plain_direct(path: Path, count: int, seed: int) -> int:
+    """Samples in random order by O_DIRECT; bytes."""
+    shards = open_shards(path)
+    nbytes = int(np.prod(shards.sample_shape))
+    numbers, offsets = shards.locate(np.random.default_rng(seed).permutation(len(shards))[:count])
+    files = [os.open(path / f"train-{number:05d}.npy", os.O_RDONLY) for number in range(int(numbers.max()) + 1)]
+    for file in files:
+        set_direct(file)
+
+    def work(thread: int) -> None:
+        buffer = aligned_empty((nbytes,))
+        for number, offset in zip(numbers[thread::THREADS].tolist(), offsets[thread::THREADS].tolist(), strict=True):
+            assert os.preadv(files[number], [buffer.data], offset) == nbytes
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
+    for file in files:
+        os.close(file)
+    return count * nbytes
+
+
+def engine(path: Path, io: str, batch_size: int, count: int, seed: int) -> int:
+    total = 0
+    with ShardLoader(path, batch_size, seed=seed, io=io, device="cpu") as loader:  # type: ignore[arg-type]
+        for images, _ in islice(loader, count // batch_size):
+            total += images.nbytes
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "shards", type=Path, help="a set, such as benchmarks/loader.py generates; it leaves the page cache"
+    )
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--batches", type=int, default=20, help="per way and round")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    print(describe_machine())
+    path = options.shards
+    shards = open_shards(path)
+    nbytes = int(np.prod(shards.sample_shape))
+    if direct_alignment(path / "train-00000.npy") is None or nbytes % 4096:
+        parser.error("the reference needs samples of whole pages, on a filesystem that knows O_DIRECT")
+    count = min(options.batches * options.batch_size, len(shards) // options.batch_size * options.batch_size)
+    names = ["plain O_DIRECT", "direct", "pread", "mmap"]
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    waste: dict[str, list[float]] = {name: [] for name in names}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(options.rounds):
+        for name in names:
+            leave_the_page_cache(path)
+            disk, used, start = bytes_from_disk(), time.process_time(), time.perf_counter()
+            if name == names[0]:
+                wanted = plain_direct(path, count, number)
+            else:
+                wanted = engine(path, name, options.batch_size, count, number)
+            rates[name].append(wanted / (time.perf_counter() - start) / 1e9)
+            cpu[name].append((time.process_time() - used) / (wanted / 1e9))
+            waste[name].append((bytes_from_disk() - disk) / wanted)
+    print(f"{'':<16}{'GB/s':>8}{'of plain':>10}{'(range)':>18}{'read/wanted':>13}{'CPU s/GB':>10}")
+    for name in names:
+        ratios = [rate / plain for rate, plain in zip(rates[name], rates[names[0]], strict=True)]
+        print(
+            f"{name:<16}{statistics.median(rates[name]):>8.3f}{statistics.median(ratios):>10.2f}"
+            f"{f'({min(ratios):.2f} to {max(ratios):.2f})':>18}{statistics.median(waste[name]):>13.2f}"
+            f"{statistics.median(cpu[name]):>10.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
