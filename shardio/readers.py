@@ -33,6 +33,11 @@ from shardio.manifest import FileEntry
 from shardio.ring import aligned_empty
 from shardio.shardset import ShardSet, open_checked
 
+try:
+    from shardio import _rowread
+except ImportError:  # installed without a compiler
+    _rowread = None  # type: ignore[assignment]
+
 # What O_DIRECT may demand of offsets, lengths and memory: a sector as most disks show it, a page or larger sector.
 _ALIGNMENTS = (512, 4096)
 # One request. Longer ones are no faster, and keep a thread from noticing that nobody wants the batch any more.
@@ -266,7 +271,10 @@ class FileReader:
         chosen = order[~again]
         shards, offsets = self._shards.locate(indices[chosen])
         detour = bool(self._row_nbytes % self._alignment or out.ctypes.data % self._alignment) or not self._lands
-        for first, stop in pairwise(self._cuts(shards, offsets, detour)):
+        spans = list(pairwise(self._cuts(shards, offsets, detour)))
+        if _rowread is not None and not detour and len(spans) == len(offsets):  # no two lie side by side
+            spans = self._read_apart(shards, offsets, chosen, out)
+        for first, stop in spans:
             number, places = int(shards[first]), offsets[first:stop].tolist()
             run = [rows[row] for row in chosen[first:stop].tolist()]
             if not detour:
@@ -282,6 +290,25 @@ class FileReader:
             # Each place of a sample that was asked for more than once, from its first place.
             firsts = np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))
             rows[order[again]] = rows[order[firsts[again]]]
+
+    def _read_apart(
+        self, shards: NDArray[np.int64], offsets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.uint8]
+    ) -> list[tuple[int, int]]:
+        """Read samples, whole, into rows of `out`, with one call for each file. The spans of those left to be read, if
+        there was an error: one sample each."""
+        left: list[tuple[int, int]] = []
+        places = rows * self._row_nbytes
+        bounds = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
+        for first, stop in pairwise(bounds):
+            file = self._files.get(int(shards[first]))
+            some = slice(first, stop)
+            done = _rowread.read_rows(
+                file.descriptor, offsets[some], places[some], self._row_nbytes, out, self._drop_behind
+            )
+            del file
+            self._tally.add(done * self._row_nbytes)
+            left += [(i, i + 1) for i in range(first + done, stop)]
+        return left
 
     def _read_windows(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows) -> None:
         """Of each sample read the lines that its window crosses, no others, and copy the window out of them."""

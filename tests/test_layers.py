@@ -22,6 +22,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "version": (0, "b"),
     "counter_rng": (0, "t"),
     "_rowcopy": (0, "t"),
+    "_rowread": (0, "t"),
     "format": (1, "b"),
     "files": (1, "b"),
     "permutation": (1, "t"),

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import sample_pixels
+from hold_batches import hold_batches
 from numpy.typing import NDArray
 
 import shardio.gather
@@ -90,6 +91,19 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Ring, "acquire", lambda ring: spoil(acquire(ring)))
     monkeypatch.setattr(Ring, "release", lambda ring, slot: release(ring, spoil(slot)))
+
+
+def test_a_slow_consumer_that_keeps_some_batches_sees_no_wrong_byte() -> None:
+    assert hold_batches(1500, seed=1) == []
+
+
+def test_a_slot_that_is_taken_too_soon_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lend(ring: Ring, slot: Slot, size: int) -> NDArray[np.uint8]:
+        ring.release(slot)
+        return slot.images[:size]
+
+    monkeypatch.setattr(Ring, "lend", lend)
+    assert any("comparisons failed" in problem for problem in hold_batches(200, seed=1))
 
 
 def living_slots(loader: ShardLoader) -> Callable[[], int]:

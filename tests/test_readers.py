@@ -7,6 +7,7 @@ import errno
 import gc
 import itertools
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -461,6 +462,7 @@ class Faults:
         self.calls = 0
         self._preadv = os.preadv
         monkeypatch.setattr(os, "preadv", self)
+        monkeypatch.setattr(shardio.readers, "_rowread", None)  # which reads without it
 
     def __call__(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
         self.calls += 1
@@ -675,3 +677,72 @@ def test_memory_that_no_disk_may_write_to_is_filled_by_a_detour(
             read(reader, [3], shape)
         assert caught.value.errno == errno.EFAULT
         faults.rest = None
+
+
+# Natively: many rows in one call.
+
+native = pytest.mark.skipif(shardio.readers._rowread is None, reason="installed without a compiler")
+OUTCOMES = ["without", "whole", "nothing", "stops"]
+
+
+@native
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_what_the_native_call_leaves_is_read_one_by_one(
+    outcome: str, engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardio import _rowread
+
+    shape = (64, 64, 1)  # 4096 bytes: direct can put them where they belong
+    shards = open_shards(make_set(60, shape))
+    rng = random.Random(outcome + engine)
+
+    class Stopping:
+        @staticmethod
+        def read_rows(descriptor: int, offsets: Any, places: Any, *others: Any) -> int:
+            most = {"whole": len(offsets), "nothing": 0}.get(outcome, rng.randint(0, len(offsets)))
+            return _rowread.read_rows(descriptor, offsets[:most], places[:most], *others)
+
+    monkeypatch.setattr(shardio.readers, "_rowread", None if outcome == "without" else Stopping)
+    reader = reader_of(shards, engine)
+    for _ in range(10):
+        indices = rng.sample(range(0, 60, 2), rng.randint(1, 30))  # no two side by side
+        before = reader.counts().nbytes
+        assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
+        assert reader.counts().nbytes - before == len(indices) * 4096
+
+
+@native
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"offsets": np.array([0, -1])}, IndexError),
+        ({"places": np.array([0, -1])}, IndexError),
+        ({"places": np.array([0, 11])}, IndexError),
+        ({"places": np.array([0, 2**62])}, IndexError),
+        ({"nbytes": 21}, IndexError),
+        ({"nbytes": 2**62}, IndexError),
+        ({"nbytes": 0}, ValueError),
+        ({"nbytes": -1}, ValueError),
+        ({"places": np.array([0])}, ValueError),
+        ({"offsets": np.zeros(3, np.int8)}, ValueError),
+        ({"out": bytes(20)}, (TypeError, BufferError)),
+    ],
+)
+def test_the_native_call_refuses_what_would_leave_its_memory(
+    change: dict[str, Any], error: type[Exception], tmp_path: Path
+) -> None:
+    from shardio import _rowread
+
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    with open(tmp_path / "file", "rb") as file:
+        good = {"offsets": np.array([50, 7]), "places": np.array([0, 10]), "nbytes": 10, "out": np.zeros(20, np.uint8)}
+        assert _rowread.read_rows(file.fileno(), *good.values(), False) == 2
+        assert good["out"].tolist() == [*range(50, 60), *range(7, 17)]
+        out = good["out"] = np.full(20, 9, np.uint8)
+        with pytest.raises(error):
+            _rowread.read_rows(file.fileno(), *{**good, **change}.values(), True)
+        assert (out == 9).all()
+        for offsets, done in (([50, 95], 1), ([95, 50], 0), ([2**62, 0], 0)):  # beyond the end of the file
+            assert _rowread.read_rows(file.fileno(), np.array(offsets), good["places"], 10, out, False) == done
+    assert _rowread.read_rows(-1, good["offsets"], good["places"], 10, out, False) == 0

@@ -1,0 +1,3 @@
+from typing import Any
+
+def read_rows(descriptor: int, offsets: Any, places: Any, nbytes: int, out: Any, drop_behind: bool, /) -> int: ...

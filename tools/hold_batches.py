@@ -1,0 +1,138 @@
+"""A slow consumer that keeps some batches and drops others, while every slot is spoiled when it is taken again.
+
+    python tools/hold_batches.py [--batches 100000] [--seed 0]
+
+Every batch is compared with what was written when it comes, while it is kept, and when it is dropped; views of it are
+kept after it. Then 100 iterators are abandoned in mid-epoch. Exit code 1 if a byte was wrong, or a thread, a descriptor
+or an entry of /dev/shm is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from shardio.loader import ShardLoader
+from shardio.ring import Ring, Slot
+from shardio.setwriter import ShardWriter
+
+NUM_SAMPLES = 997
+SHAPE = (12, 9, 3)
+MOST_KEPT = 40
+POISON = 0xEE
+
+Batch = tuple[torch.Tensor, ...]
+
+
+def write_set(folder: Path) -> NDArray[np.uint8]:
+    """A set of random pixels, and the pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (NUM_SAMPLES, *SHAPE), dtype=np.uint8)
+    with ShardWriter(folder, SHAPE, shard_nbytes=4096 + 100 * int(np.prod(SHAPE))) as writer:
+        for i, image in enumerate(pixels):
+            writer.append(image, i)
+    return pixels
+
+
+class SpoilingRing(Ring):
+    """Whoever still looks at a slot that was handed out again will see."""
+
+    def acquire(self) -> Slot:
+        slot = super().acquire()
+        slot.images.fill(POISON)
+        slot.labels.fill(-POISON)
+        slot.indices.fill(-POISON)
+        return slot
+
+
+def is_right(batch: Batch, pixels: NDArray[np.uint8]) -> bool:
+    images, labels, indices = batch
+    expected = pixels[indices.numpy()]
+    return np.array_equal(images.permute(0, 2, 3, 1).numpy(), expected) and bool((labels == indices).all())
+
+
+def endless(loader: ShardLoader) -> Iterator[Batch]:
+    while True:
+        yield from loader
+
+
+def hold(loader: ShardLoader, pixels: NDArray[np.uint8], count: int, seed: int) -> int:
+    """Read `count` batches and keep some for a while; how many comparisons failed."""
+    rng = random.Random(seed)
+    kept: list[tuple[Batch, NDArray[np.uint8]]] = []
+    views: list[tuple[torch.Tensor, NDArray[np.uint8]]] = []
+    wrong = 0
+    for batch in tqdm(islice(endless(loader), count), total=count, unit=" batches", disable=None):
+        wrong += not is_right(batch, pixels)
+        if rng.random() < 0.3:
+            kept.append((batch, pixels[batch[2].numpy()]))
+        while len(kept) > rng.randrange(1, MOST_KEPT):
+            old, _ = kept.pop(rng.randrange(len(kept)))
+            wrong += not is_right(old, pixels)
+            if rng.random() < 0.2:  # one image of it lives on, and with it the memory of all
+                views.append((old[0][0], pixels[int(old[2][0])]))
+        while len(views) > 5:
+            view, expected = views.pop(rng.randrange(len(views)))
+            wrong += not np.array_equal(view.permute(1, 2, 0).numpy(), expected)
+        if rng.random() < 0.001:
+            time.sleep(0.002)
+    return wrong
+
+
+def leftovers() -> tuple[set[str], int, set[str]]:
+    threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("shardio")}
+    return threads, len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+
+
+def hold_batches(count: int, seed: int) -> list[str]:
+    """What went wrong, in words."""
+    before = leftovers()
+    problems = []
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "set"
+        pixels = write_set(out)
+        for io in ("mmap", "pread"):
+            with ShardLoader(out, 7, seed=seed, num_threads=2, device="cpu", return_indices=True, io=io) as loader:
+                loader._ring = SpoilingRing(loader._ring.capacity, loader._ring._make)
+                wrong = hold(loader, pixels, count // 2, seed)
+                if wrong:
+                    problems.append(f"io={io}: {wrong} comparisons failed")
+        for number in range(100):
+            abandoned = ShardLoader(out, 7, device="cpu", num_threads=2)
+            for _ in islice(abandoned, number % 5):
+                pass
+            del abandoned
+    gc.collect()
+    after = leftovers()
+    if after != before:
+        problems.append(f"left behind: threads, descriptors, /dev/shm were {before}, are {after}")
+    return problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    problems = hold_batches(options.batches, options.seed)
+    for problem in problems:
+        print(problem)
+    print(f"{options.batches:,} batches, seed {options.seed}: {len(problems) or 'no'} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
