@@ -202,7 +202,8 @@ def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(tmp_path: Path, work
     # A group of its own, signalled as a terminal does it: parent and workers alike.
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = 60.0
-    while not list(out.glob("train-*.npy")) and process.poll() is None and deadline > 0:
+    # A shard counts from its record on, which follows it.
+    while not list(out.glob(".convert/train-*.json")) and process.poll() is None and deadline > 0:
         try:
             process.wait(0.02)
         except subprocess.TimeoutExpired:
