@@ -2,7 +2,7 @@
 
    memcpy stores through the caches, which first reads every destination line from memory. A batch is larger than the
    caches and is read again much later, by a copy to the GPU or by another core; non-temporal stores write it straight
-   to memory, a third less traffic. Loads are prefetched by hand, because the hardware's prefetcher stops at every page
+   to memory. Loads are prefetched by hand, because the hardware's prefetcher stops at every page
    and knows nothing of the next row. What costs most with many gigabytes in pages of 4 KiB is finding the pages: a walk
    through page tables that are in no cache. A prefetch walks too, so every page of the next row is touched by one. */
 

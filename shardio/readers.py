@@ -104,7 +104,7 @@ class MappedReader:
     """Copies from the mapping, and announces to the kernel what will be copied.
 
     Without an announcement each page that is not in the page cache is a request of its own, for which a thread waits;
-    and as the kernel by default reads around each, it would read thirty times what is wanted.
+    and as the kernel by default reads around each, it would read many times what is wanted.
     """
 
     name = "mmap"
@@ -121,7 +121,7 @@ class MappedReader:
         self._tally.add(out.nbytes)
 
     def reads_ahead(self) -> bool:
-        # Of a resident set announcements are pure cost: a fifth of what copying costs. Where the kernel does not tell,
+        # Of a resident set announcements are pure cost. Where the kernel does not tell,
         # they are worth it.
         return self._shards.resident_share() != 1.0
 
