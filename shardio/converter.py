@@ -30,7 +30,7 @@ from shardio.plan import ConvertOptions, Order, Plan, difference, library_versio
 from shardio.resize import Fit, FitMode, Resample
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
 from shardio.shardtask import Mended, ShardRecord, load_record, refused_so_far
-from shardio.sources import scan_tree
+from shardio.tree import scan_tree
 from shardio.workers import run_tasks
 
 _PLAN_NAME = "plan.json"
@@ -110,10 +110,10 @@ def convert(
     workers = usable_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
-    tree = scan_tree(src)
-    plan = make_plan(src, out, tree, options)
-    most_bad = _most_bad(max_bad, tree.num_sources)
-    monitor = _Monitor(tree.num_sources, most_bad, on_progress)
+    collection = scan_tree(src)
+    plan = make_plan(out, collection, options)
+    most_bad = _most_bad(max_bad, collection.num_sources)
+    monitor = _Monitor(collection.num_sources, most_bad, on_progress)
     mended: tuple[Mended, ...] = ()
     manifest = _published(plan, out)
     if manifest is None:
@@ -142,10 +142,10 @@ def convert(
         num_samples={name: split.num_samples for name, split in manifest.splits.items()},
         num_shards=sum(len(split.shards) for split in manifest.splits.values()),
         nbytes=manifest.nbytes,
-        num_sources=tree.num_sources,
+        num_sources=collection.num_sources,
         refused=_count_reasons(out),
         mended=mended,
-        ignored=dict(tree.ignored),
+        ignored=dict(collection.ignored),
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.found,
     )
@@ -288,7 +288,7 @@ def _make_shards(plan: Plan, out: Path, workers: int, monitor: _Monitor) -> list
 
 def _publish(plan: Plan, out: Path, records: Sequence[ShardRecord]) -> Manifest:
     splits = {}
-    for name in plan.tree.splits:
+    for name in plan.collection.splits:
         mine = [record for task, record in zip(plan.tasks, records, strict=True) if task.split == name]
         shards = [record.entry for record in mine if record.entry is not None]
         if not shards:
@@ -296,7 +296,7 @@ def _publish(plan: Plan, out: Path, records: Sequence[ShardRecord]) -> Manifest:
         splits[name] = SplitContent(shards, np.concatenate([record.rows for record in mine]))
     rejects = (reject for record in records for reject in record.rejects)
     provenance = {"conversion": plan.describe(), "libraries": library_versions()}
-    return publish_set(out, plan.options.sample_shape, plan.tree.classes, splits, rejects, provenance)
+    return publish_set(out, plan.options.sample_shape, plan.collection.classes, splits, rejects, provenance)
 
 
 def _count_reasons(out: Path) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from shardio.format import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
 from shardio.resize import Fit
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, samples_per_shard
-from shardio.sources import Source, SourceTree
+from shardio.sources import Collection, Origin, Source
 from shardio.version import __version__
 
 Order = Literal["shuffled", "source"]
@@ -48,7 +48,7 @@ class ConvertOptions:
 class ShardTask:
     """One shard to make: the unit of work. Picklable and complete: nothing else is needed to do it."""
 
-    src: Path
+    origin: Origin
     out: Path
     split: str
     number: int
@@ -68,7 +68,7 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class Plan:
-    tree: SourceTree
+    collection: Collection
     options: ConvertOptions
     tasks: tuple[ShardTask, ...]
 
@@ -77,7 +77,7 @@ class Plan:
         """Size of all shards and indexes if no source is refused."""
         indexes = {task.split: task.key_nbytes for task in self.tasks}
         return sum(task.nbytes for task in self.tasks) + sum(
-            index_nbytes(len(self.tree.splits[split]), key_nbytes) for split, key_nbytes in indexes.items()
+            index_nbytes(len(self.collection.splits[split]), key_nbytes) for split, key_nbytes in indexes.items()
         )
 
     def describe(self) -> dict[str, Any]:
@@ -90,8 +90,8 @@ class Plan:
             "shard_nbytes": options.shard_nbytes,
             "order": options.order,
             "seed": options.seed,
-            "num_sources": self.tree.num_sources,
-            "sources_sha256": _hash_sources(self.tree),
+            "num_sources": self.collection.num_sources,
+            "sources_sha256": _hash_sources(self.collection),
         }
 
 
@@ -100,20 +100,20 @@ def library_versions() -> dict[str, str]:
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
 
 
-def make_plan(src: Path, out: Path, tree: SourceTree, options: ConvertOptions) -> Plan:
+def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Plan:
     tasks: list[ShardTask] = []
     most = samples_per_shard(options.shard_nbytes, options.sample_shape)
-    for split, sources in tree.splits.items():
+    for split, sources in collection.splits.items():
         ordered = order_sources(sources, options)
         key_nbytes = key_field_nbytes(max(len(source.key) for source in sources))
         # As few shards as the size allows, and all of about the same size, so that no worker ends with a long one.
         num_shards = -(-len(ordered) // most)
         bounds = [len(ordered) * i // num_shards for i in range(num_shards + 1)]
         tasks += [
-            ShardTask(src, out, split, number, tuple(ordered[start:stop]), key_nbytes, options.fit)
+            ShardTask(collection.origin, out, split, number, tuple(ordered[start:stop]), key_nbytes, options.fit)
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
-    return Plan(tree, options, tuple(tasks))
+    return Plan(collection, options, tuple(tasks))
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
@@ -124,9 +124,9 @@ def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[So
     return sorted(sources, key=lambda source: hashlib.blake2b(source.key, digest_size=16, key=secret).digest())
 
 
-def _hash_sources(tree: SourceTree) -> str:
-    sha256 = hashlib.sha256(repr(tree.classes).encode("utf-8", "surrogateescape"))
-    for split, sources in tree.splits.items():
+def _hash_sources(collection: Collection) -> str:
+    sha256 = hashlib.sha256(repr(collection.classes).encode("utf-8", "surrogateescape"))
+    for split, sources in collection.splits.items():
         sha256.update(f"\0{split}\0{len(sources)}\0".encode())
         for source in sources:
             sha256.update(b"%d %s\0" % (source.label, source.key))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 import os
 from collections import deque
@@ -27,7 +26,7 @@ from shardio.format import WORK_FOLDER, index_dtype
 from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
 from shardio.setwriter import Reject
-from shardio.sources import Source, identify, read_source
+from shardio.sources import Source
 from shardio.writer import ShardFileWriter
 
 # Samples prepared ahead of the writer, per thread: about as many as are prepared while it writes a block out.
@@ -81,7 +80,7 @@ class _Picture:
 
 def _prepare(task: ShardTask, source: Source) -> _Picture | DecodeError:
     try:
-        decoded = decode_image(read_source(task.src / os.fsdecode(source.key)))
+        decoded = decode_image(task.origin.read(source))
         pixels = task.fit.apply(decoded.pixels)
         return _Picture(pixels, (decoded.pixels.shape[0], decoded.pixels.shape[1]), decoded.warning)
     except DecodeError as error:
@@ -120,7 +119,7 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
     """Make the task's shard and its record. Raises Stopped if `control` says so."""
     if control.stopped():
         raise Stopped
-    sources_sha256 = _hash_identities(task)
+    sources_sha256 = task.origin.fingerprint(task.sources)
     rejects: list[Reject] = []
     mended: list[Mended] = []
     entry = None
@@ -170,13 +169,6 @@ def refused_so_far(task: ShardTask) -> bytes:
         return b""
 
 
-def _hash_identities(task: ShardTask) -> str:
-    sha256 = hashlib.sha256()
-    for source in task.sources:
-        sha256.update(f"{identify(task.src / os.fsdecode(source.key))}\0".encode())
-    return sha256.hexdigest()
-
-
 def _dump_record(record: ShardRecord) -> bytes:
     document = {
         "entry": record.entry and asdict(record.entry),
@@ -204,4 +196,4 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             return None
     except (OSError, ValueError, TypeError, KeyError):
         return None  # no record, or one that somebody spoilt: the work is done again
-    return record if record.sources_sha256 == _hash_identities(task) else None
+    return record if record.sources_sha256 == task.origin.fingerprint(task.sources) else None

@@ -1,174 +1,101 @@
-"""Where images come from: a folder tree of classes, or of splits of classes, listed without opening a file.
+"""What a conversion takes in: sources, the collection that they make up, and the origin that their bytes come from.
 
-The labels and the order are those of torchvision's ImageFolder, so that a model trained on either can be evaluated on
-the other. A key is a source's path relative to SRC, as bytes: file names need not be UTF-8.
+A key names a source for good: it is the path that the image has in a folder tree of classes, relative to SRC, as bytes
+(file names need not be UTF-8), whatever it is stored in. So the same images give the same set from any kind of storage.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple, Protocol
 
 from shardio.decode import MAX_SOURCE_NBYTES
-from shardio.errors import DecodeError, SourceError
-
-SPLIT_NAMES = ("train", "val", "test")
-"""Folders of these names directly under SRC are splits if they hold class folders."""
-
-_DEFAULT_SPLIT = "train"
+from shardio.errors import DecodeError
 
 
-@dataclass(frozen=True)
+class Extent(NamedTuple):
+    """Bytes of a larger file: an image in an archive."""
+
+    file: bytes
+    """Relative to the origin's folder."""
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """One image to convert."""
 
     key: bytes
     label: int
+    place: bytes | Extent | None = None
+    """Where it is: a file of its own, relative to the origin's folder, or an extent of one. None: the file `key`."""
+
+
+class Origin(Protocol):
+    """Where the images of a collection are. Picklable, for tasks carry it to other processes. Thread safe."""
+
+    def read(self, source: Source) -> bytes:
+        """One encoded image. DecodeError if it cannot be read, is not a regular file, or is too large to be an image.
+
+        OSError where the fault is not the source's: want of descriptors or memory.
+        """
+
+    def fingerprint(self, sources: Sequence[Source]) -> str:
+        """Changes when any of these is replaced, rewritten, mended or lost."""
 
 
 @dataclass(frozen=True)
-class SourceTree:
-    """What a scan found. `ignored` counts, by kind, what lies in the tree and is not an image to convert."""
+class Collection:
+    """What a scan found. `ignored` counts, by kind, what lies there and is not an image to convert."""
 
+    origin: Origin
     classes: tuple[str, ...]
     splits: Mapping[str, tuple[Source, ...]]
     ignored: Mapping[str, int]
+    class_names: tuple[str, ...] = ()
+    """What people call the classes, in their order, where the collection says so: "tench" for n01440764."""
 
     @property
     def num_sources(self) -> int:
         return sum(map(len, self.splits.values()))
 
 
-def scan_tree(root: Path) -> SourceTree:
-    """List SRC = class folders, or split folders (train, val, test) of class folders.
+@dataclass(frozen=True)
+class FileOrigin:
+    """Files below one folder, or parts of such files."""
 
-    Classes are numbered in the order of their sorted names; `val` and `test` use the numbers of `train`. Every
-    regular file that is not hidden is a source, whatever its name. SourceError tells what is wrong with the layout.
-    """
-    root = Path(os.path.abspath(root))
-    if not root.is_dir():
-        found = "a file" if root.exists() else "nothing"
-        raise SourceError(f"{root}: expected a folder of images, found {found}")
-    scan = _Scan(root)
-    folders = scan.folders(root)
-    nested = [name for name in SPLIT_NAMES if name in folders and scan.folders(root / name, count=False)]
-    if not nested:
-        classes, sources = scan.split(root)
-        return _checked(root, SourceTree(classes, {_DEFAULT_SPLIT: sources}, scan.ignored))
-    strangers = [name for name in folders if name not in SPLIT_NAMES]
-    if strangers:
-        raise SourceError(
-            f"{root}: expected only the split folders {', '.join(SPLIT_NAMES)} beside {nested[0]!r}, found "
-            f"{strangers[0]!r}. Convert a folder that holds nothing else, or one of class folders only"
-        )
-    first, *others = (name for name in SPLIT_NAMES if name in folders)
-    splits = {}
-    classes, splits[first] = scan.split(root / first)
-    for name in others:
-        splits[name] = scan.split(root / name, classes_of=(first, classes))[1]
-    return _checked(root, SourceTree(classes, splits, scan.ignored))
+    folder: Path
 
+    def _path(self, source: Source) -> Path:
+        place = source.key if source.place is None else source.place
+        return self.folder / os.fsdecode(place.file if isinstance(place, Extent) else place)
 
-def _checked(root: Path, tree: SourceTree) -> SourceTree:
-    for name, sources in tree.splits.items():
-        if not sources:
-            where = root if len(tree.splits) == 1 else root / name
-            raise SourceError(
-                f"{where}: expected class folders with images ({where.name}/CLASS/IMAGE), found no image in any"
-            )
-    return tree
+    def read(self, source: Source) -> bytes:
+        extent = source.place if isinstance(source.place, Extent) else None
+        return read_file(self._path(source), extent)
 
-
-class _Scan:
-    """The walk over one tree. Not thread safe."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._key_start = len(str(root).rstrip("/")) + 1
-        self.ignored: Counter[str] = Counter()
-
-    def _entries(self, folder: Path, count: bool = True) -> Iterator[os.DirEntry[str]]:
-        """Entries of a folder, sorted by name, but for hidden ones (.DS_Store, AppleDouble's ._*, ...)."""
-        try:
-            with os.scandir(folder) as iterator:
-                entries = sorted(iterator, key=lambda entry: entry.name)
-        except OSError as error:
-            raise SourceError(f"{folder}: expected a readable folder, found: {error.strerror}") from None
-        for entry in entries:
-            if not entry.name.startswith("."):
-                yield entry
-            elif count:
-                self.ignored["hidden"] += 1
-
-    def folders(self, folder: Path, count: bool = True) -> list[str]:
-        names = []
-        for entry in self._entries(folder, count):
-            if _kind(entry) == "folder":
-                names.append(entry.name)
-            elif count:
-                self.ignored["outside of class folders"] += 1
-        return names
-
-    def split(
-        self, folder: Path, classes_of: tuple[str, tuple[str, ...]] | None = None
-    ) -> tuple[tuple[str, ...], tuple[Source, ...]]:
-        """The classes and sources of a folder of class folders, which must keep to the classes of `classes_of`."""
-        found = self.folders(folder, count=folder != self.root)
-        first, classes = classes_of or (folder.name, tuple(found))
-        unknown = sorted(set(found) - set(classes))
-        if unknown:
-            raise SourceError(
-                f"{folder / unknown[0]}: expected only classes of {first!r}, found the unknown class "
-                f"{unknown[0]!r} ({len(unknown)} unknown in all)"
-            )
-        labels = {name: label for label, name in enumerate(classes)}
-        sources: list[Source] = []
-        for name in found:
-            above = tuple(_identity(place) for place in (self.root, folder))
-            files = sorted(self._files(folder / name, above))
-            sources += [Source(os.fsencode(f"{path}/{file}"[self._key_start :]), labels[name]) for path, file in files]
-        return classes, tuple(sources)
-
-    def _files(self, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-        """(folder, file name) of all files at or below `folder`. `above` identifies the folders on the way down."""
-        here = _identity(folder)
-        if here in above:  # a symbolic link to a folder that holds it
-            self.ignored["symlink loop"] += 1
-            return
-        for entry in self._entries(folder):
-            kind = _kind(entry)
-            if kind == "folder":
-                yield from self._files(Path(entry.path), (*above, here))
-            elif kind == "file":
-                yield str(folder), entry.name
-            else:
-                self.ignored["not a regular file"] += 1
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
-
-
-def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:
-    """What an entry is or links to. A link to nothing counts as a file: it must be refused, not overlooked."""
-    try:
-        if entry.is_dir():
-            return "folder"
-        # Neither call raises if a link's target is missing, but for links to themselves and through files.
-        return "file" if entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)) else "other"
-    except OSError:
-        return "file"
+    def fingerprint(self, sources: Sequence[Source]) -> str:
+        sha256 = hashlib.sha256()
+        seen: dict[Path, str] = {}  # an archive holds many sources
+        for source in sources:
+            path = self._path(source)
+            if path not in seen:
+                seen[path] = identify(path)
+            sha256.update(f"{seen[path]}\0".encode())
+            if isinstance(source.place, Extent):
+                sha256.update(b"%d %d\0" % (source.place.offset, source.place.nbytes))
+        return sha256.hexdigest()
 
 
 def identify(path: Path) -> str:
-    """Changes when a source is replaced, rewritten, mended or lost: its size and its time of modification."""
+    """Changes when a file is replaced, rewritten, mended or lost: its size and its time of modification."""
     try:
         status = path.stat()
     except OSError:
@@ -180,17 +107,23 @@ def _open_without_blocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_source(path: Path) -> bytes:
-    """Read one source. DecodeError if it cannot be read, is not a regular file, or is too large to be an image."""
+def read_file(path: Path, extent: Extent | None = None) -> bytes:
+    """Read a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.
         with open(path, "rb", buffering=0, opener=_open_without_blocking) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DecodeError("unreadable", "not a regular file")
-            if status.st_size > MAX_SOURCE_NBYTES:
-                raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {status.st_size}")
-            return file.read()
+            nbytes = status.st_size if extent is None else extent.nbytes
+            if nbytes > MAX_SOURCE_NBYTES:
+                raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
+            if extent is None:
+                return file.read()
+            data = os.pread(file.fileno(), nbytes, extent.offset)
+            if len(data) < nbytes:
+                raise DecodeError("unreadable", f"expected {nbytes} bytes at {extent.offset}, found {len(data)}")
+            return data
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise  # our own want, and not the fault of the source

@@ -32,7 +32,7 @@ from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
 from shardio.plan import ConvertOptions, library_versions, order_sources
 from shardio.resize import Fit
 from shardio.shardset import open_shards
-from shardio.sources import scan_tree
+from shardio.tree import scan_tree
 from shardio.verifier import verify
 
 SIZE = 16

@@ -21,7 +21,7 @@ from PIL import Image
 
 from shardio.decode import MAX_PIXELS, Decoded, check_pixels, decode_image
 from shardio.errors import DecodeError
-from shardio.sources import scan_tree
+from shardio.tree import scan_tree
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 

@@ -42,6 +42,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "shardset": (3, "t"),
     "resize": (3, "c"),
     "sources": (3, "c"),
+    "tree": (4, "c"),
     "writer": (3, "c"),
     "readers": (4, "t"),
     "prefetch": (4, "t"),

@@ -15,17 +15,17 @@ import pytest
 from shardio.format import HEADER_NBYTES
 from shardio.plan import ConvertOptions, Plan, difference, library_versions, make_plan, order_sources
 from shardio.resize import Fit
-from shardio.sources import Source, SourceTree
+from shardio.sources import Collection, FileOrigin, Source
 
-SRC, OUT = Path("/src"), Path("/out")
+ORIGIN, OUT = FileOrigin(Path("/src")), Path("/out")
 
 
 def sources(count: int, prefix: str = "") -> tuple[Source, ...]:
     return tuple(Source(f"{prefix}n{i % 3}/{i:04d}.jpg".encode(), i % 3) for i in range(count))
 
 
-def tree(**splits: tuple[Source, ...]) -> SourceTree:
-    return SourceTree(("n0", "n1", "n2"), splits, {})
+def tree(**splits: tuple[Source, ...]) -> Collection:
+    return Collection(ORIGIN, ("n0", "n1", "n2"), splits, {})
 
 
 def options(side: int = 4, per_shard: int = 10, **changes: Any) -> ConvertOptions:
@@ -33,8 +33,8 @@ def options(side: int = 4, per_shard: int = 10, **changes: Any) -> ConvertOption
     return replace(base, **changes)
 
 
-def plan_of(source_tree: SourceTree, chosen: ConvertOptions | None = None) -> Plan:
-    return make_plan(SRC, OUT, source_tree, chosen or options())
+def plan_of(source_tree: Collection, chosen: ConvertOptions | None = None) -> Plan:
+    return make_plan(OUT, source_tree, chosen or options())
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -131,10 +131,10 @@ def test_every_split_has_its_own_shards_and_key_width() -> None:
         ("val", "val-00001.npy", 6),
     ]
     for task in plan.tasks:
-        longest = max(len(source.key) for source in plan.tree.splits[task.split])
+        longest = max(len(source.key) for source in plan.collection.splits[task.split])
         assert longest <= task.key_nbytes < longest + 8
         assert task.key_nbytes % 8 == 4
-        assert (task.src, task.out, task.fit) == (SRC, OUT, plan.options.fit)
+        assert (task.origin, task.out, task.fit) == (ORIGIN, OUT, plan.options.fit)
 
 
 def test_the_size_of_a_plan_is_that_of_its_shards_and_indexes() -> None:
@@ -174,7 +174,7 @@ def test_heights_and_widths_are_not_mixed_up_in_the_description() -> None:
     assert tall != wide
 
 
-CHANGED_TREES: dict[str, SourceTree] = {
+CHANGED_TREES: dict[str, Collection] = {
     "another name": tree(train=(*sources(19), Source(b"n1/other.jpg", 1))),
     "another label": tree(train=(*sources(19), Source(sources(20)[19].key, 2))),
     "another order": tree(train=sources(20)[::-1]),
@@ -217,8 +217,8 @@ def test_equal_descriptions_have_no_difference() -> None:
 
 
 def test_names_that_are_no_utf8_can_be_described() -> None:
-    odd = SourceTree(("\udcff",), {"train": (Source(b"\xff/\xfe", 0),)}, {})
-    other = SourceTree(("\udcfe",), {"train": (Source(b"\xff/\xfe", 0),)}, {})
+    odd = Collection(ORIGIN, ("\udcff",), {"train": (Source(b"\xff/\xfe", 0),)}, {})
+    other = Collection(ORIGIN, ("\udcfe",), {"train": (Source(b"\xff/\xfe", 0),)}, {})
     assert plan_of(odd).describe() != plan_of(other).describe()
 
 

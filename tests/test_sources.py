@@ -14,7 +14,8 @@ import pytest
 
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError, SourceError
-from shardio.sources import SPLIT_NAMES, Source, SourceTree, identify, read_source, scan_tree
+from shardio.sources import Collection, Source, identify, read_file
+from shardio.tree import SPLIT_NAMES, scan_tree
 
 ODD_NAMES = [b"a", b"a-b", b"a.b", b"a b", b"B", b"b", b"10", b"9", b"\xc3\xa9t\xc3\xa9", b"\xff\xfe", b"new\nline"]
 ODD_NAMES += [b'quo"te', b"it's", b"-rf", b"*", b"$(x)", b"%s", b"a\\b", b"~"]
@@ -30,7 +31,7 @@ def put(root: Path, *names: str | bytes, content: bytes = b"x") -> None:
                 file.write(content)
 
 
-def keys(tree: SourceTree, split: str = "train") -> list[bytes]:
+def keys(tree: Collection, split: str = "train") -> list[bytes]:
     return [source.key for source in tree.splits[split]]
 
 
@@ -97,7 +98,7 @@ def test_odd_names_of_classes_and_files_are_kept_byte_for_byte(tmp_path: Path, n
     tree = scan_tree(tmp_path)
     assert tree.splits["train"] == (Source(name + b"/" + name, 0),)
     assert [os.fsencode(one) for one in tree.classes] == [name]
-    assert read_source(tmp_path / os.fsdecode(tree.splits["train"][0].key)) == b"x"
+    assert read_file(tmp_path / os.fsdecode(tree.splits["train"][0].key)) == b"x"
 
 
 def test_every_file_is_a_source_whatever_its_suffix(tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_dangling_links_are_sources_that_are_refused(tmp_path: Path, target: str
     (tmp_path / "a" / "1.jpg").symlink_to(target)
     assert keys(scan_tree(tmp_path)) == [b"a/1.jpg", b"a/2.jpg"]
     with pytest.raises(DecodeError, match=r"^unreadable: (No such file|Not a directory)"):
-        read_source(tmp_path / "a" / "1.jpg")
+        read_file(tmp_path / "a" / "1.jpg")
 
 
 def test_a_link_to_itself_is_a_source_that_is_refused(tmp_path: Path) -> None:
@@ -301,7 +302,7 @@ def test_a_link_to_itself_is_a_source_that_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a" / "1.jpg").symlink_to("1.jpg")
     assert keys(scan_tree(tmp_path)) == [b"a/1.jpg", b"a/2.jpg"]
     with pytest.raises(DecodeError, match=r"^unreadable: Too many levels of symbolic links"):
-        read_source(tmp_path / "a" / "1.jpg")
+        read_file(tmp_path / "a" / "1.jpg")
 
 
 def test_a_link_to_itself_beside_the_classes_is_ignored_as_other_files_there(tmp_path: Path) -> None:
@@ -348,35 +349,35 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, name: str, monk
 def test_a_source_is_read_whole(tmp_path: Path) -> None:
     content = bytes(range(256)) * 5000
     put(tmp_path, "1.jpg", content=content)
-    assert read_source(tmp_path / "1.jpg") == content
+    assert read_file(tmp_path / "1.jpg") == content
     put(tmp_path, "0.jpg", content=b"")
-    assert read_source(tmp_path / "0.jpg") == b""
+    assert read_file(tmp_path / "0.jpg") == b""
 
 
 def test_a_fifo_that_took_the_place_of_a_source_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "1.jpg")
     with pytest.raises(DecodeError, match=r"^unreadable: not a regular file$"):
-        read_source(tmp_path / "1.jpg")
+        read_file(tmp_path / "1.jpg")
 
 
 def test_a_socket_or_device_that_took_the_place_of_a_source_is_refused(tmp_path: Path, open_socket: str) -> None:
     with pytest.raises(DecodeError, match=r"^unreadable: No such device or address$"):
-        read_source(tmp_path / open_socket)
+        read_file(tmp_path / open_socket)
     with pytest.raises(DecodeError, match=r"^unreadable: not a regular file$"):
-        read_source(Path("/dev/zero"))
+        read_file(Path("/dev/zero"))
 
 
 def test_a_folder_that_took_the_place_of_a_source_is_refused(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(DecodeError, match=r"^unreadable: (not a regular file|Is a directory)$"):
-            read_source(tmp_path)
+            read_file(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_source_that_is_gone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DecodeError, match=r"^unreadable: No such file or directory$"):
-        read_source(tmp_path / "1.jpg")
+        read_file(tmp_path / "1.jpg")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
@@ -384,7 +385,7 @@ def test_a_source_without_permission_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "1.jpg")
     (tmp_path / "1.jpg").chmod(0)
     with pytest.raises(DecodeError, match=r"^unreadable: Permission denied$"):
-        read_source(tmp_path / "1.jpg")
+        read_file(tmp_path / "1.jpg")
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
@@ -400,7 +401,7 @@ def test_want_of_descriptors_or_memory_is_not_the_fault_of_a_source(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", failing)
         with pytest.raises(OSError, match=re.escape(os.strerror(code))) as caught:
-            read_source(tmp_path / "1.jpg")
+            read_file(tmp_path / "1.jpg")
     assert not isinstance(caught.value, DecodeError)
     assert caught.value.errno == code
     assert str(tmp_path / "1.jpg") in str(caught.value)
@@ -412,7 +413,7 @@ def test_a_file_too_large_to_be_an_image_is_refused_unread(tmp_path: Path) -> No
     os.truncate(path, MAX_SOURCE_NBYTES + 1)  # sparse: it takes no room
     message = f"^too large: expected at most {MAX_SOURCE_NBYTES} bytes, found {MAX_SOURCE_NBYTES + 1}$"
     with pytest.raises(DecodeError, match=message):
-        read_source(path)
+        read_file(path)
 
 
 # --- noticing change --------------------------------------------------------------------------------------------------
