@@ -4,11 +4,18 @@
    caches and is read again much later, by a copy to the GPU or by another core; non-temporal stores write it straight
    to memory. Loads are prefetched by hand, because the hardware's prefetcher stops at every page
    and knows nothing of the next row. What costs most with many gigabytes in pages of 4 KiB is finding the pages: a walk
-   through page tables that are in no cache. A prefetch walks too, so every page of the next row is touched by one. */
+   through page tables that are in no cache. A prefetch walks too, so every page of the next row is touched by one.
+
+   Rows may lie in a mapped file. A page that the storage cannot give, or that was cut off the file, is a SIGBUS, which
+   would end the process: in the middle of a copy it ends the copy instead, and the caller learns at which row. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -108,24 +115,68 @@ static void touch_pages(const uint8_t *from, size_t n)
 #endif
 }
 
-static void run(const struct job *job, copy_function *copy)
+static void copy_row(const struct job *job, copy_function *copy, size_t i)
 {
     size_t n = job->piece_nbytes, span = (job->pieces - 1) * job->stride + n;
-    uint8_t *to = job->out;
-    for (size_t i = 0; i < job->count; i++) {
-        const uint8_t *from = first_piece(job, i);
-        const uint8_t *next_row = i + 1 < job->count ? first_piece(job, i + 1) : from;
-        touch_pages(next_row, span);
-        for (size_t piece = 0; piece < job->pieces; piece++, from += job->stride, to += n) {
-            const uint8_t *next = piece + 1 < job->pieces ? from + job->stride : next_row;
-            size_t most = n > AHEAD ? n - AHEAD : 0;
-            copy(to, from, most, from + AHEAD);
-            copy(to + most, from + most, n - most, next);
-        }
+    uint8_t *to = job->out + i * job->pieces * n;
+    const uint8_t *from = first_piece(job, i);
+    const uint8_t *next_row = i + 1 < job->count ? first_piece(job, i + 1) : from;
+    touch_pages(next_row, span);
+    for (size_t piece = 0; piece < job->pieces; piece++, from += job->stride, to += n) {
+        const uint8_t *next = piece + 1 < job->pieces ? from + job->stride : next_row;
+        size_t most = n > AHEAD ? n - AHEAD : 0;
+        copy(to, from, most, from + AHEAD);
+        copy(to + most, from + most, n - most, next);
     }
+}
+
+/* Where a copy of this thread goes on if a page fails; NULL while there is none. */
+static __thread sigjmp_buf *volatile way_out;
+static struct sigaction handled_before;
+
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    if (way_out)
+        siglongjmp(*way_out, 1);
+    /* Not ours. The next handler, if there is one, else what happens without any. */
+    if (handled_before.sa_flags & SA_SIGINFO) {
+        handled_before.sa_sigaction(number, info, context);
+    } else if (handled_before.sa_handler != SIG_DFL && handled_before.sa_handler != SIG_IGN) {
+        handled_before.sa_handler(number);
+    } else {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+}
+
+static void handle_bus_errors(void)
+{
+    /* SA_NODEFER, because a jump out of the handler leaves the signal blocked otherwise. */
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, &action, &handled_before);
+}
+
+/* How many rows were copied: all, unless a page of the next one failed. */
+static size_t run(const struct job *job, copy_function *copy)
+{
+    /* Once, so that handlers form a chain and never a ring; whoever sets one later comes first, and has the last word. */
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, handle_bus_errors);
+    sigjmp_buf here;
+    volatile size_t done = 0;
+    if (!sigsetjmp(here, 0)) {
+        way_out = &here;
+        atomic_signal_fence(memory_order_seq_cst);
+        for (; done < job->count; done++)
+            copy_row(job, copy, done);
+    }
+    atomic_signal_fence(memory_order_seq_cst);
+    way_out = NULL;
 #ifdef HAVE_X86
     _mm_sfence(); /* other threads see non-temporal stores only after a fence */
 #endif
+    return done;
 }
 
 /* Nothing is copied unless every row and window lies inside. */
@@ -174,12 +225,13 @@ static PyObject *copy(PyObject *module, PyObject *args)
     } else if (kernel < 0 || kernel >= NUM_KERNELS || !runs_here(kernel)) {
         PyErr_Format(PyExc_ValueError, "this processor has no kernel %d", kernel);
     } else if (!numbers.len && !out.len) {
-        result = Py_NewRef(Py_None);
+        result = PyLong_FromLong(0);
     } else if (check(&job, (size_t)(rows.len / row_nbytes), (size_t)out.len)) {
+        size_t done;
         Py_BEGIN_ALLOW_THREADS
-        run(&job, out.len < LEAST_FOR_STREAMING ? copy_plain : kernels[kernel].copy);
+        done = run(&job, out.len < LEAST_FOR_STREAMING ? copy_plain : kernels[kernel].copy);
         Py_END_ALLOW_THREADS
-        result = Py_NewRef(Py_None);
+        result = PyLong_FromSize_t(done);
     }
     PyBuffer_Release(&rows);
     PyBuffer_Release(&numbers);
@@ -191,7 +243,8 @@ static PyObject *copy(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"copy", copy, METH_VARARGS,
      "copy(rows, row_nbytes, numbers, starts, pieces, piece_nbytes, stride, out, kernel)\n\n"
-     "out = for each number: `pieces` pieces of the row, `stride` bytes apart, the first at its start."},
+     "out = for each number: `pieces` pieces of the row, `stride` bytes apart, the first at its start. How many rows: "
+     "all, unless storage fails behind one."},
     {NULL, NULL, 0, NULL}};
 
 static int set_up(PyObject *module)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,18 @@ from shardio.format import SampleShape
 CropAt = Literal["center", "random"]
 
 
-class Windows(NamedTuple):
-    """The upper left corner of each window, int64, in pixels."""
+@dataclass(frozen=True)
+class Windows:
+    """One window of each of some samples, all of the same size. Sizes and places are in pixels."""
 
+    height: int
+    width: int
     tops: NDArray[np.int64]
     lefts: NDArray[np.int64]
 
-    def part(self, start: int, stop: int) -> Windows:
-        return Windows(self.tops[start:stop], self.lefts[start:stop])
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Windows:
+        """Those of some of the samples."""
+        return replace(self, tops=self.tops[some], lefts=self.lefts[some])
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,12 @@ class Crop:
         if self.at == "center":
             # Rounded half to even, as torchvision does.
             places = (round(most_top / 2), round(most_left / 2))
-            return Windows(*(np.full(len(indices), place, np.int64) for place in places))
+            tops, lefts = (np.full(len(indices), place, np.int64) for place in places)
+            return Windows(self.height, self.width, tops, lefts)
         keys = make_keys(b"shardio crop 1", self.seed, epoch, 2)
         samples = indices.astype(np.uint64)
         tops, lefts = (
             (uniform(key, samples) * (most + 1)).astype(np.int64)
             for key, most in zip(keys, (most_top, most_left), strict=True)
         )
-        return Windows(tops, lefts)
+        return Windows(self.height, self.width, tops, lefts)

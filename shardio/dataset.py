@@ -47,7 +47,7 @@ class ShardDataset(Dataset[tuple[torch.Tensor, int]]):
         wanted = np.asarray(indices, np.int64)
         images = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
         self.shards.gather(wanted, images)
-        labels = self.shards.index["label"][wanted].tolist()
+        labels = self.shards.labels_of(wanted).tolist()
         tensors = torch.from_numpy(images).permute(0, 3, 1, 2).unbind()
         return [
             (image if self.transform is None else self.transform(image), label)

@@ -52,7 +52,7 @@ def choose(facts: Facts) -> Choice:
     fits = facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
     room = "" if facts.memory_left is None else f" the {_gigabytes(facts.memory_left)} of memory that are left"
     if is_network(facts.filesystem):
-        reason = f"{facts.filesystem} is a network filesystem, whose errors would end the process if it were mapped"
+        reason = f"{facts.filesystem} is a network filesystem: many reads at a time, each tried again if it fails"
         if fits:
             return Choice("pread", False, reason)
         return Choice("pread", True, f"{reason}; {size} do not fit in{room}, so nothing is kept in the page cache")

@@ -156,9 +156,9 @@ class GatherThreads:
             _refuse_queued(self._jobs)
         return pending
 
-    def announce(self, reader: Reader, indices: NDArray[np.int64], hints: Hints) -> None:
+    def announce(self, reader: Reader, indices: NDArray[np.int64], windows: Windows | None, hints: Hints) -> None:
         """Tell the reader, from one of the threads and in its turn, that these samples will be submitted soon."""
-        self._jobs.put((hints, partial(reader.will_read, indices)))
+        self._jobs.put((hints, partial(reader.will_read, indices, windows)))
 
     def close(self) -> None:
         """End the threads and wait for them: no longer than they need for what they are copying. Idempotent."""
@@ -173,8 +173,8 @@ def _copy(
     reader: Reader, indices: NDArray[np.int64], slot: Slot, start: int, stop: int, windows: Windows | None
 ) -> None:
     part = indices[start:stop]
-    reader.read(part, slot.images[start:stop], None if windows is None else windows.part(start, stop))
-    slot.labels[start:stop] = reader.labels[part]
+    reader.read(part, slot.images[start:stop], None if windows is None else windows[start:stop])
+    slot.labels[start:stop] = reader.labels_of(part)
     slot.indices[start:stop] = part
 
 

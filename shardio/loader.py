@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.profiler import record_function
 
-from shardio.crop import Crop, CropAt
+from shardio.crop import Crop, CropAt, Windows
 from shardio.engine import Io, make_reader, read_ahead_batches
 from shardio.errors import LaunchError
 from shardio.format import SampleShape, sample_nbytes
@@ -82,11 +82,13 @@ class ShardLoader:
     never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank.
 
     `io` is how samples come from storage. "mmap" copies them from the page cache, into which the kernel brings coming
-    batches ahead. "pread" reads them from the files, so that an error of the storage is retried and then raised, where
-    a mapping would end the process. "direct" is the same past the page cache (O_DIRECT), for sets larger than memory.
-    "auto" looks at the filesystem, the memory that is left and the page cache; `stats()` says what it chose and why.
+    batches ahead. "pread" reads them from the files with many requests under way, which suits network filesystems: a
+    thread that waits for a mapped page cannot be interrupted. "direct" is the same past the page cache (O_DIRECT), for
+    sets larger than memory. "auto" looks at the filesystem, the memory that is left and the page cache; `stats()` says
+    what it chose and why.
 
-    Opening raises SetNotFoundError or FormatError. An error in a gather thread is raised where its batch was due. An
+    Opening raises SetNotFoundError or FormatError. What storage fails to give is asked for again for a second; then it
+    is an OSError that names file, byte and sample. An error in a gather thread is raised where its batch was due. An
     iterator belongs to one thread. `close()`, or leaving the `with` block, or forgetting the loader ends the threads.
     A loader does not survive fork(): make it in the process that uses it.
     """
@@ -269,7 +271,9 @@ class ShardLoader:
 
         `wait_seconds`: the consumer waiting for batches; `gather_seconds`: all gather threads together, copying.
         `io` is how samples are read, for `io_reason`; `read_nbytes` that were read so, `read_retries` because of
-        errors, `read_ahead_batches` announced to the kernel. `slots` were made for batches, of which `slots_free` wait
+        errors; `read_ahead_batches` announced to the kernel, and `read_ahead_hits`, the share of their samples that was
+        in the page cache when it was due (told by a few of each batch; None if none were announced, or if the files are
+        not ours and the kernel does not tell). `slots` were made for batches, of which `slots_free` wait
         for reuse: the others are being filled, are ready, or are in the consumer's hands.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
@@ -286,6 +290,7 @@ class ShardLoader:
             "io_reason": self._io_reason,
             "read_nbytes": read.nbytes,
             "read_retries": read.retries,
+            "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
         }
 
     def close(self) -> None:
@@ -315,7 +320,8 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._token = object()
         self._failed = False
         self._pending: deque[Pending] = deque()
-        self._coming: deque[NDArray[np.int64]] = deque()  # drawn from the order, and announced if that is of use
+        # Drawn from the order, and announced if that is of use.
+        self._coming: deque[tuple[NDArray[np.int64], Windows | None]] = deque()
         self._hints = Hints()
         self._device = DevicePrefetch(loader._copier, loader._ring) if loader._copier else None
         self._abandon = weakref.finalize(self, _abandon, self._pending, self._hints, loader._ring, self._device)
@@ -419,8 +425,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         # Announcements of what is due now go first, so that all of it is asked for before anybody waits for a part.
         self._draw(loader.prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= loader.prefetch:
-            indices = self._coming.popleft()
-            windows = loader._crop.windows(self.epoch, indices) if loader._crop else None
+            indices, windows = self._coming.popleft()
             self._pending.append(loader._threads.submit(loader._reader, indices, loader._ring.acquire(), windows))
         if self._announces:
             self._draw(loader._read_ahead)
@@ -432,10 +437,11 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             indices = next(self._batches, None)
             if indices is None:
                 return
+            windows = loader._crop.windows(self.epoch, indices) if loader._crop else None
             if self._announces:
-                loader._threads.announce(loader._reader, indices, self._hints)
+                loader._threads.announce(loader._reader, indices, windows, self._hints)
                 loader._counts.read_ahead_batches += 1
-            self._coming.append(indices)
+            self._coming.append((indices, windows))
 
     def _gathered(self) -> tuple[Slot, int]:
         pending = self._pending[0]

@@ -97,9 +97,12 @@ def advise_random(rows: NDArray[np.uint8]) -> None:
     _quick.madvise(start, rows.ctypes.data + rows.nbytes - start, _MADV_RANDOM)
 
 
-def will_need(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
-    """Have the kernel begin to read these rows of a RowMapping into the page cache. Does not wait for what it reads."""
-    first, last = _pages_of(rows, numbers)
+def will_need(
+    rows: NDArray[np.uint8], numbers: NDArray[np.int64], starts: NDArray[np.int64] | int = 0, nbytes: int | None = None
+) -> None:
+    """Have the kernel begin to read these rows of a RowMapping into the page cache, or `nbytes` of each from its byte
+    `starts` on. Does not wait for what it reads."""
+    first, last = _pages_of(rows, numbers, starts, nbytes)
     spans = np.empty((len(numbers), 2), np.uint64)  # iovecs
     spans[:, 0] = first * mmap.PAGESIZE
     spans[:, 1] = (last + 1 - first) * mmap.PAGESIZE
@@ -139,10 +142,13 @@ def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float
     return found / len(numbers)
 
 
-def _pages_of(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers, counted from address 0, of the first and the last page of each row."""
-    starts = rows.ctypes.data + numbers * rows.shape[1]
-    return starts // mmap.PAGESIZE, (starts + (rows.shape[1] - 1)) // mmap.PAGESIZE
+def _pages_of(
+    rows: NDArray[np.uint8], numbers: NDArray[np.int64], starts: NDArray[np.int64] | int = 0, nbytes: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers, counted from address 0, of the first and the last page of each row, or of `nbytes` of it."""
+    first = rows.ctypes.data + numbers * rows.shape[1] + starts
+    last = first + (rows.shape[1] if nbytes is None else nbytes) - 1
+    return first // mmap.PAGESIZE, last // mmap.PAGESIZE
 
 
 class _Region:

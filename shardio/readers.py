@@ -1,9 +1,9 @@
 """Ways of getting samples from storage into memory: through the mapping, or by reads that can fail.
 
-A reader of a mapping is the fastest where the samples are in the page cache, and the simplest. But what storage does
-wrong arrives there as SIGBUS, which ends the process, and pages are fetched one after the other unless they are
-announced. `FileReader` asks for whole samples by pread, with as many requests under way as there are threads, past the
-page cache if need be; an error of the storage is retried, and then raised with the name of what could not be read.
+A reader of a mapping is the fastest where the samples are in the page cache, and the simplest. But pages are fetched
+one after the other unless they are announced, and a thread that waits for one cannot be told to give up. `FileReader`
+asks for whole samples by pread, with as many requests under way as there are threads, past the page cache if need be.
+With either, what storage does not give is asked for again, and then raised with the name of what could not be read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardio.files import naming, open_regular
 from shardio.format import HEADER_NBYTES, index_dtype, index_header, sample_nbytes, shard_header
 from shardio.manifest import FileEntry
 from shardio.ring import aligned_empty
-from shardio.shardset import ShardSet, open_checked
+from shardio.shardset import RETRY_SECONDS, ShardSet, check_not_cut, open_checked, reading_failed
 
 try:
     from shardio import _rowread
@@ -45,19 +45,23 @@ _REQUEST_NBYTES = 4 << 20
 _MOST_BUFFERS = 1024  # IOV_MAX
 # Memory that a thread keeps, for samples that O_DIRECT cannot put where they belong.
 _DETOUR_NBYTES = 1 << 20
+# Of the samples that a thread copies at a time, so many are looked for in the page cache if they were announced.
+_MOST_LOOKED_FOR = 8
 # So many requests keep a local disk or a server busy; their threads wait and need no core.
 _FILE_THREADS = 8
 
 # What passes, or may: a server that restarts, a path that fails over, a signal.
 _TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN, errno.EMFILE, errno.ENFILE}
-_BACKOFF_SECONDS = (0.05, 0.2, 0.8)
 
 
 class ReadCounts(NamedTuple):
-    """Since the reader was made: bytes that it read, requests that it made again."""
+    """Since the reader was made: bytes that it read, requests that it made again; and of some of the samples that were
+    announced, how many were looked for in the page cache when they were due, and found there."""
 
     nbytes: int
     retries: int
+    looked_for: int
+    found: int
 
 
 class Reader(Protocol):
@@ -66,8 +70,9 @@ class Reader(Protocol):
     name: str
     num_threads: int
     """Threads that should read at the same time, at least."""
-    labels: NDArray[np.int64]
-    """Of all samples: an array, or a view of the mapped index."""
+
+    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The labels of samples that exist. OSError if the storage fails."""
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """Copy the samples `indices`, or a window of each, as ShardSet.gather does. OSError if the storage fails."""
@@ -75,8 +80,8 @@ class Reader(Protocol):
     def reads_ahead(self) -> bool:
         """Whether `will_read` is worth its cost, as things are now."""
 
-    def will_read(self, indices: NDArray[np.int64]) -> None:
-        """These samples will be read soon. Never raises."""
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+        """These samples, or a window of each, will be read soon. Never raises."""
 
     def counts(self) -> ReadCounts: ...
 
@@ -90,14 +95,13 @@ class _Tally:
     def __init__(self) -> None:
         self._cells: dict[int, list[int]] = {}
 
-    def add(self, nbytes: int = 0, retries: int = 0) -> None:
-        cell = self._cells.setdefault(threading.get_ident(), [0, 0])
-        cell[0] += nbytes
-        cell[1] += retries
+    def add(self, nbytes: int = 0, retries: int = 0, looked_for: int = 0, found: int = 0) -> None:
+        cell = self._cells.setdefault(threading.get_ident(), [0] * len(ReadCounts._fields))
+        for i, number in enumerate((nbytes, retries, looked_for, found)):
+            cell[i] += number
 
     def counts(self) -> ReadCounts:
-        cells = list(self._cells.values())
-        return ReadCounts(sum(cell[0] for cell in cells), sum(cell[1] for cell in cells))
+        return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._cells.values()), strict=True)))
 
 
 class MappedReader:
@@ -112,22 +116,33 @@ class MappedReader:
 
     def __init__(self, shards: ShardSet) -> None:
         self._shards = shards
-        self.labels: NDArray[np.int64] = shards.index["label"]
         self._tally = _Tally()
+        self._announced = False
+        self.labels_of = shards.labels_of
         shards.expect_random_reads()
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        if self._announced and len(indices):
+            self._look_for(indices)
         self._shards.gather(indices, out, windows)
         self._tally.add(out.nbytes)
+
+    def _look_for(self, indices: NDArray[np.int64]) -> None:
+        """Was it worth it to announce them? A few samples tell."""
+        count = min(_MOST_LOOKED_FOR, len(indices))
+        with contextlib.suppress(IndexError):  # which `gather` will raise
+            if (share := self._shards.resident_share(indices, count)) is not None:
+                self._tally.add(looked_for=count, found=round(share * count))
 
     def reads_ahead(self) -> bool:
         # Of a resident set announcements are pure cost. Where the kernel does not tell,
         # they are worth it.
-        return self._shards.resident_share() != 1.0
+        self._announced = self._shards.resident_share() != 1.0
+        return self._announced
 
-    def will_read(self, indices: NDArray[np.int64]) -> None:
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
         with contextlib.suppress(Exception):
-            self._shards.will_read(indices)
+            self._shards.will_read(indices, windows)
 
     def counts(self) -> ReadCounts:
         return self._tally.counts()
@@ -140,6 +155,7 @@ class _File(NamedTuple):
     path: Path
     entry: FileEntry
     header: bytes
+    direct: bool
 
 
 class _OpenFile:
@@ -161,10 +177,9 @@ class _OpenFiles:
     work, as assignment and clear() do: closing a file lets other threads run, who would find the dictionary torn.
     """
 
-    def __init__(self, files: Sequence[_File], direct: bool, most: int) -> None:
+    def __init__(self, files: Sequence[_File], most: int) -> None:
         self.files = files
         self.most = most
-        self._direct = direct
         self._open: OrderedDict[int, _OpenFile] = OrderedDict()
         self._closed = False
 
@@ -190,9 +205,9 @@ class _OpenFiles:
             self._open.popitem(last=False)
 
     def _opened(self, number: int) -> _OpenFile:
-        path, entry, header = self.files[number]
+        path, entry, header, direct = self.files[number]
         file = _OpenFile(open_checked(path, entry, header))
-        if self._direct:
+        if direct:
             with naming(path):
                 set_direct(file.descriptor)
         elif hasattr(os, "posix_fadvise"):
@@ -234,26 +249,32 @@ class FileReader:
         self._thread = threading.local()
         split = shards.manifest.splits[shards.split]
         folder = Path(os.path.abspath(shards.path))  # wherever the process may go
+        direct = alignment is not None
         files = [
-            _File(folder / shard.file, shard, shard_header(shard.num_samples, shards.sample_shape))
+            _File(folder / shard.file, shard, shard_header(shard.num_samples, shards.sample_shape), direct)
             for shard in split.shards
         ]
         header = index_header(split.num_samples, split.index.key_nbytes)
         self._index_number = len(files)
-        files.append(_File(folder / split.index.file, split.index, header))
-        self._files = _OpenFiles(files, alignment is not None, min(len(files), _most_open()))
-        # Not from the mapped index: what goes wrong with that file shall be an error, too.
-        self.labels = self._read_labels(split.num_samples, index_dtype(split.index.key_nbytes))
+        # Labels are few bytes, and read again in every epoch: through the page cache.
+        files.append(_File(folder / split.index.file, split.index, header, False))
+        self._files = _OpenFiles(files, min(len(files), _most_open()))
+        dtype = index_dtype(split.index.key_nbytes)
+        self._index_stride = dtype.itemsize  # a row begins with its label
 
-    def _read_labels(self, num_samples: int, dtype: np.dtype[np.void]) -> NDArray[np.int64]:
-        labels = np.empty(num_samples, np.int64)
-        # So many rows are a multiple of any alignment.
-        step = max(1, _REQUEST_NBYTES // (dtype.itemsize * _ALIGNMENTS[-1])) * _ALIGNMENTS[-1]
-        buffer = aligned_empty((min(step, -(-num_samples // _ALIGNMENTS[-1]) * _ALIGNMENTS[-1]) * dtype.itemsize,))
-        for start in range(0, num_samples, step):
-            count = min(step, num_samples - start)
-            self._fill(self._index_number, [buffer], HEADER_NBYTES + start * dtype.itemsize, count * dtype.itemsize)
-            labels[start : start + count] = buffer[: count * dtype.itemsize].view(dtype)["label"]
+    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Read by the samples' rows of the index, so that opening costs the same for any number of samples."""
+        labels = np.empty(len(indices), np.dtype("<i8"))
+        offsets = HEADER_NBYTES + np.asarray(indices, np.int64) * self._index_stride
+        done = 0
+        if _rowread is not None:
+            file = self._files.get(self._index_number)
+            places = np.arange(len(labels)) * labels.itemsize
+            done = _rowread.read_rows(file.descriptor, offsets, places, labels.itemsize, labels, False)
+            del file
+        cells = labels.view(np.uint8).reshape(len(labels), labels.itemsize)
+        for cell, offset in zip(cells[done:], offsets[done:].tolist(), strict=True):
+            self._fill(self._index_number, [cell], offset, len(cell))
         return labels
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
@@ -369,14 +390,14 @@ class FileReader:
             try:
                 done += self._fill_some(number, buffers, offset, wanted, done)
             except OSError as error:
-                if error.errno not in _TRANSIENT or failures == len(_BACKOFF_SECONDS):
+                if error.errno not in _TRANSIENT or failures == len(RETRY_SECONDS):
                     raise self._explained(error, number, max(offset + done, asked_for), failures + 1) from None
                 if error.errno == errno.ESTALE:
                     self._files.forget(number)
                 elif error.errno in (errno.EMFILE, errno.ENFILE):
                     self._files.forget_all()
                 self._tally.add(retries=1)
-                time.sleep(_BACKOFF_SECONDS[failures])
+                time.sleep(RETRY_SECONDS[failures])
                 failures += 1
 
     def _fill_some(self, number: int, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, done: int) -> int:
@@ -386,7 +407,7 @@ class FileReader:
             count = os.preadv(file.descriptor, _behind(buffers, done), offset + done)
             self._tally.add(count)
             if done + count < wanted:
-                self._check_length(number, file.descriptor, offset + wanted)
+                self._check_length(number, file.descriptor)
                 count -= count % self._alignment
                 if not count:
                     raise OSError(errno.EIO, f"only {done} of {wanted} bytes came")
@@ -396,35 +417,28 @@ class FileReader:
         finally:
             del file  # or whoever keeps an error would keep the file open
 
-    def _check_length(self, number: int, descriptor: int, needed: int) -> None:
-        """FormatError if the file ends before `needed`: then there is nothing to wait for."""
-        found = os.fstat(descriptor).st_size
-        path, entry, _ = self._files.files[number]
-        if found < needed:
-            raise FormatError(
-                f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {found}: somebody cut it or is "
-                "writing to it; a published set must not change. Copy the file again, or convert again"
-            )
+    def _check_length(self, number: int, descriptor: int) -> None:
+        """After a read that came short: if the file was cut, there is nothing to wait for."""
+        file = self._files.files[number]
+        check_not_cut(file.path, file.entry, os.fstat(descriptor).st_size)
 
     def _explained(self, error: OSError, number: int, offset: int, attempts: int) -> OSError:
-        path, _, _ = self._files.files[number]
-        what = "the labels"
-        if number != self._index_number:
+        if number == self._index_number:
+            what = f"the label of sample {(offset - HEADER_NBYTES) // self._index_stride}"
+        else:
             position = max(0, offset - HEADER_NBYTES) // self._row_nbytes
             what = f"sample {self._shards.first_samples[number] + position}"
+        hint = ""
         if error.errno == errno.EINVAL and self._alignment > 1:
             hint = 'the filesystem refuses O_DIRECT here: use io="pread"'
         elif error.errno == errno.ESTALE:
             hint = "the file was replaced or removed on the server: put the set back, or make a new loader"
-        else:
-            hint = "look into the kernel's log (dmesg) for the disk or server; `shardio verify` tells what else is lost"
-        text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
-        return OSError(error.errno, text, str(path))
+        return reading_failed(error, self._files.files[number].path, what, offset, attempts, hint)
 
     def reads_ahead(self) -> bool:
         return False
 
-    def will_read(self, indices: NDArray[np.int64]) -> None:
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
         """Nothing: the threads have requests under way all the time."""
 
     def counts(self) -> ReadCounts:

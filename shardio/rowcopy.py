@@ -2,6 +2,9 @@
 
 The native kernel (_rowcopy.c) is built at installation where there is a C compiler. Both ways do the same, which the
 same tests hold. Copying releases the GIL; any number of threads may copy at the same time into different memory.
+
+Rows may lie in a mapped file whose storage fails, or which somebody cuts. Then the native kernel stops at the row, and
+says so; numpy's copy is ended by SIGBUS, with the process.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ DEFAULT_KERNEL: str = _FORCED or KERNELS[-1]
 
 def copy_rows(
     rows: NDArray[np.uint8], numbers: NDArray[np.int64], out: NDArray[np.uint8], kernel: str = DEFAULT_KERNEL
-) -> None:
+) -> int:
     """out[i] = rows[numbers[i]], for `rows` (n, row_nbytes) and `out` (len(numbers), row_nbytes), both C-contiguous.
 
-    IndexError before anything is copied if a number is not from 0 to n - 1.
+    Returns how many rows were copied: all, unless the storage behind the next one fails. IndexError before anything is
+    copied if a number is not from 0 to n - 1.
     """
     count, nbytes = out.shape
     if rows.shape[1] != nbytes or len(numbers) != count:
@@ -40,8 +44,9 @@ def copy_rows(
         _check_numbers(numbers, len(rows))
         # The numbers are inside, so that "clip" clips nothing; the default mode would first copy all of `out`.
         np.take(rows, numbers, axis=0, out=out, mode="clip")
-    else:
-        _native.copy(rows, nbytes, _int64(numbers), None, 1, nbytes, nbytes, out, _native.KERNELS.index(kernel))
+        return len(numbers)
+    done: int = _native.copy(rows, nbytes, _int64(numbers), None, 1, nbytes, nbytes, out, _native.KERNELS.index(kernel))
+    return done
 
 
 def copy_windows(
@@ -51,11 +56,11 @@ def copy_windows(
     lefts: NDArray[np.int64],
     out: NDArray[np.uint8],
     kernel: str = DEFAULT_KERNEL,
-) -> None:
+) -> int:
     """out[i] = images[numbers[i], tops[i] : tops[i] + h, lefts[i] : lefts[i] + w], for (h, w) = out.shape[1:3].
 
-    `images` is (n, height, width, channels), `out` (len(numbers), h, w, channels), both C-contiguous. IndexError before
-    anything is copied if a window is not inside.
+    `images` is (n, height, width, channels), `out` (len(numbers), h, w, channels), both C-contiguous. Returns how many
+    windows were copied, as copy_rows does. IndexError before anything is copied if a window is not inside.
     """
     num_images, height, width, channels = images.shape
     count, h, w, out_channels = out.shape
@@ -69,12 +74,15 @@ def copy_windows(
     if kernel == "numpy":
         for image, number, top, left in zip(out, numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True):
             np.copyto(image, images[number, top : top + h, left : left + w])
-    else:
-        stride = width * channels
-        starts = tops * stride + lefts * channels
-        pieces, nbytes = (1, h * stride) if w == width else (h, w * channels)
-        index = _native.KERNELS.index(kernel)
-        _native.copy(images, height * stride, _int64(numbers), _int64(starts), pieces, nbytes, stride, out, index)
+        return len(numbers)
+    stride = width * channels
+    starts = tops * stride + lefts * channels
+    pieces, nbytes = (1, h * stride) if w == width else (h, w * channels)
+    shape = (pieces, nbytes, stride)
+    done: int = _native.copy(
+        images, height * stride, _int64(numbers), _int64(starts), *shape, out, _native.KERNELS.index(kernel)
+    )
+    return done
 
 
 def _check_numbers(numbers: NDArray[np.int64], count: int) -> None:

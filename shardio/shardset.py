@@ -6,9 +6,11 @@ checksums are not: they cost a read of the whole set, which `shardio verify` doe
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -30,6 +32,9 @@ from shardio.format import (
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.mapping import RowMapping, advise_random, resident_share, will_need
 from shardio.rowcopy import copy_rows, copy_windows
+
+# Before what storage did not give is asked for again: a server that restarts, a path that fails over come back.
+RETRY_SECONDS = (0.05, 0.2, 0.8)
 
 
 class Sample(NamedTuple):
@@ -76,6 +81,22 @@ def open_checked(path: Path, entry: FileEntry, header: bytes) -> int:
     return descriptor
 
 
+def check_not_cut(path: Path, entry: FileEntry, nbytes: int) -> None:
+    """FormatError if a file that was opened has fewer bytes by now."""
+    if nbytes < entry.nbytes:
+        raise FormatError(
+            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: somebody cut it or is "
+            "writing to it; a published set must not change. Copy the file again, or convert again"
+        )
+
+
+def reading_failed(error: OSError, path: Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
+    """The error to raise when storage does not give `what`, a label or a sample, after so many attempts."""
+    hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` tells what else is lost"
+    text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
+    return OSError(error.errno, text, str(path))
+
+
 def _map(mapping: RowMapping, number: int, path: Path, entry: FileEntry, header: bytes) -> None:
     """Check a file and map it; its descriptor is open no longer than that."""
     descriptor = open_checked(path, entry, header)
@@ -104,7 +125,7 @@ class ShardSet(Sequence[Sample]):
         self.path = path
         self.manifest = manifest
         self.split = split
-        entry = manifest.splits[split]
+        self._split = entry = manifest.splits[split]
         shape = manifest.sample_shape
         counts = [shard.num_samples for shard in entry.shards]
         try:
@@ -116,6 +137,7 @@ class ShardSet(Sequence[Sample]):
         for number, shard in enumerate(entry.shards):
             _map(shards, number, path / shard.file, shard, shard_header(shard.num_samples, shape))
         self._rows = shards.rows
+        self._folder = Path(os.path.abspath(path))  # wherever the process may go
         # Sample i is in the shard s with starts[s] <= i < starts[s + 1], and there in row i + shifts[s].
         self._starts = np.cumsum([0, *counts])
         self._shifts = np.array(shards.first_rows) - self._starts[:-1]
@@ -123,6 +145,7 @@ class ShardSet(Sequence[Sample]):
         table = RowMapping([entry.num_samples], dtype.itemsize)
         header = index_header(entry.num_samples, entry.index.key_nbytes)
         _map(table, 0, path / entry.index.file, entry.index, header)
+        self._table = table.rows
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
         self.index: NDArray[np.void] = table.rows.view(dtype)[:, 0]  # type: ignore[assignment]
         """One row per sample: label, key, source_width, source_height, crc32. A read-only view of the mapped file."""
@@ -184,12 +207,17 @@ class ShardSet(Sequence[Sample]):
             )
         height, width, channels = self.sample_shape
         expected = (len(indices), height, width, channels)
-        if windows is not None and out.ndim == 4 and 0 < out.shape[1] <= height and 0 < out.shape[2] <= width:
-            height, width = height - out.shape[1], width - out.shape[2]  # where windows may begin
-            expected = (len(indices), *out.shape[1:3], channels)
-            for name, places, most in (("tops", windows.tops, height), ("lefts", windows.lefts, width)):
-                if len(places) != len(indices) or (len(places) and not 0 <= places.min() <= places.max() <= most):
-                    raise IndexError(f"expected {len(indices)} {name} from 0 to {most}; found {places}")
+        if windows is not None:
+            expected = (len(indices), windows.height, windows.width, channels)
+            for name, places, size, most in (
+                ("tops", windows.tops, windows.height, height),
+                ("lefts", windows.lefts, windows.width, width),
+            ):
+                if not 0 < size <= most:
+                    raise IndexError(f"expected windows of at most {(height, width)}; found {expected[1:3]}")
+                last = most - size
+                if len(places) != len(indices) or (len(places) and not 0 <= places.min() <= places.max() <= last):
+                    raise IndexError(f"expected {len(indices)} {name} from 0 to {last}; found {places}")
         if out.shape != expected or out.dtype != np.uint8 or not out.flags.carray:
             what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
             raise ValueError(f"out must be C-contiguous, writeable uint8 of shape {expected}; found {what}")
@@ -211,22 +239,33 @@ class ShardSet(Sequence[Sample]):
         """From now on the kernel reads from storage what is touched, and nothing ahead of it but what is announced."""
         advise_random(self._rows)
 
-    def will_read(self, indices: NDArray[np.int64]) -> None:
-        """Have the kernel begin to read these samples into the page cache. A hint: it never fails and hardly waits."""
-        indices = np.unique(indices)  # ascending, as disks like it
-        known = indices[(indices >= 0) & (indices < len(self))]
-        will_need(self._rows, self._row_numbers(known.astype(np.int64, copy=False)))
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+        """Have the kernel begin to read these samples, or of each the lines that its window crosses, into the page
+        cache. A hint: it never fails and hardly waits."""
+        known, first = np.unique(indices, return_index=True)  # ascending, as disks like it
+        inside = (known >= 0) & (known < len(self))
+        numbers = self._row_numbers(known[inside].astype(np.int64, copy=False))
+        if windows is None:
+            will_need(self._rows, numbers)
+        else:
+            stride = self.sample_shape[1] * self.sample_shape[2]
+            will_need(self._rows, numbers, windows.tops[first[inside]] * stride, windows.height * stride)
 
-    def resident_share(self, most: int = 512) -> float | None:
-        """Which share of the split is in the page cache, told by at most so many samples. None if that is unknown.
+    def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512) -> float | None:
+        """Which share of these samples, or of the split, is in the page cache, told by at most so many of them.
 
-        The kernel tells only whoever owns the files or may write to them.
+        None if that is unknown: the kernel tells only whoever owns the files or may write to them.
         """
-        path = self.path / self.manifest.splits[self.split].shards[0].file
-        if sys.platform != "linux" or not (_owns(path) or os.access(path, os.W_OK)):
+        if not self._residency_is_told:
             return None
-        indices = np.linspace(0, len(self) - 1, min(most, len(self))).astype(np.int64)
-        return resident_share(self._rows, self._row_numbers(indices))
+        count = len(self) if indices is None else len(indices)
+        some = np.linspace(0, count - 1, min(most, count)).astype(np.int64)
+        return resident_share(self._rows, self._row_numbers(some if indices is None else indices[some]))
+
+    @cached_property
+    def _residency_is_told(self) -> bool:
+        path = self._folder / self._split.shards[0].file
+        return sys.platform == "linux" and (_owns(path) or os.access(path, os.W_OK))
 
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """Copy the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
@@ -234,11 +273,57 @@ class ShardSet(Sequence[Sample]):
         `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous; with `windows`, its height
         and width are theirs. IndexError if an index is negative or too large, or a window not inside its sample, before
         anything is copied. The copying releases the GIL; threads may gather at the same time into different memory.
+
+        What the storage does not give is asked for again for a second; then OSError names it, or FormatError if the
+        file was cut. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
         """
         indices = self.check_request(indices, out, windows)
         numbers = self._row_numbers(indices)
         if windows is None:
-            copy_rows(self._rows, numbers, out.reshape(len(indices), self._rows.shape[1]))
+            rows = out.reshape(len(indices), self._rows.shape[1])
+            self._insist(lambda done: copy_rows(self._rows, numbers[done:], rows[done:]), indices)
+            return
+        images = self._rows.reshape(-1, *self.sample_shape)
+        tops, lefts = windows.tops, windows.lefts
+        self._insist(lambda done: copy_windows(images, numbers[done:], tops[done:], lefts[done:], out[done:]), indices)
+
+    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The labels of these samples, which must exist: int64, the caller's own. Errors are those of `gather`."""
+        rows = np.empty((len(indices), self._table.shape[1]), np.uint8)
+        self._insist(lambda done: copy_rows(self._table, indices[done:], rows[done:]), indices, self._split.index)
+        labels: NDArray[np.int64] = rows.view(self.index.dtype)["label"][:, 0]
+        return labels
+
+    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], table: FileEntry | None = None) -> None:
+        """Have `copy` copy something for each of these samples: from their shards, or from the file `table`.
+
+        It is called with how many are done, and says how many more it did: all of them, unless storage failed.
+        """
+        done = failures = 0
+        while (done := done + copy(done)) < len(indices):
+            failure = self._failure(int(indices[done]), table, failures + 1)
+            if failures == len(RETRY_SECONDS):
+                raise failure
+            time.sleep(RETRY_SECONDS[failures])
+            failures += 1
+
+    def _failure(self, index: int, table: FileEntry | None, attempts: int) -> OSError:
+        """Why a page cannot be had: a fault does not tell, but reading the file does. FormatError if it was cut."""
+        if table is None:
+            (shard,), (offset,) = (found.tolist() for found in self.locate(np.array([index])))
+            entry: FileEntry = self._split.shards[shard]
+            what, nbytes = f"sample {index}", self._rows.shape[1]
         else:
-            images = self._rows.reshape(-1, *self.sample_shape)
-            copy_windows(images, numbers, windows.tops, windows.lefts, out)
+            entry, what, nbytes = table, f"the label of sample {index}", self._table.shape[1]
+            offset = HEADER_NBYTES + index * nbytes
+        path = self._folder / entry.file
+        descriptor, found = open_regular(path)
+        try:
+            check_not_cut(path, entry, found)
+            os.pread(descriptor, nbytes, offset)
+        except OSError as error:
+            return reading_failed(error, path, what, offset, attempts)
+        finally:
+            os.close(descriptor)
+        hint = "the file of this name can be read: if it was replaced since it was opened, open the set again"
+        return reading_failed(OSError(errno.EIO, os.strerror(errno.EIO)), path, what, offset, attempts, hint)

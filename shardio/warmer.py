@@ -116,7 +116,7 @@ def _read_piece(path: Path, entry: FileEntry, header: bytes, offset: int, progre
 
 def _resident_share(sets: list[ShardSet]) -> float | None:
     """Of all samples of the sets together, each set looked at as closely as the others."""
-    weighted = [(shards.resident_share(_MOST_LOOKED_AT), len(shards)) for shards in sets]
+    weighted = [(shards.resident_share(most=_MOST_LOOKED_AT), len(shards)) for shards in sets]
     total = sum(count for _, count in weighted)
     if any(share is None for share, _ in weighted):
         return None

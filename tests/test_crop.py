@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -127,10 +128,11 @@ def test_every_engine_reads_the_window_and_nothing_else(
     out = make_set(NUM_SAMPLES, SAMPLE)
     found = read(out, io=io, crop=crop, crop_at=at)
     height, width = crop if isinstance(crop, tuple) else (crop, crop)
-    tops, lefts = Crop(height, width, at, 3, SAMPLE).windows(2, np.arange(NUM_SAMPLES))
+    windows = Crop(height, width, at, 3, SAMPLE).windows(2, np.arange(NUM_SAMPLES))
     assert sorted(found) == list(range(NUM_SAMPLES))
     for i, image in found.items():
-        expected = sample_pixels(i, SAMPLE)[tops[i] : tops[i] + height, lefts[i] : lefts[i] + width]
+        top, left = windows.tops[i], windows.lefts[i]
+        expected = sample_pixels(i, SAMPLE)[top : top + height, left : left + width]
         assert np.array_equal(image, expected), i
 
 
@@ -158,15 +160,18 @@ def test_a_crop_that_does_not_fit_the_set_is_refused(crop: Any, make_set: Callab
 def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_set: Callable[..., Path]) -> None:
     shards = open_shards(make_set(NUM_SAMPLES, SAMPLE))
     indices = np.array([5, 42, 5])
-    windows = Windows(np.array([0, 3, 16]), np.array([13, 0, 2]))
+    windows = Windows(5, 4, np.array([0, 3, 16]), np.array([13, 0, 2]))
     out = np.zeros((3, 5, 4, 3), np.uint8)
     shards.gather(indices, out, windows)
-    for image, i, top, left in zip(out, indices, *windows, strict=True):
+    for image, i, top, left in zip(out, indices, windows.tops, windows.lefts, strict=True):
         assert np.array_equal(image, sample_pixels(int(i), SAMPLE)[top : top + 5, left : left + 4])
     for tops, lefts in (([0, 3, 17], [0, 0, 0]), ([0, 0, 0], [0, -1, 0]), ([0, 0], [0, 0, 0]), ([0, 0, 0], [14, 0, 0])):
         out[:] = 7
         with pytest.raises(IndexError, match=r"expected 3 (tops|lefts) from 0 to (16|13)"):
-            shards.gather(indices, out, Windows(np.array(tops), np.array(lefts)))
+            shards.gather(indices, out, Windows(5, 4, np.array(tops), np.array(lefts)))
         assert (out == 7).all()
+    for height, width in ((22, 4), (5, 18), (0, 4), (5, -1)):
+        with pytest.raises(IndexError, match=r"windows of at most \(21, 17\)"):
+            shards.gather(indices, out, replace(windows, height=height, width=width))
     with pytest.raises(ValueError, match="out must be"):
-        shards.gather(indices, np.zeros((3, 22, 4, 3), np.uint8), windows)
+        shards.gather(indices, np.zeros((3, 5, 5, 3), np.uint8), windows)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import shardio.engine
 import shardio.readers
+from shardio.crop import Windows
 from shardio.engine import Io
 from shardio.errors import FormatError
 from shardio.loader import ShardLoader
@@ -190,7 +191,7 @@ def test_an_error_that_passes_is_counted_and_one_that_stays_is_raised(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return preadv(descriptor, buffers, offset)
 
-    monkeypatch.setattr(shardio.readers, "_BACKOFF_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(shardio.readers, "RETRY_SECONDS", (0.0, 0.0, 0.0))
     monkeypatch.setattr(shardio.readers, "_rowread", None)  # which reads without os.preadv
     with loader_of(io, tail="short", num_threads=1) as loader:
         monkeypatch.setattr(os, "preadv", sometimes)
@@ -222,7 +223,9 @@ class Announced:
         monkeypatch.setattr(MappedReader, "reads_ahead", lambda reader: True)
         monkeypatch.setattr(MappedReader, "read", noting)
         monkeypatch.setattr(
-            MappedReader, "will_read", lambda reader, indices: self.events.append(("hint", tuple(indices.tolist())))
+            MappedReader,
+            "will_read",
+            lambda reader, indices, windows: self.events.append(("hint", tuple(indices.tolist()))),
         )
 
     def of(self, kind: str) -> list[tuple[int, ...]]:
@@ -274,7 +277,7 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
     entered, go_on = threading.Event(), threading.Event()
     hinted = []
 
-    def slow(reader: MappedReader, indices: NDArray[np.int64]) -> None:
+    def slow(reader: MappedReader, indices: NDArray[np.int64], windows: Windows | None) -> None:
         hinted.append(tuple(indices.tolist()))
         if len(hinted) == 3:
             entered.set()
@@ -300,7 +303,7 @@ def test_closing_does_not_wait_for_hints_that_are_queued(
 ) -> None:
     hinted = []
 
-    def slow(reader: MappedReader, indices: NDArray[np.int64]) -> None:
+    def slow(reader: MappedReader, indices: NDArray[np.int64], windows: Windows | None) -> None:
         hinted.append(len(indices))
         time.sleep(0.05)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
+import fcntl
 import itertools
 import os
 import random
@@ -22,7 +22,9 @@ from conftest import sample_pixels
 from numpy.typing import NDArray
 
 import shardio.readers
+from shardio.crop import Windows
 from shardio.errors import FormatError
+from shardio.mapping import resident_share
 from shardio.readers import FileReader, MappedReader, Reader, direct_alignment
 from shardio.ring import aligned_empty
 from shardio.shardset import ShardSet, open_shards
@@ -117,7 +119,7 @@ def test_random_batches_of_any_shape_are_right(
             unaligned = np.empty(len(indices) * pictures[0].nbytes + 1, np.uint8)[1:].reshape(len(indices), *shape)
             reader.read(indices, unaligned)
             assert np.array_equal(unaligned, pictures[indices])
-    assert np.array_equal(reader.labels[np.arange(100)], np.arange(100) % 7)
+    assert np.array_equal(reader.labels_of(np.arange(99, -1, -1)), np.arange(99, -1, -1) % 7)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -136,11 +138,12 @@ def test_samples_larger_than_a_request_are_right(
 def test_labels_of_many_samples_are_right(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.readers, "_REQUEST_NBYTES", 1)
     shards = open_shards(make_set(9000, (1, 1, 1), 5000))
     reader = reader_of(shards, engine)
-    assert len(reader.labels) == 9000
-    assert np.array_equal(reader.labels, shards.labels)
+    for indices in (np.arange(9000), np.arange(8999, -1, -7), np.array([5, 5, 8999, 0]), np.array([], np.int64)):
+        labels = reader.labels_of(indices)
+        assert labels.dtype == np.int64
+        assert np.array_equal(labels, shards.labels[indices])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -287,6 +290,46 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callab
         while reader.reads_ahead() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not reader.reads_ahead()
+
+
+def test_of_windows_only_the_lines_that_they_cross_are_announced(make_set: Callable[..., Path]) -> None:
+    """A line has 256 bytes, a page 16 lines, and the pixels begin on a page."""
+    shards = cold(make_set)
+    reader = MappedReader(shards)
+    samples = np.array([40, 3, 3])
+    reader.will_read(samples, Windows(16, 9, np.array([17, 32, 32]), np.array([0, 200, 247])))
+    first, second = (array.reshape(-1, 4096) for array in shards.shard_arrays)
+
+    def in_cache() -> list[int]:
+        return [
+            page + 512 * number
+            for number, pages in enumerate((first, second))
+            for page in range(len(pages))
+            if resident_share(pages, np.array([page]))
+        ]
+
+    announced = [3 * 16 + 2, 40 * 16 + 1, 40 * 16 + 2]
+    deadline = time.monotonic() + 10
+    while in_cache() != announced and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert in_cache() == announced
+
+
+def test_what_was_announced_and_came_in_time_is_counted(make_set: Callable[..., Path]) -> None:
+    shards = cold(make_set)
+    reader = MappedReader(shards)
+    read(reader, range(8, 16), (256, 256, 1))
+    assert (reader.counts().looked_for, reader.counts().found) == (0, 0)  # nobody announces
+    drop(shards)
+    assert reader.reads_ahead()
+    reader.will_read(np.arange(8))
+    deadline = time.monotonic() + 10
+    while shards.resident_share(np.arange(8)) != 1.0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    read(reader, range(8), (256, 256, 1))
+    assert (reader.counts().looked_for, reader.counts().found) == (8, 8)
+    read(reader, range(32, 64, 4), (256, 256, 1))  # was not announced
+    assert (reader.counts().looked_for, reader.counts().found) == (16, 8)
 
 
 def test_of_files_of_somebody_else_the_kernel_does_not_tell(
@@ -615,22 +658,30 @@ def test_a_shard_that_is_replaced_by_another_is_an_error_when_it_is_opened_again
 
 
 @pytest.mark.parametrize("engine", FILE_ENGINES)
-def test_what_is_wrong_with_the_index_is_an_error_when_the_reader_is_made(
+def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, faults: Faults, no_waiting: list[float]
 ) -> None:
     path = make_set(20)
-    shards = open_shards(path)
-    make_reader(shards, engine).close()
-    before = descriptors()
+    reader = reader_of(open_shards(path), engine)
+    expected = reader.labels_of(np.arange(20))
     faults.rest = failure(errno.EIO)
-    with pytest.raises(OSError, match="reading the labels at byte 4096 failed"):
-        FileReader(shards)
+    with pytest.raises(OSError, match=r"reading the label of sample 7 at byte \d+ failed \(attempts: 4\)") as caught:
+        reader.labels_of(np.array([7]))
+    assert caught.value.filename == str(path / "train-index.npy")
     faults.rest = None
-    os.truncate(path / "train-index.npy", 5000)
-    with pytest.raises(FormatError, match=r"train-index\.npy: expected"):
-        FileReader(shards)
-    gc.collect()
-    assert descriptors() == before
+    faults.plan = [failure(errno.EIO), failure(errno.ESTALE)]
+    assert np.array_equal(reader.labels_of(np.arange(20)), expected)
+    os.truncate(path / "train-index.npy", 4200)
+    with pytest.raises(FormatError, match=r"train-index\.npy: expected .* found 4200"):
+        reader.labels_of(np.array([0, 19]))
+
+
+def test_the_index_is_read_through_the_page_cache(make_set: Callable[..., Path], reader_of: MakeReader) -> None:
+    """Whatever O_DIRECT demands: labels are 8 bytes each."""
+    reader = reader_of(open_shards(make_set(20)), "direct 4096")
+    assert np.array_equal(reader.labels_of(np.array([3, 19])), [3 % 7, 19 % 7])
+    assert isinstance(reader, FileReader)
+    assert not fcntl.fcntl(reader._files.get(reader._index_number).descriptor, fcntl.F_GETFL) & os.O_DIRECT
 
 
 # O_DIRECT.
