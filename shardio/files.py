@@ -154,7 +154,7 @@ def reserve(descriptor: int, nbytes: int) -> None:
             raise
 
 
-def open_regular(path: Path) -> tuple[int, int]:
+def open_regular(path: str | Path) -> tuple[int, int]:
     """Open a file of a shard set for reading: (descriptor, size in bytes). FormatError unless it is a regular file.
 
     No symbolic link in the last component, and no blocking on a FIFO. Size and type are read from the descriptor, so

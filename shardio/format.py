@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 import numpy as np
 
@@ -80,6 +81,7 @@ def _npy_header(descr: str, shape: str) -> bytes:
     return _NPY_MAGIC + room.to_bytes(2, "little") + text.ljust(room - 1) + b"\n"
 
 
+@lru_cache(maxsize=64)  # shards of a split mostly have one or two sizes, and there may be thousands
 def shard_header(num_samples: int, sample_shape: SampleShape) -> bytes:
     """The first HEADER_NBYTES bytes of a shard of uint8 samples (num_samples, height, width, channels)."""
     return _npy_header("'|u1'", str((num_samples, *sample_shape)))

@@ -152,7 +152,7 @@ class MappedReader:
 
 
 class _File(NamedTuple):
-    path: Path
+    path: str
     entry: FileEntry
     header: bytes
     direct: bool
@@ -208,7 +208,7 @@ class _OpenFiles:
         path, entry, header, direct = self.files[number]
         file = _OpenFile(open_checked(path, entry, header))
         if direct:
-            with naming(path):
+            with naming(Path(path)):
                 set_direct(file.descriptor)
         elif hasattr(os, "posix_fadvise"):
             # The kernel shall read what is asked for and nothing around it.
@@ -248,16 +248,15 @@ class FileReader:
         self._tally = _Tally()
         self._thread = threading.local()
         split = shards.manifest.splits[shards.split]
-        folder = Path(os.path.abspath(shards.path))  # wherever the process may go
         direct = alignment is not None
         files = [
-            _File(folder / shard.file, shard, shard_header(shard.num_samples, shards.sample_shape), direct)
+            _File(shards.path_of(shard), shard, shard_header(shard.num_samples, shards.sample_shape), direct)
             for shard in split.shards
         ]
         header = index_header(split.num_samples, split.index.key_nbytes)
         self._index_number = len(files)
         # Labels are few bytes, and read again in every epoch: through the page cache.
-        files.append(_File(folder / split.index.file, split.index, header, False))
+        files.append(_File(shards.path_of(split.index), split.index, header, False))
         self._files = _OpenFiles(files, min(len(files), _most_open()))
         dtype = index_dtype(split.index.key_nbytes)
         self._index_stride = dtype.itemsize  # a row begins with its label

@@ -52,7 +52,7 @@ def open_shards(path: str | os.PathLike[str], split: str = "train") -> ShardSet:
     return ShardSet(Path(path), load_manifest(path), split)
 
 
-def open_sized(path: Path, entry: FileEntry) -> int:
+def open_sized(path: str | Path, entry: FileEntry) -> int:
     """Open a file of the set and check its type and size; its descriptor, for the caller to close."""
     descriptor, nbytes = open_regular(path)
     if nbytes != entry.nbytes:
@@ -64,7 +64,7 @@ def open_sized(path: Path, entry: FileEntry) -> int:
     return descriptor
 
 
-def open_checked(path: Path, entry: FileEntry, header: bytes) -> int:
+def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> int:
     """As open_sized, and check that the file begins with `header`, byte for byte."""
     descriptor = open_sized(path, entry)
     try:
@@ -81,7 +81,7 @@ def open_checked(path: Path, entry: FileEntry, header: bytes) -> int:
     return descriptor
 
 
-def check_not_cut(path: Path, entry: FileEntry, nbytes: int) -> None:
+def check_not_cut(path: str | Path, entry: FileEntry, nbytes: int) -> None:
     """FormatError if a file that was opened has fewer bytes by now."""
     if nbytes < entry.nbytes:
         raise FormatError(
@@ -90,14 +90,14 @@ def check_not_cut(path: Path, entry: FileEntry, nbytes: int) -> None:
         )
 
 
-def reading_failed(error: OSError, path: Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
+def reading_failed(error: OSError, path: str | Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
     """The error to raise when storage does not give `what`, a label or a sample, after so many attempts."""
     hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` tells what else is lost"
     text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
     return OSError(error.errno, text, str(path))
 
 
-def _map(mapping: RowMapping, number: int, path: Path, entry: FileEntry, header: bytes) -> None:
+def _map(mapping: RowMapping, number: int, path: str | Path, entry: FileEntry, header: bytes) -> None:
     """Check a file and map it; its descriptor is open no longer than that."""
     descriptor = open_checked(path, entry, header)
     try:
@@ -106,9 +106,9 @@ def _map(mapping: RowMapping, number: int, path: Path, entry: FileEntry, header:
         os.close(descriptor)
 
 
-def _owns(path: Path) -> bool:
+def _owns(path: str) -> bool:
     try:
-        return path.stat().st_uid == os.geteuid()
+        return os.stat(path).st_uid == os.geteuid()
     except OSError:
         return False
 
@@ -128,27 +128,32 @@ class ShardSet(Sequence[Sample]):
         self._split = entry = manifest.splits[split]
         shape = manifest.sample_shape
         counts = [shard.num_samples for shard in entry.shards]
+        self._folder = os.path.abspath(path)  # wherever the process may go
         try:
             shards = RowMapping(counts, sample_nbytes(shape))
         except OSError:
             for shard in entry.shards:  # is it the manifest that claims what no file has?
-                os.close(open_sized(path / shard.file, shard))
+                os.close(open_sized(self.path_of(shard), shard))
             raise
         for number, shard in enumerate(entry.shards):
-            _map(shards, number, path / shard.file, shard, shard_header(shard.num_samples, shape))
+            _map(shards, number, self.path_of(shard), shard, shard_header(shard.num_samples, shape))
         self._rows = shards.rows
-        self._folder = Path(os.path.abspath(path))  # wherever the process may go
         # Sample i is in the shard s with starts[s] <= i < starts[s + 1], and there in row i + shifts[s].
         self._starts = np.cumsum([0, *counts])
         self._shifts = np.array(shards.first_rows) - self._starts[:-1]
         dtype = index_dtype(entry.index.key_nbytes)
         table = RowMapping([entry.num_samples], dtype.itemsize)
         header = index_header(entry.num_samples, entry.index.key_nbytes)
-        _map(table, 0, path / entry.index.file, entry.index, header)
+        _map(table, 0, self.path_of(entry.index), entry.index, header)
         self._table = table.rows
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
         self.index: NDArray[np.void] = table.rows.view(dtype)[:, 0]  # type: ignore[assignment]
         """One row per sample: label, key, source_width, source_height, crc32. A read-only view of the mapped file."""
+
+    def path_of(self, entry: FileEntry) -> str:
+        """The absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as much as
+        opening the file.)"""
+        return f"{self._folder}/{entry.file}"
 
     @property
     def sample_shape(self) -> SampleShape:
@@ -264,7 +269,7 @@ class ShardSet(Sequence[Sample]):
 
     @cached_property
     def _residency_is_told(self) -> bool:
-        path = self._folder / self._split.shards[0].file
+        path = self.path_of(self._split.shards[0])
         return sys.platform == "linux" and (_owns(path) or os.access(path, os.W_OK))
 
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
@@ -316,7 +321,7 @@ class ShardSet(Sequence[Sample]):
         else:
             entry, what, nbytes = table, f"the label of sample {index}", self._table.shape[1]
             offset = HEADER_NBYTES + index * nbytes
-        path = self._folder / entry.file
+        path = self.path_of(entry)
         descriptor, found = open_regular(path)
         try:
             check_not_cut(path, entry, found)
