@@ -132,37 +132,54 @@ static void copy_row(const struct job *job, copy_function *copy, size_t i)
 
 /* Where a copy of this thread goes on if a page fails; NULL while there is none. */
 static __thread sigjmp_buf *volatile way_out;
+/* Whether this thread's fault was given to the handler that was there before ours. */
+static __thread volatile sig_atomic_t passed_on;
 static struct sigaction handled_before;
 
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
     if (way_out)
         siglongjmp(*way_out, 1);
-    /* Not ours. The next handler, if there is one, else what happens without any. */
-    if (handled_before.sa_flags & SA_SIGINFO) {
+    /* Not ours. A handler that was set between two of our own settings passes the signal on to us: once is enough. */
+    int again = passed_on;
+    passed_on = 1;
+    if (!again && handled_before.sa_flags & SA_SIGINFO) {
         handled_before.sa_sigaction(number, info, context);
-    } else if (handled_before.sa_handler != SIG_DFL && handled_before.sa_handler != SIG_IGN) {
+    } else if (!again && handled_before.sa_handler != SIG_DFL && handled_before.sa_handler != SIG_IGN) {
         handled_before.sa_handler(number);
     } else {
         signal(number, SIG_DFL);
         raise(number);
     }
+    passed_on = 0;
 }
 
+/* Before every copy: others set handlers too, and some put back what was there before theirs, as faulthandler does when
+   it is disabled. */
 static void handle_bus_errors(void)
 {
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    struct sigaction now;
+    if (!sigaction(SIGBUS, NULL, &now) && now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_bus_error)
+        return;
     /* SA_NODEFER, because a jump out of the handler leaves the signal blocked otherwise. */
-    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGBUS, &action, &handled_before);
+    struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    sigemptyset(&ours.sa_mask);
+    if (pthread_mutex_trylock(&mutex)) /* another thread is at it; or was, when this process was forked */
+        return;
+    sigaction(SIGBUS, NULL, &now);
+    if (!(now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_bus_error)) {
+        handled_before = now;
+        sigaction(SIGBUS, &ours, NULL);
+    }
+    pthread_mutex_unlock(&mutex);
 }
 
 /* How many rows were copied: all, unless a page of the next one failed. */
 static size_t run(const struct job *job, copy_function *copy)
 {
-    /* Once, so that handlers form a chain and never a ring; whoever sets one later comes first, and has the last word. */
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, handle_bus_errors);
+    handle_bus_errors();
+    passed_on = 0;
     sigjmp_buf here;
     volatile size_t done = 0;
     if (!sigsetjmp(here, 0)) {

@@ -200,7 +200,7 @@ _OTHER_FAULT = """\
 import faulthandler, os, signal, sys
 import numpy as np
 how, path = sys.argv[1:]
-if how == "faulthandler before":
+if how in ("faulthandler before", "disabled"):
     faulthandler.enable()
 from shardio.shardset import open_shards
 shards = open_shards(path)
@@ -208,6 +208,8 @@ out = np.empty((1, *shards.sample_shape), np.uint8)
 shards.gather(np.array([1]), out)
 if how == "faulthandler after":
     faulthandler.enable()
+if how == "disabled":
+    faulthandler.disable()  # puts back what was there before it, in our place
 os.truncate(os.path.join(path, "train-00001.npy"), 4096)
 try:
     shards.gather(np.array([39]), out)
@@ -219,12 +221,11 @@ print(int(shards.shard_arrays[1][19].sum()))  # not in a copy of ours
 """
 
 
-@pytest.mark.parametrize("how", ["no handler", "sent", "faulthandler before", "faulthandler after"])
+@pytest.mark.parametrize("how", ["no handler", "sent", "faulthandler before", "faulthandler after", "disabled"])
 def test_faults_elsewhere_end_the_process_as_ever(make_set: Callable[..., Path], how: str) -> None:
     path = make_set(SAMPLES, SHAPE, PER_SHARD)
     command = [sys.executable, "-c", _OTHER_FAULT, how, str(path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == -signal.SIGBUS
     assert result.stdout == "an error\n"
-    # A handler that was set later comes first: that of faulthandler reports, and passes the signal on.
     assert ("Fatal Python error: Bus error" in result.stderr) == how.startswith("faulthandler")
