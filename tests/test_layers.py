@@ -52,6 +52,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "engine": (5, "t"),
     "gather": (5, "t"),
     "cuda": (5, "t"),
+    "limits": (5, "t"),
     "plan": (5, "c"),
     "loader": (6, "t"),
     "shardtask": (6, "c"),
