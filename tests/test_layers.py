@@ -59,6 +59,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "bench": (7, "t"),
     "workers": (7, "c"),
     "converter": (8, "c"),
+    "benchtable": (8, "t"),
     "demo": (8, "t"),
     "cli": (9, "b"),
 }
