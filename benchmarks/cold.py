@@ -1,8 +1,9 @@
 """How fast a set that is not in the page cache is read, by each engine, beside a plain loop of O_DIRECT reads.
 
 Before each measurement the set's files leave the page cache. The reference is what the disk gives: threads that read
-whole aligned samples by preadv with O_DIRECT into buffers of their own, without loader, order or labels. "read/wanted"
-is what came from the disk (read_bytes of /proc/self/io) over what was delivered: more than 1.0 is read in vain.
+whole random samples by preadv with O_DIRECT into buffers of their own, without loader, order or labels: the same as in
+`shardio bench`. "read/wanted" is what came from the disk (read_bytes of /proc/self/io) over what was delivered: more
+than 1.0 is read in vain.
 """
 
 from __future__ import annotations
@@ -11,19 +12,16 @@ import argparse
 import os
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 from common import describe_machine
 
+from shardio.format import sample_nbytes
+from shardio.limits import direct_reads, why_no_direct_reads
 from shardio.loader import ShardLoader
-from shardio.readers import direct_alignment, set_direct
-from shardio.ring import aligned_empty
 from shardio.shardset import open_shards
-
-THREADS = 8
 
 
 def leave_the_page_cache(path: Path) -> None:
@@ -40,24 +38,13 @@ def bytes_from_disk() -> int:
 
 
 def plain_direct(path: Path, count: int, seed: int) -> int:
-    """Samples in random order by O_DIRECT; bytes."""
+    """At least `count` random samples by O_DIRECT; bytes."""
     shards = open_shards(path)
-    nbytes = int(np.prod(shards.sample_shape))
-    numbers, offsets = shards.locate(np.random.default_rng(seed).permutation(len(shards))[:count])
-    files = [os.open(path / f"train-{number:05d}.npy", os.O_RDONLY) for number in range(int(numbers.max()) + 1)]
-    for file in files:
-        set_direct(file)
-
-    def work(thread: int) -> None:
-        buffer = aligned_empty((nbytes,))
-        for number, offset in zip(numbers[thread::THREADS].tolist(), offsets[thread::THREADS].tolist(), strict=True):
-            assert os.preadv(files[number], [buffer.data], offset) == nbytes
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(work, range(THREADS)))
-    for file in files:
-        os.close(file)
-    return count * nbytes
+    done = 0
+    with closing(direct_reads(shards, seed)) as steps:
+        while done < count:
+            done += next(steps)
+    return done * sample_nbytes(shards.sample_shape)
 
 
 def engine(path: Path, io: str, batch_size: int, count: int, seed: int) -> int:
@@ -80,9 +67,8 @@ def main() -> None:
     print(describe_machine())
     path = options.shards
     shards = open_shards(path)
-    nbytes = int(np.prod(shards.sample_shape))
-    if direct_alignment(path / "train-00000.npy") is None or nbytes % 4096:
-        parser.error("the reference needs samples of whole pages, on a filesystem that knows O_DIRECT")
+    if why_not := why_no_direct_reads(shards):
+        parser.error(f"the reference cannot be read: {why_not}")
     count = min(options.batches * options.batch_size, len(shards) // options.batch_size * options.batch_size)
     names = ["plain O_DIRECT", "direct", "pread", "mmap"]
     rates: dict[str, list[float]] = {name: [] for name in names}

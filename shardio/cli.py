@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -54,10 +55,20 @@ def _parse_max_bad(text: str) -> int | float:
     return int(match[1]) if match[1] else float(match[2]) / 100
 
 
-def _parse_counts(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise ValueError("numbers such as 1,2,4")
-    return tuple(map(int, text.split(",")))
+def _parse_count(text: str, least: int = 1) -> int:
+    if not re.fullmatch(r"\d+", text) or int(text) < least:
+        raise ValueError(f"numbers from {least} on, such as 1,2,4")
+    return int(text)
+
+
+def _parse_each(parse: Callable[[str], T], word: str | None = None) -> Callable[[str], tuple[T | None, ...]]:
+    """Values with commas between them, each once; `word` stands for None."""
+
+    def parse_each(text: str) -> tuple[T | None, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        return tuple(dict.fromkeys(None if part == word else parse(part) for part in parts))
+
+    return parse_each
 
 
 def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
@@ -289,53 +300,106 @@ def warm(out: Path, split: str | None, workers: int, force: bool, as_json: bool)
 @cli.command(short_help="Measure how fast this machine reads a set.")
 @click.argument("out", type=_folder)
 @click.option("--split", default="train", show_default=True)
-@click.option("--batch-size", type=click.IntRange(1), default=256, show_default=True)
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    callback=_parsed(_parse_each(_parse_count, "auto")),
+    metavar="N|auto,...",
+    default="auto",
+    show_default=True,
+    help="Samples of a batch; auto: 256, or all if they are fewer.",
+)
 @click.option(
     "--threads",
-    callback=_parsed(_parse_counts),
-    metavar="N,N,...",
-    default="1,2",
+    "num_threads",
+    callback=_parsed(_parse_each(_parse_count, "auto")),
+    metavar="N|auto,...",
+    default="1,auto",
     show_default=True,
-    help="Numbers of gather threads to try.",
+    help="Gather threads; auto: as many as the loader takes by itself.",
 )
-@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Medians are over so many.")
-@click.option("--seconds", type=click.FloatRange(0.01), default=0.5, show_default=True, help="For each way and round.")
+@click.option(
+    "--io",
+    "ios",
+    callback=_parsed(_parse_each(str)),
+    metavar="auto|mmap|pread|direct,...",
+    default="auto",
+    show_default=True,
+    help="How samples are read.",
+)
+@click.option(
+    "--crop",
+    "crops",
+    callback=_parsed(_parse_each(_parse_size, "none")),
+    metavar="none|N|HxW,...",
+    default="none",
+    show_default=True,
+    help="Pixels of the window in the centre that is read of each sample.",
+)
+@click.option(
+    "--prefetch",
+    "prefetches",
+    callback=_parsed(_parse_each(partial(_parse_count, least=0))),
+    metavar="N,...",
+    default="2",
+    show_default=True,
+    help="Batches ready ahead of the consumer.",
+)
+@click.option(
+    "--device",
+    "devices",
+    callback=_parsed(_parse_each(str)),
+    metavar="cpu|cuda|cuda:N,...",
+    default="cpu",
+    show_default=True,
+    help="Where batches go.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1), default=7, show_default=True, help="Figures are medians over so many."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01),
+    default=0.5,
+    show_default=True,
+    help="For each way and round, after as long a warm-up.",
+)
 @_json_option
-def bench(
-    out: Path, split: str, batch_size: int, threads: tuple[int, ...], rounds: int, seconds: float, as_json: bool
-) -> None:
-    """Read the set in OUT and print images per second, beside np.take and memcpy in the same run.
+def bench(out: Path, as_json: bool, **options: Any) -> None:
+    """Read the set in OUT with every combination of the values given, beside the limits of this machine.
 
-    Ratios are to np.take into as many aligned buffers as the loader uses in turn, the floor without native code, and to
-    copying one large block.
+    All of them take turns in one run, and each ratio is of GB/s over those of a limit in the same round:
+
+    \b
+    memcpy   one large block, copied from memory to memory by one thread
+    take     np.take(out=, mode="clip") of random samples into as many aligned
+             buffers as the loader has in turn, by one thread
+    direct   random samples from the disk past the page cache (O_DIRECT), whatever
+             is in there, by 8 threads
+    pinned   such batches from pinned memory to the GPU, and nothing else
+
+    With mmap and pread, each turn reads its samples twice and the second time counts: they come from the page cache,
+    as in every epoch but the first if the set fits there, so that memcpy and take are the limits. With direct they
+    come from the disk, and direct is the limit. On the way to a GPU, pinned is one more.
+
+    With a crop, GB/s are those of its windows, while memcpy, take and direct move whole samples. Nothing leaves the
+    page cache for this command: how fast a first epoch is, benchmarks/cold.py in the repository measures.
     """
     import shardio.bench as benchmark
+    from shardio.benchtable import table
 
-    first = benchmark.first_batch_seconds(out, split, batch_size)
-    with tqdm(total=rounds, unit=" rounds", disable=None, dynamic_ncols=True) as bar:
+    with tqdm(unit=" turns", disable=None, dynamic_ncols=True) as bar:
 
-        def show(number: int) -> None:
-            bar.update(number - bar.n)
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
-        results = benchmark.bench(
-            out,
-            split=split,
-            batch_size=batch_size,
-            threads=threads,
-            rounds=rounds,
-            seconds=seconds,
-            on_round=show,
-        )
+        report = benchmark.bench(out, on_turn=show, **options)
     if as_json:
-        _print_json({"first_batch_seconds": round(first, 4), "results": [result.to_dict() for result in results]})
+        _print_json(report.to_dict())
         return
-    click.echo(f"{'':<22}{'images/s':>10}{'GB/s':>8}{'CPU us/image':>14}{'to take':>9}{'to memcpy':>11}")
-    for result in results:
-        click.echo(
-            f"{result.name:<22}{result.images_per_second:>10,.0f}{result.gigabytes_per_second:>8.2f}"
-            f"{result.cpu_microseconds_per_image:>14.1f}{result.ratio_to_take:>9.2f}{result.ratio_to_memcpy:>11.2f}"
-        )
-    click.echo(f"first batch of {results[0].batch_size} after {first * 1000:.0f} ms; medians of {rounds} rounds")
+    for line in table(report):
+        click.echo(line)
 
 
 @cli.command(short_help="Show how random the order of N samples is.")

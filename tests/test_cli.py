@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,10 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
         (["convert", "a", "b", "--max-bad", "200%"], "found '200%'"),
         (["convert", "a", "b", "--fit", "stretch"], "'stretch' is not one of"),
         (["convert", "a", "b", "--workers", "0"], "0 is not in the range"),
-        (["bench", "a", "--threads", "0"], "found '0'"),
+        (["bench", "a", "--threads", "1,0"], "expected numbers from 1 on, such as 1,2,4; found '1,0'"),
+        (["bench", "a", "--threads", "none"], "found 'none'"),
+        (["bench", "a", "--prefetch", "-1"], "expected numbers from 0 on"),
+        (["bench", "a", "--crop", "auto"], "found 'auto'"),
         (["explode"], "No such command 'explode'"),
     ],
 )
@@ -141,21 +145,24 @@ def test_verify_names_the_damaged_sample_and_exits_with_1(converted: Path) -> No
     assert problem["samples"] == [5]
 
 
-def test_bench_prints_the_loader_beside_np_take(converted: Path) -> None:
-    words = ("bench", converted, "--batch-size", "4", "--rounds", "1", "--seconds", "0.01", "--threads", "1,2")
-    text = shardio(*words)
-    assert text.returncode == 0, text.stderr
-    for name in (
-        "np.take, slots",
-        "np.take, one buffer",
-        "memcpy, one block",
-        "loader, 1 thread",
-        "loader, 2 threads",
-        "first batch",
-    ):
-        assert name in text.stdout
-    results = json.loads(shardio(*words, "--json").stdout)["results"]
-    assert [result["ratio_to_take"] > 0 < result["ratio_to_memcpy"] for result in results] == [True] * 5
+def test_bench_prints_the_limits_and_every_combination(converted: Path) -> None:
+    words = ("bench", converted, "--rounds", "1", "--seconds", "0.01", "--batch-size", "4,6", "--io", "pread")
+    text = shardio(*words, "--crop", "none,8x12", "--threads", "1,2")
+    assert (text.returncode, text.stderr) == (0, "")
+    for name in ("memcpy of one large block", "np.take into slots, batch 4", "np.take into one buffer, batch 6"):
+        assert f"\n{name} " in text.stdout
+    assert "ShardLoader: device cpu, io pread, prefetch 2\n" in text.stdout
+    rows = [tuple(line.split()[:3]) for line in text.stdout.splitlines() if line.startswith(("none ", "8x12 "))]
+    assert rows == list(product(("none", "8x12"), "46", "12"))
+    facts = json.loads(shardio(*words, "--threads", "auto", "--json").stdout)
+    assert [(loader["batch_size"], loader["crop"]) for loader in facts["loaders"]] == [(4, None), (6, None)]
+    for loader in facts["loaders"]:
+        assert {"memcpy", "take", "take_one_buffer"} <= loader["ratios"].keys()
+
+
+def test_bench_names_what_cannot_work_before_it_measures(converted: Path) -> None:
+    result = shardio("bench", converted, "--seconds", "600", "--crop", "none,99")
+    assert_one_clear_error(result, 2, "crop must be from (1, 1) to (16, 24)")
 
 
 def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(converted: Path) -> None:
