@@ -31,6 +31,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "machine": (1, "b"),
     "lifeline": (1, "c"),
     "jpeg": (1, "c"),
+    "tar": (1, "c"),
     "manifest": (2, "b"),
     "order": (2, "t"),
     "crop": (2, "t"),
