@@ -1,8 +1,8 @@
 """The command line: options in, exit code out.
 
 0 is success, 1 an error in the world (a bad file, a full disk, damage found), 2 wrong usage, 130 interrupted. Errors
-are one or two lines on stderr. Results go to stdout, as JSON with `--json`; progress bars go to stderr if that is a
-terminal.
+are one or two lines on stderr, and some more where a list has many faults. Results go to stdout, as JSON with
+`--json`; progress bars go to stderr if that is a terminal.
 """
 
 from __future__ import annotations
@@ -95,6 +95,13 @@ def cli() -> None:
 @click.argument("src", type=_folder)
 @click.argument("out", type=_folder)
 @click.option(
+    "--source",
+    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset"]),
+    default="auto",
+    show_default=True,
+    help="What SRC is. auto: told by what is there.",
+)
+@click.option(
     "--size",
     callback=_parsed(_parse_size),
     metavar="N|HxW",
@@ -145,8 +152,10 @@ def cli() -> None:
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images in SRC into a shard set in OUT.
 
-    SRC holds class folders (SRC/CLASS/IMAGE), or train, val and test folders of class folders. JPEG, PNG and WebP are
-    recognised by content. Damaged images are left out and listed in OUT/rejects.jsonl.
+    SRC is a folder of class folders (SRC/CLASS/IMAGE), or of train, val and test folders of them; the folder of
+    ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset tars, as a folder or a
+    quoted pattern. JPEG, PNG and WebP are recognised by content. Damaged images are left out and listed in
+    OUT/rejects.jsonl.
 
     Interrupted or killed, the same command goes on where it stopped.
     """
@@ -176,6 +185,7 @@ def _convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     rate = f" ({report.num_converted / report.seconds:,.0f} images/s)" if report.num_converted else ""
     done = f"converted {report.num_converted:,} images in {report.seconds:,.1f} s{rate}"
     click.echo(done if report.num_converted else "nothing to do: the set is complete")
+    click.echo(f"  source  {report.source}, {src}")
     for name, count in report.num_samples.items():
         click.echo(f"  {name:<8}{count:>12,} samples")
     click.echo(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}, digest {report.digest[:16]}")

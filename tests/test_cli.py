@@ -86,6 +86,7 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
         (["convert", "a", "b", "--max-bad", "200%"], "found '200%'"),
         (["convert", "a", "b", "--fit", "stretch"], "'stretch' is not one of"),
         (["convert", "a", "b", "--workers", "0"], "0 is not in the range"),
+        (["convert", "a", "b", "--source", "zip"], "'zip' is not one of"),
         (["bench", "a", "--threads", "0"], "found '0'"),
         (["explode"], "No such command 'explode'"),
     ],
@@ -109,6 +110,23 @@ def test_a_folder_without_a_set_is_named(command: str, tmp_path: Path) -> None:
 def test_missing_sources_are_named(tmp_path: Path) -> None:
     result = shardio("convert", tmp_path / "nowhere", tmp_path / "out")
     assert_one_clear_error(result, 1, str(tmp_path / "nowhere"), "expected a folder of images, found nothing")
+
+
+def test_convert_says_what_it_took_its_sources_for(image_tree: Path, tmp_path: Path) -> None:
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16")
+    assert f"  source  tree, {image_tree}\n" in result.stdout
+    lines = [f"{path.relative_to(tmp_path)} {path.parent.name}\n" for path in image_tree.rglob("train/*/*")]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    words = ("convert", tmp_path / "list.txt", tmp_path / "out2", "--size", "16", "--json")
+    assert json.loads(shardio(*words).stdout)["source"] == "list"
+    assert json.loads(shardio(*words, "--source", "list").stdout)["num_converted"] == 0
+    assert_one_clear_error(shardio(*words, "--source", "tree"), 1, "expected a folder of images, found a file")
+
+
+def test_the_faults_of_a_list_are_lines_of_one_error(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a.jpg 0\nb.jpg\nc.jpg x\n")
+    result = shardio("convert", tmp_path / "list.txt", tmp_path / "out")
+    assert_one_clear_error(result, 1, "2 lines are wrong", "\n  line 2: expected", "\n  line 3: expected")
 
 
 def test_info_tells_what_is_in_the_set(converted: Path) -> None:
