@@ -65,6 +65,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "bench": (7, "t"),
     "scanner": (7, "c"),
     "workers": (7, "c"),
+    "estimate": (8, "c"),
     "converter": (8, "c"),
     "demo": (8, "t"),
     "cli": (9, "b"),
