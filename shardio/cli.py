@@ -1,8 +1,8 @@
 """The command line: options in, exit code out.
 
 0 is success, 1 an error in the world (a bad file, a full disk, damage found), 2 wrong usage, 130 interrupted. Errors
-are one or two lines on stderr. Results go to stdout, as JSON with `--json`; progress bars go to stderr if that is a
-terminal.
+are one or two lines on stderr, and some more where a list has many faults. Results go to stdout, as JSON with
+`--json`; progress bars go to stderr if that is a terminal.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def cli() -> None:
     """Image collections as memory-mapped shards, for training that never waits for data.
 
     \b
+    shardio plan imagenet/ out/        what would convert do, and how long would it take?
     shardio convert imagenet/ out/     decode and resize once, offline
     shardio info out/                  what is in a set
     shardio verify out/                is it still what was published?
@@ -105,6 +106,13 @@ def cli() -> None:
 @cli.command(short_help="Turn a folder of images into a shard set.")
 @click.argument("src", type=_folder)
 @click.argument("out", type=_folder)
+@click.option(
+    "--source",
+    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset"]),
+    default="auto",
+    show_default=True,
+    help="What SRC is. auto: told by what is there.",
+)
 @click.option(
     "--size",
     callback=_parsed(_parse_size),
@@ -156,8 +164,10 @@ def cli() -> None:
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images in SRC into a shard set in OUT.
 
-    SRC holds class folders (SRC/CLASS/IMAGE), or train, val and test folders of class folders. JPEG, PNG and WebP are
-    recognised by content. Damaged images are left out and listed in OUT/rejects.jsonl.
+    SRC is a folder of class folders (SRC/CLASS/IMAGE), or of train, val and test folders of them; the folder of
+    ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset tars, as a folder or a
+    quoted pattern. JPEG, PNG and WebP are recognised by content. Damaged images are left out and listed in
+    OUT/rejects.jsonl.
 
     Interrupted or killed, the same command goes on where it stopped.
     """
@@ -187,6 +197,7 @@ def _convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     rate = f" ({report.num_converted / report.seconds:,.0f} images/s)" if report.num_converted else ""
     done = f"converted {report.num_converted:,} images in {report.seconds:,.1f} s{rate}"
     click.echo(done if report.num_converted else "nothing to do: the set is complete")
+    click.echo(f"  source  {report.source}, {src}")
     for name, count in report.num_samples.items():
         click.echo(f"  {name:<8}{count:>12,} samples")
     click.echo(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}, digest {report.digest[:16]}")
@@ -198,6 +209,49 @@ def _convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
         if counts:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
             click.echo(f"  {what} {sum(counts.values()):,}: {reasons}{where}")
+
+
+@cli.command(short_help="Say what convert would do.")
+@click.argument("src", type=_folder)
+@click.argument("out", type=_folder, required=False)
+@click.option("--seconds", type=click.FloatRange(0.01), default=2, show_default=True, help="To measure the rate for.")
+@_json_option
+def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
+    """Say what `convert` would make of SRC, and how long it would take, before anything is written.
+
+    The rate is measured on images from all over SRC. With OUT, exit code 1 if the set would not fit there.
+    """
+    from shardio.estimate import estimate
+
+    report = estimate(src, out, **options)
+    if as_json:
+        _print_json({**dataclasses.asdict(report), "fits": report.fits})
+    else:
+        click.echo(f"{src}: {report.source}, {report.num_sources:,} images of {report.num_classes:,} classes")
+        for name, split in report.splits.items():
+            sizes = f"{split.smallest.num_sources:,} ({split.smallest.name}) to {split.largest.num_sources:,}"
+            click.echo(f"  {name:<8}{split.num_sources:>12,} images, {sizes} ({split.largest.name}) of a class")
+        for what, counts in (
+            ("ignored", report.ignored),
+            (f"refused, of {report.num_measured:,} that were tried:", report.refused),
+        ):
+            if counts:
+                click.echo(f"  {what} " + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()))
+        click.echo(f"  source  {'of unknown size' if report.source_nbytes is None else _bytes(report.source_nbytes)}")
+        click.echo(f"  set     {_bytes(report.nbytes)} in {report.num_shards:,} shards")
+        if report.free_nbytes is not None:
+            click.echo(f"  room    {_bytes(report.free_nbytes)} at {out}: {'enough' if report.fits else 'TOO LITTLE'}")
+        click.echo(
+            f"  time    {_duration(report.seconds)} with {report.workers} workers, at {report.images_per_second:,.0f} "
+            f"images/s as measured on {report.num_measured:,} (without writing)"
+        )
+    sys.exit(1 if report.fits is False else 0)
+
+
+# What they have in common, they have from one place.
+plan.params[2:2] = [
+    option for option in convert.params if option.name in ("source", "size", "fit", "resample", "shard_size", "workers")
+]
 
 
 @cli.command(short_help="Say what a set holds.")
@@ -489,6 +543,12 @@ def _bytes(count: int) -> str:
             return f"{count:.3g} {unit}"
         count = count / 1000  # type: ignore[assignment]
     return f"{count:,.3g} TB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -28,9 +28,9 @@ from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.plan import ConvertOptions, Order, Plan, difference, library_versions, make_plan
 from shardio.resize import Fit, FitMode, Resample
+from shardio.scanner import SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
 from shardio.shardtask import Mended, ShardRecord, load_record, refused_so_far
-from shardio.tree import scan_tree
 from shardio.workers import run_tasks
 
 _PLAN_NAME = "plan.json"
@@ -62,10 +62,12 @@ class ConvertReport:
     num_sources: int
     refused: Mapping[str, int]
     """Refused sources per reason; rejects.jsonl names each."""
+    source: str
+    """The kind of storage that the images came from: "tree", "ilsvrc", ..."""
     mended: tuple[Mended, ...]
     """Sources that were taken although their header had to be mended."""
     ignored: Mapping[str, int]
-    """What lay in the tree and is no image to convert, per kind."""
+    """What lay in SRC and is no image to convert, per kind."""
     seconds: float
     num_converted: int
     """Sources that this call worked on; the others were finished by an earlier one."""
@@ -79,6 +81,7 @@ def convert(
     src: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    source: SourceKind = "auto",
     size: int | tuple[int, int] = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
@@ -89,11 +92,13 @@ def convert(
     max_bad: int | float = 0.01,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ConvertReport:
-    """Convert the images of the folder tree `src` into a shard set in the folder `out`.
+    """Convert the images in `src` into a shard set in the folder `out`.
 
+    `source` is what `src` is: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout, a "list"
+    file or "webdataset" tars, of which one, a folder or a pattern can be given. "auto" looks and reports what it found.
     `size` is the samples' height and width in pixels. `fit` is "crop" (short side to size, then the centre), "squash"
     or "pad" (with black). `shard_size` is the most bytes a shard may have. `order="shuffled"` stores the samples in an
-    order that depends on `seed` and the sources' names alone, "source" as ImageFolder lists them. `workers` is how many
+    order that depends on `seed` and the sources' names alone, "source" as they are listed. `workers` is how many
     cores to use, by default all. `max_bad` is how many sources may be refused, as a count (int) or a share (float).
     `on_progress` is called in this thread.
 
@@ -110,7 +115,7 @@ def convert(
     workers = usable_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
-    collection = scan_tree(src)
+    collection = scan(src, source)
     plan = make_plan(out, collection, options)
     most_bad = _most_bad(max_bad, collection.num_sources)
     monitor = _Monitor(collection.num_sources, most_bad, on_progress)
@@ -144,6 +149,7 @@ def convert(
         nbytes=manifest.nbytes,
         num_sources=collection.num_sources,
         refused=_count_reasons(out),
+        source=collection.kind,
         mended=mended,
         ignored=dict(collection.ignored),
         seconds=time.monotonic() - start,

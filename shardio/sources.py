@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -28,13 +28,19 @@ class Extent(NamedTuple):
     nbytes: int
 
 
+class Fault(NamedTuple):
+    """Why there is nothing to read: the source is refused with these words, so that it is listed and counted."""
+
+    detail: str
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One image to convert."""
 
     key: bytes
     label: int
-    place: bytes | Extent | None = None
+    place: bytes | Extent | Fault | None = None
     """Where it is: a file of its own, relative to the origin's folder, or an extent of one. None: the file `key`."""
 
 
@@ -61,6 +67,8 @@ class Collection:
     ignored: Mapping[str, int]
     class_names: tuple[str, ...] = ()
     """What people call the classes, in their order, where the collection says so: "tench" for n01440764."""
+    kind: str = "tree"
+    """What SRC was taken for."""
 
     @property
     def num_sources(self) -> int:
@@ -73,25 +81,50 @@ class FileOrigin:
 
     folder: Path
 
-    def _path(self, source: Source) -> Path:
-        place = source.key if source.place is None else source.place
+    def _path(self, place: bytes | Extent) -> Path:
         return self.folder / os.fsdecode(place.file if isinstance(place, Extent) else place)
 
     def read(self, source: Source) -> bytes:
-        extent = source.place if isinstance(source.place, Extent) else None
-        return read_file(self._path(source), extent)
+        place = source.key if source.place is None else source.place
+        if isinstance(place, Fault):
+            raise DecodeError("incomplete", place.detail)
+        return read_file(self._path(place), place if isinstance(place, Extent) else None)
+
+    def nbytes(self, source: Source) -> int:
+        """Size of one encoded image in bytes; 0 if it is not there. One stat at most."""
+        place = source.key if source.place is None else source.place
+        if isinstance(place, Extent):
+            return place.nbytes
+        try:
+            return 0 if isinstance(place, Fault) else self._path(place).stat().st_size
+        except OSError:
+            return 0
 
     def fingerprint(self, sources: Sequence[Source]) -> str:
         sha256 = hashlib.sha256()
         seen: dict[Path, str] = {}  # an archive holds many sources
         for source in sources:
-            path = self._path(source)
+            place = source.key if source.place is None else source.place
+            if isinstance(place, Fault):
+                sha256.update(f"{place.detail}\0".encode("utf-8", "surrogateescape"))
+                continue
+            path = self._path(place)
             if path not in seen:
                 seen[path] = identify(path)
             sha256.update(f"{seen[path]}\0".encode())
-            if isinstance(source.place, Extent):
-                sha256.update(b"%d %d\0" % (source.place.offset, source.place.nbytes))
+            if isinstance(place, Extent):
+                sha256.update(b"%d %d\0" % (place.offset, place.nbytes))
         return sha256.hexdigest()
+
+
+def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
+    """Sorted as a folder tree of the keys would be listed: by class, then by folder, then by name."""
+
+    def place(source: Source) -> tuple[int, str, str]:
+        folder, _, name = os.fsdecode(source.key).rpartition("/")
+        return source.label, folder, name
+
+    return tuple(sorted(sources, key=place))
 
 
 def identify(path: Path) -> str:

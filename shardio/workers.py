@@ -24,7 +24,7 @@ from shardio.shardtask import Control, ShardRecord, do_task
 
 # Decoding and resizing run without the GIL, so that one process keeps a few cores busy. Beyond that its one writing
 # thread, which copies and checksums, would become the limit.
-_THREADS_PER_PROCESS = 4
+THREADS_PER_PROCESS = 4
 
 Report = Callable[[int, int], None]
 
@@ -34,17 +34,17 @@ def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report) -> list[
 
     If `report` raises, or on Ctrl-C, the work stops: tasks under way leave nothing behind and finished ones stay.
     """
-    processes = min(-(-workers // _THREADS_PER_PROCESS), len(tasks))
+    processes = min(-(-workers // THREADS_PER_PROCESS), len(tasks))
     threads = max(1, workers // max(processes, 1))  # rather an idle core than one more than was asked for
     if processes <= 1:
-        with _one_torch_thread():
+        with one_torch_thread():
             control = Control(report, lambda: False, threads)
             return [do_task(task, control) for task in tasks]
     return _run_in_processes(tasks, processes, threads, report)
 
 
 @contextlib.contextmanager
-def _one_torch_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
     """Pictures are too small to split over torch's own threads, which would only be in each other's way."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

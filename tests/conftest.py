@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.resource_tracker
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,25 @@ def random_picture(rng: np.random.Generator, height: int, width: int) -> NDArray
 def write_jpeg(path: Path, pixels: NDArray[np.uint8], quality: int = 90) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(simplejpeg.encode_jpeg(pixels, quality=quality))
+
+
+def put(root: Path, *names: str | bytes, content: bytes = b"x") -> None:
+    """Files at these paths below `root`; a path that ends in / is an empty folder."""
+    for name in names:
+        path = os.path.join(os.fsencode(root), os.fsencode(name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not path.endswith(b"/"):
+            with open(path, "wb") as file:
+                file.write(content)
+
+
+@pytest.fixture
+def open_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a socket in `tmp_path`. Bound by a relative name: the path of a socket has at most 107 bytes."""
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        yield "socket"
 
 
 @pytest.fixture

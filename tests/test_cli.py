@@ -91,6 +91,9 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
         (["bench", "a", "--threads", "none"], "found 'none'"),
         (["bench", "a", "--prefetch", "-1"], "expected numbers from 0 on"),
         (["bench", "a", "--crop", "auto"], "found 'auto'"),
+        (["convert", "a", "b", "--source", "zip"], "'zip' is not one of"),
+        (["plan"], "Missing argument 'SRC'"),
+        (["plan", "a", "--size", "big"], "found 'big'"),
         (["explode"], "No such command 'explode'"),
     ],
 )
@@ -113,6 +116,56 @@ def test_a_folder_without_a_set_is_named(command: str, tmp_path: Path) -> None:
 def test_missing_sources_are_named(tmp_path: Path) -> None:
     result = shardio("convert", tmp_path / "nowhere", tmp_path / "out")
     assert_one_clear_error(result, 1, str(tmp_path / "nowhere"), "expected a folder of images, found nothing")
+
+
+def test_convert_says_what_it_took_its_sources_for(image_tree: Path, tmp_path: Path) -> None:
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16")
+    assert f"  source  tree, {image_tree}\n" in result.stdout
+    lines = [f"{path.relative_to(tmp_path)} {path.parent.name}\n" for path in image_tree.rglob("train/*/*")]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    words = ("convert", tmp_path / "list.txt", tmp_path / "out2", "--size", "16", "--json")
+    assert json.loads(shardio(*words).stdout)["source"] == "list"
+    assert json.loads(shardio(*words, "--source", "list").stdout)["num_converted"] == 0
+    assert_one_clear_error(shardio(*words, "--source", "tree"), 1, "expected a folder of images, found a file")
+
+
+def test_the_faults_of_a_list_are_lines_of_one_error(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a.jpg 0\nb.jpg\nc.jpg x\n")
+    result = shardio("convert", tmp_path / "list.txt", tmp_path / "out")
+    assert_one_clear_error(result, 1, "2 lines are wrong", "\n  line 2: expected", "\n  line 3: expected")
+
+
+def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    (image_tree / "train" / "n01" / ".hidden").write_bytes(b"")
+    words = ("plan", image_tree, tmp_path / "out", "--size", "16", "--seconds", "0.1")
+    result = shardio(*words)
+    assert (result.returncode, result.stderr) == (0, "")
+    for part in (
+        f"{image_tree}: tree, 19 images of 3 classes",
+        "13 images, 4 (n02) to 5 (n01) of a class",
+        "ignored hidden 1",
+        "in 2 shards",
+        f" at {tmp_path / 'out'}: enough",
+        "images/s as measured on ",
+    ):
+        assert part in result.stdout
+    facts = json.loads(shardio(*words, "--json").stdout)
+    assert facts["splits"]["train"]["largest"] == ["n01", 5]
+    assert facts["fits"] is True
+    assert facts["num_sources"] == 19
+    assert json.loads(shardio("plan", image_tree, "--seconds", "0.1", "--json").stdout)["free_nbytes"] is None
+    assert not (tmp_path / "out").exists()
+
+
+def test_plan_exits_with_1_if_the_set_would_not_fit(image_tree: Path, tmp_path: Path) -> None:
+    words = ("plan", image_tree, tmp_path, "--size", "65536", "--seconds", "0.01")
+    free = os.statvfs(tmp_path)
+    if free.f_bavail * free.f_frsize > 18 * 65536**2 * 3:
+        pytest.skip("there is room for 232 GB")
+    result = shardio(*words)
+    assert result.returncode == 1
+    assert f"{tmp_path}: TOO LITTLE" in result.stdout
 
 
 def test_info_tells_what_is_in_the_set(converted: Path) -> None:
@@ -186,7 +239,7 @@ def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(con
 
 def test_help_names_every_command() -> None:
     text = shardio("--help").stdout
-    for command in ("convert", "info", "verify", "bench", "warm", "demo"):
+    for command in ("plan", "convert", "info", "verify", "bench", "warm", "demo"):
         assert f"\n  {command} " in text
         assert shardio(command, "--help").returncode == 0
 

@@ -708,13 +708,13 @@ def test_an_empty_folder_or_one_with_leftovers_of_killed_processes_is_taken(
     assert hashes(out) == finished
 
 
-@pytest.mark.parametrize("found", ["nothing", "a file"])
-def test_sources_that_are_no_folder_are_refused_before_anything_is_written(
-    tmp_path: Path, out: Path, found: str
+@pytest.mark.parametrize("content", [None, b"\xff\xd8\xff\0", b"no list"])
+def test_sources_that_are_nothing_of_the_kind_are_refused_before_anything_is_written(
+    tmp_path: Path, out: Path, content: bytes | None
 ) -> None:
-    if found == "a file":
-        (tmp_path / "src").write_bytes(b"x")
-    with pytest.raises(SourceError, match=f"src: expected a folder of images, found {found}"):
+    if content is not None:
+        (tmp_path / "src").write_bytes(content)
+    with pytest.raises(SourceError, match=r"src: expected "):
         convert(tmp_path / "src", out, **OPTIONS)
     assert not out.exists()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import random_picture, write_jpeg
+from storages import draw_imagenet, write_archives, write_kaggle, write_list, write_webdataset
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,13 +27,18 @@ def code_blocks(text: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the README's reader has it: imagenet/ with train and val."""
+    """A folder as the README's reader has it: imagenet/ with train and val, and a small one in other storages."""
     folder = tmp_path_factory.mktemp("reader")
     rng = np.random.default_rng(0)
     for split, count in (("train", 260), ("val", 10)):
         for number in range(count):
             name = f"n0144076{number % 3}"
             write_jpeg(folder / "imagenet" / split / name / f"{number}.JPEG", random_picture(rng, 40, 60))
+    small = draw_imagenet(folder / "small", sound=True)
+    write_archives(small, folder / "downloads")
+    write_kaggle(small, folder / "kaggle")
+    write_list(small, folder / "images.csv")
+    write_webdataset(small, folder / "tars")
     return folder
 
 

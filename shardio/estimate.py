@@ -1,0 +1,189 @@
+"""What a conversion would do, before anything is written: counts, bytes, shards, room, and the time it would take."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.decode import decode_image
+from shardio.errors import DecodeError
+from shardio.machine import usable_cores
+from shardio.plan import ConvertOptions, make_plan
+from shardio.resize import Fit, FitMode, Resample
+from shardio.scanner import SourceKind, scan
+from shardio.setwriter import DEFAULT_SHARD_NBYTES
+from shardio.sources import Collection, FileOrigin, Source
+from shardio.workers import THREADS_PER_PROCESS, one_torch_thread
+
+DEFAULT_SECONDS = 2.0
+# Asking a filesystem for sizes is waiting, on a network.
+_STAT_THREADS = 16
+
+
+class ClassCount(NamedTuple):
+    name: str
+    num_sources: int
+
+
+@dataclass(frozen=True)
+class SplitEstimate:
+    num_sources: int
+    num_shards: int
+    smallest: ClassCount
+    largest: ClassCount
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a conversion would do. Sizes are those of a set without refused sources."""
+
+    source: str
+    """The kind of storage that SRC is."""
+    num_sources: int
+    num_classes: int
+    splits: Mapping[str, SplitEstimate]
+    ignored: Mapping[str, int]
+    source_nbytes: int | None
+    """Size of the encoded images; None if their origin cannot tell without reading them."""
+    num_shards: int
+    nbytes: int
+    """Of all shards and indexes."""
+    free_nbytes: int | None
+    """On the filesystem of OUT, if there is an OUT."""
+    num_measured: int
+    """Sources that were read, decoded and resized to measure the rate, evenly spaced."""
+    refused: Mapping[str, int]
+    """Of those, the ones that would be refused, per reason."""
+    workers: int
+    images_per_second: float
+    """Of so many workers. Writing goes on beside that, and is not measured."""
+    seconds: float
+    """That the conversion would take at this rate."""
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.free_nbytes is None else self.nbytes <= self.free_nbytes
+
+
+def estimate(
+    src: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    source: SourceKind = "auto",
+    size: int | tuple[int, int] = 256,
+    fit: FitMode = "crop",
+    resample: Resample = "bicubic",
+    shard_size: int = DEFAULT_SHARD_NBYTES,
+    workers: int | None = None,
+    seconds: float = DEFAULT_SECONDS,
+) -> Estimate:
+    """Say what `convert` would do with these arguments. Nothing is written, and `out` need not exist.
+
+    The rate is measured for about `seconds`. SourceError and ValueError are those of `convert`.
+    """
+    src = Path(os.path.abspath(src))
+    # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
+    options = ConvertOptions(Fit((size, size) if isinstance(size, int) else size, fit, resample), shard_size, "source")
+    workers = usable_cores() if workers is None else workers
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1; found {workers}")
+    collection = scan(src, source)
+    plan = make_plan(Path(os.devnull), collection, options)
+    shards = Counter(task.split for task in plan.tasks)
+    rate, measured, refused = _measure(collection, options.fit, workers, seconds)
+    return Estimate(
+        source=collection.kind,
+        num_sources=collection.num_sources,
+        num_classes=len(collection.classes),
+        splits={
+            name: _describe(sources, collection.classes, shards[name]) for name, sources in collection.splits.items()
+        },
+        ignored=dict(collection.ignored),
+        source_nbytes=_source_nbytes(collection),
+        num_shards=len(plan.tasks),
+        nbytes=plan.nbytes,
+        free_nbytes=None if out is None else _free_nbytes(Path(os.path.abspath(out))),
+        num_measured=measured,
+        refused=refused,
+        workers=workers,
+        images_per_second=rate,
+        seconds=collection.num_sources / rate,
+    )
+
+
+def _describe(sources: Sequence[Source], classes: Sequence[str], num_shards: int) -> SplitEstimate:
+    counts = np.bincount([source.label for source in sources], minlength=len(classes))
+    smallest, largest = (ClassCount(classes[int(i)], int(counts[i])) for i in (counts.argmin(), counts.argmax()))
+    return SplitEstimate(len(sources), num_shards, smallest, largest)
+
+
+def _source_nbytes(collection: Collection) -> int | None:
+    origin = collection.origin
+    if not isinstance(origin, FileOrigin):
+        return None
+    sources = list(itertools.chain.from_iterable(collection.splits.values()))
+
+    def total(start: int) -> int:
+        return sum(map(origin.nbytes, sources[start::_STAT_THREADS]))
+
+    with ThreadPoolExecutor(_STAT_THREADS, thread_name_prefix="shardio-stat") as pool:
+        return sum(pool.map(total, range(_STAT_THREADS)))
+
+
+def _free_nbytes(out: Path) -> int:
+    return shutil.disk_usage(next(folder for folder in (out, *out.parents) if folder.is_dir())).free
+
+
+# --- the rate ---------------------------------------------------------------------------------------------------------
+
+
+def _measure(collection: Collection, fit: Fit, workers: int, seconds: float) -> tuple[float, int, Mapping[str, int]]:
+    """(images per second of so many workers, sources tried, how many of them were refused, per reason)."""
+    sources = list(itertools.chain.from_iterable(collection.splits.values()))
+    order = spread(len(sources))
+    threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
+
+    def outcome(source: Source) -> str:
+        try:
+            fit.apply(decode_image(collection.origin.read(source)).pixels)
+        except DecodeError as error:
+            return error.reason
+        return ""
+
+    def work(first: int) -> Counter[str]:
+        outcomes: Counter[str] = Counter()
+        for number in order[first::threads]:
+            outcomes[outcome(sources[number])] += 1
+            if time.monotonic() > deadline:
+                break
+        return outcomes
+
+    with one_torch_thread(), ThreadPoolExecutor(threads, thread_name_prefix="shardio-measure") as pool:
+        outcome(sources[0])  # what is done once, at the first image, does not count
+        start = time.monotonic()
+        deadline = start + seconds
+        outcomes = sum(pool.map(work, range(threads)), Counter[str]())
+        elapsed = time.monotonic() - start
+    refused = {reason: count for reason, count in outcomes.most_common() if reason}
+    return outcomes.total() / elapsed * workers / threads, outcomes.total(), refused
+
+
+def spread(count: int) -> NDArray[np.int64]:
+    """The numbers below `count`, each once, in an order of which every first part is evenly spaced.
+
+    Multiples of the golden section, modulo 1, fall where there was most room; their ranks are whole numbers.
+    """
+    ranks = (np.arange(count) * ((math.sqrt(5) - 1) / 2) % 1).argsort().argsort()
+    return ranks.astype(np.int64)

@@ -1,0 +1,87 @@
+"""Labels and splits as people write them down -> classes and numbers, and the names that a folder tree has for splits.
+
+Labels are integers or class names. Integers are labels as they stand, and the classes are 0 to the largest. Names are
+numbered in sorted order, as class folders are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from shardio.tree import SPLIT_NAMES
+
+# Every class has a name in the manifest, in use or not.
+_MOST_CLASSES = 1_000_000
+_MAX_NAME_NBYTES = 1024
+
+_SPLIT_ALIASES = {"training": "train", "validation": "val", "valid": "val"}
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """What the labels of a collection mean."""
+
+    classes: tuple[str, ...]
+    labels: Mapping[str, int]
+    """Label as written -> label."""
+    faults: Mapping[tuple[str, str], str]
+    """(split, label as written) -> what was expected instead. These are not in `labels`."""
+
+
+def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
+    """Make sense of the labels in each split. Class names in later splits must be among those of the first.
+
+    Of integers and names in one collection, the rarer ones are at fault.
+    """
+    everything = frozenset().union(*written.values())
+    integers = {text for text in everything if _is_integer(text)}
+    names = {text for text in everything if _is_name(text)}
+    first = next((split for split, texts in written.items() if texts), "")
+    labels: dict[str, int]
+    if are_integers := len(integers) >= len(names):
+        labels = {text: int(text) for text in integers}
+        classes = tuple(map(str, range(max(labels.values(), default=-1) + 1)))
+    else:
+        classes = tuple(sorted(names & written[first]))
+        labels = {name: label for label, name in enumerate(classes)}
+    faults = {}
+    for split, texts in written.items():
+        for text in texts - labels.keys():
+            if text in integers or (text in names and are_integers):
+                faults[split, text] = f"{'an integer' if are_integers else 'a class name'}, as other labels are"
+            elif text in names:
+                faults[split, text] = f"one of the classes of {first!r}"
+            else:
+                faults[split, text] = f"a class name, or an integer from 0 to {_MOST_CLASSES - 1:,}"
+    return Numbering(classes, labels, faults)
+
+
+def _is_integer(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,18}", text) is not None and int(text) < _MOST_CLASSES
+
+
+def _is_name(text: str) -> bool:
+    # -1 and 3.0 are no names: somebody marks what has no label, or lost integers to floating point.
+    return (
+        text.strip() not in ("", ".", "..")
+        and not _NUMBER.fullmatch(text)
+        and not re.search(r"[\0\n\r]", text)
+        and len(text.encode("utf-8", "surrogateescape")) <= _MAX_NAME_NBYTES
+    )
+
+
+def split_name(word: str) -> str:
+    """The split that is meant: "Validation" is val, and what nobody knows is a split of its own."""
+    lower = word.lower()
+    return _SPLIT_ALIASES.get(lower, lower if lower in SPLIT_NAMES else word)
+
+
+def in_split_order(names: Iterable[str]) -> list[str]:
+    """train, val, test, then the others sorted. Distinct."""
+    names = set(names)
+    return [*(name for name in SPLIT_NAMES if name in names), *sorted(names - set(SPLIT_NAMES))]

@@ -1,0 +1,147 @@
+"""One small ImageNet in every kind of storage, built as the real ones are."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import random_picture, write_jpeg
+
+SYNSETS = {  # WordNet id -> (number, words); the numbers are in another order than the names, as in the real devkit
+    "n01440764": (3, "tench, Tinca tinca"),
+    "n01443537": (1, "goldfish, Carassius auratus"),
+    "n02012849": (4, "crane"),
+    "n03126707": (2, "crane"),
+}
+INNER_SYNSETS = {"n00001740": (5, "entity"), "n02512053": (6, "fish")}
+CLASSES = tuple(SYNSETS)
+WORDS = tuple(words for _, words in SYNSETS.values())
+
+Files = Iterable[tuple[str, bytes]]
+
+
+def draw_imagenet(root: Path, train: int = 5, val: int = 8, *, sound: bool = False) -> Path:
+    """The usual tree of train and val with the real names. Unless all are to be sound, three images will be refused."""
+    rng = np.random.default_rng(7)
+    paths = [root / "train" / name / f"{name}_{9990 + 7 * i}.JPEG" for name in CLASSES for i in range(train)]
+    paths += [root / "val" / CLASSES[i * 3 % 4] / f"ILSVRC2012_val_{i + 1:08d}.JPEG" for i in range(val)]
+    for path in paths:
+        height, width = rng.integers(20, 70, 2)
+        write_jpeg(path, random_picture(rng, height, width))
+    if not sound:
+        paths[0].write_bytes(b"")
+        paths[train].write_bytes(paths[train].read_bytes()[:-200])
+        paths[-1].write_bytes(b"GIF89a, and no JPEG")
+    return root
+
+
+def images_of(tree: Path, split: str) -> list[Path]:
+    """In the order of their names alone."""
+    return sorted((tree / split).rglob("*.JPEG"), key=lambda path: path.name)
+
+
+def tar_of(files: Files, kind: int = tarfile.GNU_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(content), 1_300_000_000
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def write_archives(tree: Path, out: Path, *names: str) -> Path:
+    """ImageNet as it is downloaded: of "train", "val" and "devkit" those that are named, or all."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not names or "train" in names:
+        tars = [
+            (f"{folder.name}.tar", tar_of((path.name, path.read_bytes()) for path in sorted(folder.iterdir())))
+            for folder in sorted((tree / "train").iterdir())
+        ]
+        (out / "ILSVRC2012_img_train.tar").write_bytes(tar_of(tars))
+    if not names or "val" in names:
+        images = tar_of((path.name, path.read_bytes()) for path in images_of(tree, "val"))
+        (out / "ILSVRC2012_img_val.tar").write_bytes(images)
+    if not names or "devkit" in names:
+        files = ((f"ILSVRC2012_devkit_t12/{name}", content) for name, content in devkit_files(tree).items())
+        (out / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(gzip.compress(tar_of(files)))
+    return out
+
+
+def devkit_files(tree: Path) -> dict[str, bytes]:
+    numbers = [SYNSETS[path.parent.name][0] for path in images_of(tree, "val")]
+    return {
+        "readme.txt": b"This is the documentation of the ILSVRC2012 Development Kit.\n",
+        "data/meta.mat": meta_mat({**SYNSETS, **INNER_SYNSETS}),
+        "data/ILSVRC2012_validation_ground_truth.txt": "".join(f"{number}\n" for number in numbers).encode(),
+    }
+
+
+def meta_mat(synsets: Mapping[str, tuple[int, str]]) -> bytes:
+    """A struct array of one column, with the fields of the real one."""
+    savemat = pytest.importorskip("scipy.io").savemat
+    fields = ["ILSVRC2012_ID", "WNID", "words", "gloss"]
+    fields += ["num_children", "children", "wordnet_height", "num_train_images"]
+    rows = np.empty((len(synsets), 1), dtype=[(name, object) for name in fields])
+    for row, (name, (number, words)) in zip(rows, sorted(synsets.items(), key=lambda item: item[1]), strict=True):
+        children = [1, 3] if name in INNER_SYNSETS else []
+        gloss = f"what {words} is"
+        row[0] = (float(number), name, words, gloss, float(len(children)), children, float(bool(children)), 1300.0)
+    buffer = io.BytesIO()
+    savemat(buffer, {"synsets": rows})
+    return buffer.getvalue()
+
+
+def write_kaggle(tree: Path, out: Path) -> Path:
+    images = out / "ILSVRC" / "Data" / "CLS-LOC"
+    shutil.copytree(tree / "train", images / "train")
+    for folder in ("val", "test"):
+        (images / folder).mkdir()
+    rows = []
+    for path in images_of(tree, "val"):
+        shutil.copy2(path, images / "val" / path.name)
+        boxes = " ".join(f"{path.parent.name} {i} 1 49 27" for i in range(1, 3))
+        rows.append((path.stem, boxes + " "))
+    for number in range(1, 4):
+        (images / "test" / f"ILSVRC2012_test_{number:08d}.JPEG").write_bytes(b"not looked at")
+    (out / "ILSVRC" / "Annotations" / "CLS-LOC" / "val").mkdir(parents=True)
+    with (out / "LOC_val_solution.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("ImageId", "PredictionString"), *reversed(rows)])
+    words = "".join(f"{name} {words}\n" for name, (_, words) in SYNSETS.items())
+    (out / "LOC_synset_mapping.txt").write_text(words)
+    return out
+
+
+def write_list(tree: Path, path: Path, header: str = "path,label,split", separator: str = ",") -> Path:
+    lines = [header]
+    for split in ("train", "val"):
+        for image in images_of(tree, split):
+            fields = [os.path.relpath(image, path.parent), image.parent.name, split]
+            lines.append(separator.join(fields))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_webdataset(tree: Path, out: Path, *, samples_per_tar: int = 6, as_json: bool = False) -> Path:
+    """train-000000.tar, ..., val-000000.tar, ...: names without folders, the label beside each image."""
+    out.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val"):
+        images = images_of(tree, split)
+        for number in range(-(-len(images) // samples_per_tar)):
+            files = []
+            for path in images[number * samples_per_tar : (number + 1) * samples_per_tar]:
+                label = path.parent.name
+                text = json.dumps({"label": label, "width": 7}) if as_json else f"{label}\n"
+                files += [(path.with_suffix(".json" if as_json else ".cls").name, text.encode())]
+                files += [(path.name, path.read_bytes())]
+            (out / f"{split}-{number:06d}.tar").write_bytes(tar_of(files))
+    return out

@@ -1,0 +1,64 @@
+"""Labels and splits as people write them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardio.labels import in_split_order, number_labels, split_name
+
+
+def test_integers_are_labels_as_they_stand_and_classes_go_up_to_the_largest() -> None:
+    found = number_labels({"train": {"0", "3", "007"}, "val": {"9"}})
+    assert found.classes == tuple(map(str, range(10)))
+    assert found.labels == {"0": 0, "3": 3, "007": 7, "9": 9}
+    assert not found.faults
+
+
+def test_names_are_numbered_as_class_folders_are() -> None:
+    names = {"b", "a", "B", "10x", "9x", "a b", "é", "\udcff"}
+    found = number_labels({"train": names})
+    assert found.classes == tuple(sorted(names))
+    assert [found.labels[name] for name in found.classes] == list(range(8))
+
+
+def test_names_in_later_splits_are_among_those_of_the_first() -> None:
+    found = number_labels({"train": set(), "val": {"a", "b"}, "test": {"b", "c"}})
+    assert found.classes == ("a", "b")
+    assert found.faults == {("test", "c"): "one of the classes of 'val'"}
+
+
+def test_of_integers_and_names_the_rarer_are_at_fault() -> None:
+    assert number_labels({"train": {"1", "2", "l2"}}).faults == {("train", "l2"): "an integer, as other labels are"}
+    assert number_labels({"train": {"a", "b", "2"}}).faults == {("train", "2"): "a class name, as other labels are"}
+    assert number_labels({"train": {"a", "b", "2"}}).classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "-1", "+3", "3.0", "1e5", "1000000", "9" * 30, ".", "..", "a\nb", "a\0b", "x" * 1025]
+)
+def test_what_is_neither_an_integer_nor_a_name_is_at_fault(text: str) -> None:
+    for others in ({"1", "2"}, {"a", "b"}, set()):
+        found = number_labels({"train": {text, *others}})
+        assert found.faults == {("train", text): "a class name, or an integer from 0 to 999,999"}
+        assert text not in found.labels
+
+
+def test_every_label_has_a_number_or_a_fault_and_never_both() -> None:
+    rng = np.random.default_rng(0)
+    pool = ["0", "1", "25", "007", "a", "b", "c", "-1", "", "3.5", "..", "1000000", "n01"]
+    for _ in range(500):
+        splits = {name: {str(text) for text in rng.choice(pool, int(rng.integers(0, 8)))} for name in ("train", "val")}
+        found = number_labels(splits)
+        for split, texts in splits.items():
+            for text in texts:
+                assert (text in found.labels) != ((split, text) in found.faults)
+        assert all(0 <= label < len(found.classes) for label in found.labels.values())
+
+
+def test_splits_have_the_names_that_a_folder_tree_gives_them() -> None:
+    meant = {"train": ["train", "Training", "TRAIN"], "val": ["val", "valid", "validation", "Val"], "test": ["test"]}
+    for name, words in meant.items():
+        assert {split_name(word) for word in words} == {name}
+    assert split_name("Fold-1") == "Fold-1"
+    assert in_split_order(["fold", "test", "a", "val", "train", "val"]) == ["train", "val", "test", "a", "fold"]
