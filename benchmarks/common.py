@@ -1,4 +1,4 @@
-"""What the benchmarks share: rounds in turn, medians, and a line about the machine."""
+"""What the benchmarks share: a generated set, rounds in turn, medians, and a line about the machine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
+
+from shardio.cuda import numa_node
+from shardio.format import MANIFEST_NAME
+from shardio.setwriter import ShardWriter
 
 BUILD = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
 
@@ -24,6 +29,26 @@ def describe_machine() -> str:
         f"{model}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, "
         f"Python {platform.python_version()}, numpy {np.__version__}, torch {torch.__version__}"
     )
+
+
+def describe_gpu(device: torch.device) -> str:
+    node = numa_node(device)
+    return (
+        f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, "
+        f"{'NUMA node unknown, or the only one' if node is None else f'NUMA node {node}'}"
+    )
+
+
+def generated_set(num_samples: int, size: int, shard_nbytes: int = 1 << 30) -> Path:
+    """A set of random pixels, `size` x `size` x 3, in 1000 classes: written once, and found again after that."""
+    out = BUILD / f"generated-{num_samples}-{size}-{shard_nbytes}"
+    if not (out / MANIFEST_NAME).exists():
+        rng = np.random.default_rng(0)
+        shape = (size, size, 3)
+        with ShardWriter(out, shape, shard_nbytes=shard_nbytes) as writer:
+            for i in tqdm(range(num_samples), desc="generating", disable=None):
+                writer.append(rng.integers(0, 256, shape, dtype=np.uint8), i % 1000)
+    return out
 
 
 def in_turn(ways: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:

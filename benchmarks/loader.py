@@ -6,12 +6,7 @@ import argparse
 import subprocess
 import sys
 
-import numpy as np
-from common import BUILD, describe_machine
-from tqdm import tqdm
-
-from shardio.format import MANIFEST_NAME
-from shardio.setwriter import ShardWriter
+from common import describe_machine, generated_set
 
 
 def main() -> None:
@@ -21,13 +16,7 @@ def main() -> None:
     parser.add_argument("--shard-size", type=int, default=1 << 30)
     options, bench_options = parser.parse_known_args()
     print(describe_machine())
-    out = BUILD / f"generated-{options.samples}-{options.size}-{options.shard_size}"
-    if not (out / MANIFEST_NAME).exists():
-        rng = np.random.default_rng(0)
-        shape = (options.size, options.size, 3)
-        with ShardWriter(out, shape, shard_nbytes=options.shard_size) as writer:
-            for i in tqdm(range(options.samples), desc="generating", disable=None):
-                writer.append(rng.integers(0, 256, shape, dtype=np.uint8), i % 1000)
+    out = generated_set(options.samples, options.size, options.shard_size)
     subprocess.run([sys.executable, "-m", "shardio", "bench", str(out), *bench_options], check=True)
 
 

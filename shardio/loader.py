@@ -26,7 +26,7 @@ from shardio.machine import memory_left, usable_cores
 from shardio.order import Shuffle, as_integer, make_order
 from shardio.permutation import MAX_EPOCH
 from shardio.permutation import VERSION as ORDER_VERSION
-from shardio.prefetch import MOST_COPYING, Copier, DevicePrefetch, Tensors
+from shardio.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors
 from shardio.readers import Reader
 from shardio.ring import Ring, Slot, new_slot
 from shardio.sampler import Sampler, Tail
@@ -43,6 +43,7 @@ class _Counts:
     nbytes: int = 0
     wait_seconds: float = 0.0
     gather_seconds: float = 0.0
+    copy_seconds: float = 0.0
     read_ahead_batches: int = 0
 
 
@@ -150,7 +151,7 @@ class ShardLoader:
         self._crop = None if crop is None else _make_crop(crop, crop_at, seed, self.shards.sample_shape)
         shape = self._crop.cropped_shape if self._crop else self.shards.sample_shape
         # Enough for all batches under way at a time, so that a steady loop makes no new slot.
-        under_way = prefetch + 2 + (MOST_COPYING if self._copier else 0)
+        under_way = prefetch + 2 + (prefetch + MOST_AHEAD if self._copier else 0)
         self._ring = Ring(under_way, lambda: make(batch_size, shape))
         self._next = _Place(0, 0)
         self._received = _Place(0, 0)
@@ -269,7 +270,8 @@ class ShardLoader:
     def stats(self) -> dict[str, Any]:
         """What was delivered since the loader was made, and the seconds spent on it.
 
-        `wait_seconds`: the consumer waiting for batches; `gather_seconds`: all gather threads together, copying.
+        `wait_seconds`: the consumer waiting for batches; `gather_seconds`: all gather threads together, copying;
+        `copy_seconds`: the GPU, by its own clock, copying batches whose copies are known to be done. 0.0 on the CPU.
         `io` is how samples are read, for `io_reason`; `read_nbytes` that were read so, `read_retries` because of
         errors; `read_ahead_batches` announced to the kernel, and `read_ahead_hits`, the share of their samples that was
         in the page cache when it was due (told by a few of each batch; None if none were announced, or if the files are
@@ -323,7 +325,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         # Drawn from the order, and announced if that is of use.
         self._coming: deque[tuple[NDArray[np.int64], Windows | None]] = deque()
         self._hints = Hints()
-        self._device = DevicePrefetch(loader._copier, loader._ring) if loader._copier else None
+        self._device = DevicePrefetch(loader._copier, loader._ring, loader._counts) if loader._copier else None
         self._abandon = weakref.finalize(self, _abandon, self._pending, self._hints, loader._ring, self._device)
         self._abandon.atexit = False
         self._take_place()

@@ -2,6 +2,14 @@
 
 The rules are here and know nothing of CUDA; the CUDA calls are in `shardio.cuda`, behind the two protocols below. So
 the rules are tested, without a GPU, with a copier whose copies finish when the test says so.
+
+Device memory for a batch is allocated on the consumer's stream: when the caller drops the batch, it returns in the
+order of that stream, like the memory of any tensor of the caller's, however far the host is ahead of its device. The
+price is that it may still be in use by what that stream was given before, for which the copy has to wait. So memory is
+reserved one batch ahead, and the copy waits for what the consumer's stream had been given when the copy before it was
+started, not for the caller's last step. A batch that was gathered late, just when it was due, still overlaps with the
+step before it; any other is up to `prefetch` steps early. Without that one batch ahead a late batch would be copied
+between two steps, with the device idle.
 """
 
 from __future__ import annotations
@@ -15,8 +23,10 @@ from torch.profiler import record_function
 from shardio.format import SampleShape
 from shardio.ring import Ring, Slot
 
-# Copies that may be unfinished at a time. A host that runs further ahead of its device is held back.
-MOST_COPYING = 4
+# Batches that may be handed over while their copies are unfinished. As copies wait for the steps before them, this
+# is how far the host may run ahead of its device: so many steps, and `prefetch` + 2. Further ahead is of no use, and
+# would take more slots.
+MOST_AHEAD = 2
 
 
 class Tensors(NamedTuple):
@@ -28,7 +38,13 @@ class Tensors(NamedTuple):
 
 
 class Transfer(Protocol):
-    """One batch on its way to the device."""
+    """Device memory for one batch, and the copy into it."""
+
+    seconds: float
+    """That the device took for the copy. 0.0 until it is known to be done."""
+
+    def start(self, slot: Slot, size: int) -> None:
+        """Begin to copy the first `size` samples. Does not wait; the slot must stay as it is until it is done."""
 
     def done(self) -> bool:
         """Whether the copy has been made: only then may the slot be written again. Does not wait."""
@@ -37,7 +53,10 @@ class Transfer(Protocol):
         """Wait, on the host, until `done`."""
 
     def hand_over(self) -> Tensors:
-        """The device's tensors, which the consumer's stream may use: what it does comes after the copy."""
+        """The device's tensors, for the consumer's stream, which does after the copy what it is given from now on.
+
+        So they may be dropped at once, too: whoever gets their memory next comes after the copy.
+        """
 
 
 class Copier(Protocol):
@@ -46,16 +65,27 @@ class Copier(Protocol):
     def new_slot(self, batch_size: int, sample_shape: SampleShape) -> Slot:
         """A slot in memory that the device can copy from by itself."""
 
-    def start(self, slot: Slot, size: int) -> Transfer:
-        """Begin to copy the first `size` samples. Does not wait; the slot must stay as it is until it is done."""
+    def reserve(self, slot: Slot) -> Transfer:
+        """Allocate device memory for a batch of the slot's size. Does not wait.
+
+        The copy into it will wait for what the consumer's stream has been given until now, and for nothing after.
+        """
+
+
+class CopyCounts(Protocol):
+    """Where the seconds of finished copies are added up."""
+
+    copy_seconds: float
 
 
 class DevicePrefetch:
     """Batches between host and device, in order. Not thread safe: it belongs to one iterator."""
 
-    def __init__(self, copier: Copier, ring: Ring) -> None:
+    def __init__(self, copier: Copier, ring: Ring, counts: CopyCounts) -> None:
         self._copier = copier
         self._ring = ring
+        self._counts = counts
+        self._reserved: Transfer | None = None
         self._transfers: deque[Transfer] = deque()
         self._copying: deque[tuple[Transfer, Slot]] = deque()
 
@@ -65,17 +95,22 @@ class DevicePrefetch:
 
     def start(self, slot: Slot, size: int) -> None:
         """Begin to copy a gathered batch, and take over its slot."""
-        self.reclaim()
         with record_function("shardio.copy"):
-            transfer = self._copier.start(slot, size)
-        self._transfers.append(transfer)
-        self._copying.append((transfer, slot))
+            transfer = self._reserved or self._copier.reserve(slot)
+            self._reserved = None
+            transfer.start(slot, size)
+            self._transfers.append(transfer)
+            self._copying.append((transfer, slot))
+            self._reserved = self._copier.reserve(slot)
 
     def take(self) -> Tensors:
-        """The oldest started batch."""
-        return self._transfers.popleft().hand_over()
+        """The oldest started batch. Waits if more than MOST_AHEAD taken ones are not even copied yet."""
+        tensors = self._transfers.popleft().hand_over()
+        # Copies are made in order: while one that was taken is unfinished, so are all that were not taken.
+        self.reclaim(len(self._transfers) + MOST_AHEAD)
+        return tensors
 
-    def reclaim(self, most_copying: int = MOST_COPYING) -> None:
+    def reclaim(self, most_copying: int) -> None:
         """Return the slots of finished copies; wait for the oldest while more than `most_copying` are unfinished."""
         while self._copying:
             transfer, slot = self._copying[0]
@@ -84,9 +119,13 @@ class DevicePrefetch:
                     return
                 transfer.wait()
             self._copying.popleft()
+            self._counts.copy_seconds += transfer.seconds
             self._ring.release(slot)
 
     def close(self) -> None:
         """Wait for all copies and return all slots. Batches that were not taken are lost."""
+        self._reserved = None
+        # Handed over to nobody, so that their memory is safe even if a Ctrl-C cuts the waiting short.
+        while self._transfers:
+            self._transfers.popleft().hand_over()
         self.reclaim(most_copying=0)
-        self._transfers.clear()

@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "rowcopy": (1, "t"),
     "launch": (1, "t"),
     "machine": (1, "b"),
+    "numa": (1, "t"),
     "lifeline": (1, "c"),
     "jpeg": (1, "c"),
     "tar": (1, "c"),

@@ -643,6 +643,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "nbytes": 0,
             "wait_seconds": 0.0,
             "gather_seconds": 0.0,
+            "copy_seconds": 0.0,
             "read_ahead_batches": 0,
             "num_threads": 2,
             "device": "cpu",

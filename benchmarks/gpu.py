@@ -1,0 +1,254 @@
+"""How fast batches get into the memory of a GPU: beside bare pinned copies, and by ways that the loader does not go.
+
+bus       `shardio bench --device cuda`: the loader beside copies of as large batches from pinned memory, and nothing
+          else. The aim is 0.85 of them.
+mapping   Is the copy into pinned slots needed? The mapped shards are registered with CUDA, read-only, and each sample,
+          or the rows of its window, is copied to the device right out of the page cache. Drivers may refuse this.
+numa      The loader with its slots on each NUMA node, and where they come to lie without a word about it.
+
+Everything that is compared takes turns. Exit code 2 where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios
+from numpy.typing import NDArray
+
+from shardio.bench import bench
+from shardio.cuda import numa_node
+from shardio.format import sample_nbytes
+from shardio.limits import pinned_copies
+from shardio.loader import ShardLoader
+from shardio.shardset import ShardSet, open_shards
+
+Way = Callable[[], int]
+CROPS = (None, (224, 224))
+PARTS = ("bus", "mapping", "numa")
+NODES = Path("/sys/devices/system/node")
+REGISTER_READ_ONLY = 0x08
+HOST_TO_DEVICE = 1
+
+
+class CudaError(Exception):
+    """A call of the CUDA runtime that failed."""
+
+
+class Runtime:
+    """The CUDA runtime that torch has loaded: what torch has no words for."""
+
+    def __init__(self) -> None:
+        major = (torch.version.cuda or "").partition(".")[0]
+        try:
+            self._library = ctypes.CDLL(f"libcudart.so.{major}")
+        except OSError as error:
+            raise CudaError(str(error)) from error
+        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            self._library.cudaGetLastError()  # or torch would find it after its next kernel
+            raise CudaError(f"{name}: error {code} ({self._library.cudaGetErrorString(code).decode()})")
+
+    @contextmanager
+    def registered(self, shards: ShardSet) -> Iterator[None]:
+        with ExitStack() as stack:
+            for array in shards.shard_arrays:
+                address = ctypes.c_void_p(array.ctypes.data)
+                flags = ctypes.c_uint(REGISTER_READ_ONLY)
+                self("cudaHostRegister", address, ctypes.c_size_t(array.nbytes), flags)
+                stack.callback(self, "cudaHostUnregister", address)
+            yield
+
+
+def measure_bus(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    report = bench(
+        path,
+        devices=["cuda"],
+        crops=CROPS,
+        batch_sizes=options.batch_sizes,
+        num_threads=options.threads,
+        rounds=options.rounds,
+        seconds=options.seconds,
+    )
+    rows = []
+    for loader in report.loaders:
+        asked = loader.combination
+        rows.append(
+            {
+                "crop": asked.crop,
+                "batch_size": asked.batch_size,
+                "num_threads": asked.num_threads,
+                **loader.speed.to_dict(),
+                "of_pinned_copies": report.ratios(loader)["pinned_copy"],
+            }
+        )
+    return rows
+
+
+def from_the_mapping(
+    runtime: Runtime,
+    shards: ShardSet,
+    crop: tuple[int, int] | None,
+    batch_size: int,
+    batches: int,
+    device: torch.device,
+) -> Iterator[int]:
+    """Random samples, or their windows in the centre: `batches` batches at a step."""
+    height, width, channels = shards.sample_shape
+    window_height, window_width = crop or (height, width)
+    pitch, window_pitch = width * channels, window_width * channels
+    top, left = (height - window_height) // 2, (width - window_width) // 2
+    skipped = top * pitch + left * channels
+    row_nbytes, window_nbytes = height * pitch, window_height * window_pitch
+    firsts = np.concatenate([array.ctypes.data + row_nbytes * np.arange(len(array)) for array in shards.shard_arrays])
+    memory = torch.empty(batch_size * window_nbytes, dtype=torch.uint8, device=device)
+    stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+    kind, rows = ctypes.c_int(HOST_TO_DEVICE), ctypes.c_size_t(window_height)
+    pitches = ctypes.c_size_t(window_pitch), ctypes.c_size_t(pitch)
+
+    def copy(chosen: NDArray[np.int64]) -> None:
+        target = memory.data_ptr()
+        for source in firsts[chosen].tolist():
+            to, out_of = ctypes.c_void_p(target), ctypes.c_void_p(source + skipped)
+            if crop is None:
+                runtime("cudaMemcpyAsync", to, out_of, ctypes.c_size_t(row_nbytes), kind, stream)
+            else:
+                runtime("cudaMemcpy2DAsync", to, pitches[0], out_of, pitches[1], pitches[0], rows, kind, stream)
+            target += window_nbytes
+
+    rng = np.random.default_rng(0)
+    copy(chosen := rng.integers(0, len(shards), batch_size))
+    pictures = np.stack(
+        [shards[i].image[top : top + window_height, left : left + window_width] for i in chosen.tolist()]
+    )
+    assert np.array_equal(memory.cpu().numpy(), pictures.reshape(-1))
+    while True:
+        for _ in range(batches):
+            copy(rng.integers(0, len(shards), batch_size))
+        torch.cuda.synchronize(device)
+        yield batches * batch_size
+
+
+def from_the_loader(loader: ShardLoader, batches: int) -> Iterator[int]:
+    def endless() -> Iterator[int]:
+        while True:
+            for _, labels in loader:
+                yield len(labels)
+
+    sizes = endless()
+    while True:
+        images = sum(islice(sizes, batches))
+        torch.cuda.synchronize(loader.device)
+        yield images
+
+
+def rates_in_turn(ways: dict[str, Iterator[int]], rounds: int) -> dict[str, list[float]]:
+    steps: dict[str, Way] = {name: partial(next, steps) for name, steps in ways.items()}
+    in_turn(steps, 1)
+    return in_turn(steps, rounds)
+
+
+def measure_mapping(path: Path, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    shards = open_shards(path)
+    batch_size = min(256, len(shards))
+    try:
+        runtime = Runtime()
+        with runtime.registered(shards), ExitStack() as stack:
+            ways: dict[str, Iterator[int]] = {}
+            for crop in CROPS:
+                name = "whole samples" if crop is None else "windows of {} x {}".format(*crop)
+                loader = stack.enter_context(
+                    ShardLoader(path, batch_size, crop=crop, device=device, rank=0, world_size=1)
+                )
+                ways[f"loader, {name}"] = from_the_loader(loader, options.batches)
+                ways[f"mapping, {name}"] = from_the_mapping(runtime, shards, crop, batch_size, options.batches, device)
+            return {"supported": True, "images_per_second": rates_in_turn(ways, options.rounds)}
+    except CudaError as error:
+        return {"supported": False, "reason": str(error)}
+
+
+def measure_numa(path: Path, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    own = numa_node(device)
+    if own is None:
+        return {"supported": False, "reason": "the NUMA node of the GPU is unknown, or the only one"}
+    shards = open_shards(path)
+    batch_size = min(256, len(shards))
+    ways: dict[str, Iterator[int]] = {}
+    # torch would give pinned memory that was freed before, here and after this, to slots that should lie elsewhere. For
+    # the same reason all loaders are open at the same time.
+    with ExitStack() as stack:
+        stack.callback(torch._C._host_emptyCache)
+        torch._C._host_emptyCache()
+        for node in (None, *sorted(int(folder.name[4:]) for folder in NODES.glob("node[0-9]*"))):
+            loader = stack.enter_context(ShardLoader(path, batch_size, device=device, rank=0, world_size=1))
+            loader._copier._node = node  # type: ignore[union-attr]
+            name = "wherever they come" if node is None else f"node {node}" + " of the GPU" * (node == own)
+            ways[f"slots: {name}"] = from_the_loader(loader, options.batches)
+        ways["bare pinned copies"] = pinned_copies(device, batch_size, sample_nbytes(shards.sample_shape))
+        return {"supported": True, "images_per_second": rates_in_turn(ways, options.rounds)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", type=Path, nargs="?", help="a set in the page cache; generated if none is given")
+    parser.add_argument("--samples", type=int, default=20_000, help="of the generated set, of 256 x 256 x 3")
+    parser.add_argument("--only", choices=PARTS, action="append", help="may be given again  [default: all]")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--batches", type=int, default=50, help="per way and round, of mapping and numa")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.5, help="per way and round, of bus")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device is here: there is nothing to measure", file=sys.stderr)
+        sys.exit(2)
+    device = torch.device("cuda", torch.cuda.current_device())
+    machine = f"{describe_machine()}; {describe_gpu(device)}"
+    path = options.shards or generated_set(options.samples, 256)
+    report: dict[str, Any] = {"machine": machine}
+    for part in options.only or PARTS:
+        if part == "bus":
+            report[part] = measure_bus(path, options)
+        else:
+            report[part] = (measure_mapping if part == "mapping" else measure_numa)(path, options, device)
+    if options.json:
+        print(json.dumps(report))
+        return
+    print(machine)
+    for row in report.get("bus", []):
+        crop = "whole" if row["crop"] is None else "{} x {}".format(*row["crop"])
+        print(
+            f"bus: {crop:<10} batch {row['batch_size']:>5} {row['num_threads']:>3} threads "
+            f"{row['images_per_second']:>12,.0f} images/s {row['gigabytes_per_second']:>8.2f} GB/s, "
+            f"{row['of_pinned_copies']:.3f} of pinned copies"
+        )
+    for part in ("mapping", "numa"):
+        found = report.get(part)
+        if found and found["supported"]:
+            rates = found["images_per_second"]
+            print_ratios(
+                {f"{part}: {name}": values for name, values in rates.items()},
+                f"{part}: {next(iter(rates))}",
+                "images/s",
+            )
+        elif found:
+            print(f"{part}: not supported: {found['reason']}")
+
+
+if __name__ == "__main__":
+    main()
