@@ -73,9 +73,9 @@ class FileOrigin:
 
     folder: Path
 
-    def _path(self, source: Source) -> Path:
+    def _path(self, source: Source) -> str:
         place = source.key if source.place is None else source.place
-        return self.folder / os.fsdecode(place.file if isinstance(place, Extent) else place)
+        return f"{self.folder}/{os.fsdecode(place.file if isinstance(place, Extent) else place)}"
 
     def read(self, source: Source) -> bytes:
         extent = source.place if isinstance(source.place, Extent) else None
@@ -83,7 +83,7 @@ class FileOrigin:
 
     def fingerprint(self, sources: Sequence[Source]) -> str:
         sha256 = hashlib.sha256()
-        seen: dict[Path, str] = {}  # an archive holds many sources
+        seen: dict[str, str] = {}  # an archive holds many sources
         for source in sources:
             path = self._path(source)
             if path not in seen:
@@ -94,10 +94,10 @@ class FileOrigin:
         return sha256.hexdigest()
 
 
-def identify(path: Path) -> str:
+def identify(path: str | os.PathLike[str]) -> str:
     """Changes when a file is replaced, rewritten, mended or lost: its size and its time of modification."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return "unreadable"
     return f"{status.st_size}:{status.st_mtime_ns}"
@@ -107,7 +107,7 @@ def _open_without_blocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_file(path: Path, extent: Extent | None = None) -> bytes:
+def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
     """Read a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.

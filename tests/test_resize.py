@@ -231,6 +231,15 @@ def test_long_thin_pictures_are_refused_and_not_allocated(
         square_crop(size).apply(np.zeros((*shape, 3), np.uint8))
 
 
+def test_a_tall_picture_is_refused_where_its_rows_alone_would_become_too_many_pixels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.nn.functional.interpolate", None)
+    height = MAX_PIXELS // 256 + 1
+    with pytest.raises(DecodeError, match=f"1 x {height} resized: expected at most .*, found 256 x {height}$"):
+        Fit((256, 256), "squash").apply(np.zeros((height, 1, 3), np.uint8))
+
+
 @pytest.mark.parametrize("mode", ["squash", "pad"])
 def test_long_thin_pictures_pass_where_they_are_not_enlarged(mode: FitMode) -> None:
     assert Fit((256, 256), mode).apply(np.full((1, 20_000, 3), 9, np.uint8)).max() == 9
