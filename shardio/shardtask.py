@@ -91,9 +91,10 @@ _Outcome = _Sample | DecodeError
 def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> _Outcome:
     """Read, decode and resize one source into `place`, which holds anything if it is refused."""
     try:
-        decoded = decode_image(task.origin.read(source))
-        np.copyto(place, task.fit.apply(decoded.pixels))
-        return _Sample((decoded.pixels.shape[0], decoded.pixels.shape[1]), crc32(place), decoded.warning)
+        least_size = task.fit.least_size if task.quality == "fast" else None
+        decoded = decode_image(task.origin.read(source), least_size)
+        np.copyto(place, task.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
+        return _Sample(decoded.source_size, crc32(place), decoded.warning)
     except DecodeError as error:
         return error
 
