@@ -154,6 +154,21 @@ def reserve(descriptor: int, nbytes: int) -> None:
             raise
 
 
+def bypass_page_cache(descriptor: int, yes: bool) -> bool:
+    """Have an open file written and read past the page cache (O_DIRECT), or no longer; whether that is so now.
+
+    Then memory, offsets and lengths must be those that the disk can take: multiples of 4096 do for nearly all.
+    """
+    if not hasattr(os, "O_DIRECT"):  # macOS
+        return False
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if yes else flags)
+    except OSError:  # a filesystem that cannot
+        return False
+    return yes
+
+
 def open_regular(path: str | Path) -> tuple[int, int]:
     """Open a file of a shard set for reading: (descriptor, size in bytes). FormatError unless it is a regular file.
 

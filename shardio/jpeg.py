@@ -7,7 +7,9 @@ precision, and the number of scans (a progressive file costs scans x pixels, how
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardio.errors import DecodeError
 
@@ -20,6 +22,8 @@ _SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
 _LOSSLESS_OR_HIERARCHICAL = frozenset({0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF})
 # Inside a scan ff is followed by 00 or a restart number, or by another ff, and anything else is a marker.
 _IN_SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
+# ff, the marker, and the length of the segment without these two bytes.
+_MARKER = struct.Struct(">BBH")
 # Markers that stand alone, without a length: TEM and the restarts.
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 # What decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the colour space.
@@ -29,8 +33,7 @@ _APP0, _APP14 = 0xE0, 0xEE
 _ADOBE_NBYTES = 12
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """A marker segment at data[start:end], its two marker bytes included."""
 
     marker: int
@@ -68,14 +71,16 @@ def read_header(data: bytes) -> JpegHeader:
     frame: Segment | None = None
     position = len(_SOI)
     while True:
-        start = _next_marker(data, position)
-        marker = data[start + 1]
+        start = position
+        lead, marker, nbytes = _MARKER.unpack_from(data, start) if start + 4 <= len(data) else (0, 0, 0)
+        if lead != 0xFF or marker in (0x00, 0xFF):  # junk, or the end: nearly always one segment follows another
+            start = _next_marker(data, position)
+            marker, nbytes = data[start + 1], int.from_bytes(data[start + 2 : start + 4], "big")
         if marker in _ALONE:
             position = start + 2
             continue
         if marker in _SOI or marker in _EOI:
             raise DecodeError("damaged", f"marker ff{marker:02x} at byte {start}, before the first scan")
-        nbytes = int.from_bytes(data[start + 2 : start + 4], "big")
         end = start + 2 + nbytes
         if nbytes < 2 or end > len(data):
             raise DecodeError("damaged", f"segment ff{marker:02x} at byte {start} runs past the end of the file")

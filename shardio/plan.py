@@ -20,6 +20,7 @@ from shardio.sources import Collection, Origin, Source
 from shardio.version import __version__
 
 Order = Literal["shuffled", "source"]
+Quality = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,13 @@ class ConvertOptions:
     shard_nbytes: int = DEFAULT_SHARD_NBYTES
     order: Order = "shuffled"
     seed: int = 0
+    quality: Quality = "exact"
 
     def __post_init__(self) -> None:
         if self.order not in get_args(Order):
             raise ValueError(f"order must be one of {', '.join(get_args(Order))}; found {self.order!r}")
+        if self.quality not in get_args(Quality):
+            raise ValueError(f"quality must be one of {', '.join(get_args(Quality))}; found {self.quality!r}")
         if self.shard_nbytes <= 0:
             raise ValueError(f"shard size must be positive; found {self.shard_nbytes}")
         if not 0 <= self.seed < 1 << 64:
@@ -55,6 +59,7 @@ class ShardTask:
     sources: tuple[Source, ...]
     key_nbytes: int
     fit: Fit
+    quality: Quality = "exact"
 
     @property
     def name(self) -> str:
@@ -87,6 +92,7 @@ class Plan:
             "size": list(options.fit.size),
             "fit": options.fit.mode,
             "resample": options.fit.resample,
+            "quality": options.quality,
             "shard_nbytes": options.shard_nbytes,
             "order": options.order,
             "seed": options.seed,
@@ -110,7 +116,16 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
         num_shards = -(-len(ordered) // most)
         bounds = [len(ordered) * i // num_shards for i in range(num_shards + 1)]
         tasks += [
-            ShardTask(collection.origin, out, split, number, tuple(ordered[start:stop]), key_nbytes, options.fit)
+            ShardTask(
+                collection.origin,
+                out,
+                split,
+                number,
+                tuple(ordered[start:stop]),
+                key_nbytes,
+                options.fit,
+                options.quality,
+            )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
     return Plan(collection, options, tuple(tasks))

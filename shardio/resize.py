@@ -71,31 +71,54 @@ class Fit:
         resized = (max(resized[0], 1), max(resized[1], 1))  # `pad` of a very long picture
         return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
 
-    def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def least_size(self, height: int, width: int) -> tuple[int, int]:
+        """What a picture of this size may be reduced to before `apply`: twice the size that it is resized to.
+
+        So the finest of what the sample shows is left to the resampling filter, and not to the decoder.
+        """
+        resized = self.place(height, width).resized
+        return 2 * resized[0], 2 * resized[1]
+
+    def apply(
+        self, pixels: NDArray[np.uint8], source_size: tuple[int, int] | None = None, reduction: int = 1
+    ) -> NDArray[np.uint8]:
         """A (height, width, 3) uint8 picture as a sample of `size`: a new array, or a view that need not be contiguous.
 
-        DecodeError if the picture is so long and thin that its resized form would be larger than any picture may be.
+        Of a picture that was reduced while it was decoded, `source_size` is the (height, width) before, and each pixel
+        stands for `reduction` rows and columns. It is placed as the whole picture would be.
+
+        DecodeError if the picture is so long and thin that its resized form, or what is held on the way there, would be
+        larger than any picture may be.
         """
-        height, width = pixels.shape[:2]
+        height, width = pixels.shape[:2] if source_size is None else source_size
         placement = self.place(height, width)
         try:
-            check_pixels(placement.resized[1], placement.resized[0])
+            # The kernel goes along the rows first: what it holds in between has the new width and the old height.
+            check_pixels(placement.resized[1], max(placement.resized[0], height))
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
-        resized = _resize(pixels, placement.resized, self.resample)
+        resized = _resize(pixels, placement.resized, self.resample, (height / reduction, width / reduction))
         if self.mode == "pad":
             return _pad(resized, self.size, placement)
         bottom, right = placement.top + self.size[0], placement.left + self.size[1]
         return resized[placement.top : bottom, placement.left : right]
 
 
-def _resize(pixels: NDArray[np.uint8], size: tuple[int, int], resample: Resample) -> NDArray[np.uint8]:
+def _resize(
+    pixels: NDArray[np.uint8], size: tuple[int, int], resample: Resample, extent: tuple[float, float] | None = None
+) -> NDArray[np.uint8]:
+    """`extent` is how many rows and columns of `pixels` the picture has: the last ones may belong to it in part."""
     if pixels.shape[:2] == size:
         return pixels
     # Batch first, then permute: this way round torch sees channels_last and takes its fast kernel, which also writes
     # channels_last. The other way round costs twice the time.
     batch = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(batch, size=size, mode=resample, antialias=True)
+    if extent is None or extent == pixels.shape[:2]:
+        resized = torch.nn.functional.interpolate(batch, size=size, mode=resample, antialias=True)
+    else:
+        # torch rounds sides times factors down to the new size: a little more than the quotient, so that it is reached.
+        factors = [new / old * (1 + 2**-40) for new, old in zip(size, extent, strict=True)]
+        resized = torch.nn.functional.interpolate(batch, scale_factor=factors, mode=resample, antialias=True)
     result: NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
     return result
 

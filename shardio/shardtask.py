@@ -10,10 +10,12 @@ import base64
 import contextlib
 import json
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +29,13 @@ from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
 from shardio.setwriter import Reject
 from shardio.sources import Source
-from shardio.writer import ShardFileWriter
+from shardio.writer import ShardFileWriter, crc32
 
-# Samples prepared ahead of the writer, per thread: about as many as are prepared while it writes a block out.
-_AHEAD_PER_THREAD = 32
+# Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with
+# many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.
+_PER_HANDOVER = 4
+# Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry.
+_AHEAD_PER_THREAD = 2 * _PER_HANDOVER
 
 
 @dataclass(frozen=True)
@@ -72,47 +77,64 @@ class Control:
 
 
 @dataclass(frozen=True)
-class _Picture:
-    pixels: NDArray[np.uint8]
+class _Sample:
+    """What is known of a sample whose pixels are where they belong."""
+
     source_size: tuple[int, int]
+    crc32: int
     warning: str
 
 
-def _prepare(task: ShardTask, source: Source) -> _Picture | DecodeError:
+_Outcome = _Sample | DecodeError
+
+
+def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> _Outcome:
+    """Read, decode and resize one source into `place`, which holds anything if it is refused."""
     try:
-        decoded = decode_image(task.origin.read(source))
-        pixels = task.fit.apply(decoded.pixels)
-        return _Picture(pixels, (decoded.pixels.shape[0], decoded.pixels.shape[1]), decoded.warning)
+        least_size = task.fit.least_size if task.quality == "fast" else None
+        decoded = decode_image(task.origin.read(source), least_size)
+        np.copyto(place, task.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
+        return _Sample(decoded.source_size, crc32(place), decoded.warning)
     except DecodeError as error:
         return error
 
 
-def _prepare_all(task: ShardTask, threads: int) -> Generator[_Picture | DecodeError, None, None]:
-    """The task's pictures in order. With one thread nothing runs beside the caller."""
-    if threads == 1:
-        for source in task.sources:
-            yield _prepare(task, source)
-        return
+_Block = tuple[NDArray[np.uint8], Iterator[tuple[Source, _Outcome]]]
+_Part = tuple[Sequence[Source], NDArray[np.uint8]]
 
-    def prepare(source: Source) -> _Picture | DecodeError:
-        outcome = _prepare(task, source)
-        if isinstance(outcome, DecodeError):
-            return outcome
-        # A copy, because a view keeps the whole resized picture, and what waits shall have the size of a sample.
-        return replace(outcome, pixels=np.ascontiguousarray(outcome.pixels))
 
-    with ThreadPoolExecutor(threads, thread_name_prefix="shardio-decode") as pool:
-        ahead: deque[Future[_Picture | DecodeError]] = deque()
-        try:
-            for source in task.sources:
-                if len(ahead) == threads * _AHEAD_PER_THREAD:
-                    yield ahead.popleft().result()
-                ahead.append(pool.submit(prepare, source))
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            for future in ahead:
-                future.cancel()
+def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int) -> Generator[_Block, None, None]:
+    """The shard's blocks, each with its sources and their outcomes in order: row i belongs to the i-th of them.
+
+    While the outcomes of one block are waited for, the threads go on to the next. With one thread nothing runs beside
+    the caller: a source is prepared when its outcome is asked for.
+    """
+    stop = threading.Event()
+
+    def prepare(part: _Part) -> list[tuple[Source, _Outcome]]:
+        pairs = zip(*part, strict=True)
+        return [(source, _prepare(task, source, place)) for source, place in pairs if not stop.is_set()]
+
+    with contextlib.ExitStack() as stack:
+        run: Callable[..., Iterator[list[tuple[Source, _Outcome]]]] = map
+        step, ahead = 1, 0
+        if threads > 1:
+            pool = ThreadPoolExecutor(threads, thread_name_prefix="shardio-decode")
+            stack.callback(pool.shutdown, cancel_futures=True)
+            stack.callback(stop.set)
+            run, step, ahead = pool.map, _PER_HANDOVER, _AHEAD_PER_THREAD * threads
+        under_way: deque[_Block] = deque()
+        first = 0
+        while first < len(task.sources):
+            block = shard.take_block()
+            sources = task.sources[first : first + len(block)]
+            places = block[: len(sources)]
+            parts = [(sources[i : i + step], places[i : i + step]) for i in range(0, len(sources), step)]
+            under_way.append((block, chain.from_iterable(run(prepare, parts))))
+            first += len(sources)
+            if (len(under_way) - 1) * len(block) >= ahead:
+                yield under_way.popleft()
+        yield from under_way
 
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
@@ -127,20 +149,26 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
         ShardFileWriter(task.out / task.name, (*task.fit.size, 3), len(task.sources)) as shard,
         open(_refused_path(task), "wb", buffering=0) as refused,
         # Closed here and not when the garbage collector comes by: it may have threads.
-        contextlib.closing(_prepare_all(task, control.threads)) as outcomes,
+        contextlib.closing(_prepare_blocks(task, shard, control.threads)) as blocks,
     ):
-        for source, outcome in zip(task.sources, outcomes, strict=True):
-            if control.stopped():
-                raise Stopped
-            if isinstance(outcome, DecodeError):
-                rejects.append(Reject(task.split, source.key, outcome.reason, outcome.detail))
-                refused.write(rejects[-1].to_line())
-                control.report(1, 1)
-                continue
-            shard.append(outcome.pixels, label=source.label, key=source.key, source_size=outcome.source_size)
-            if outcome.warning:
-                mended.append(Mended(task.split, source.key, outcome.warning))
-            control.report(1, 0)
+        for block, outcomes in blocks:
+            kept = []
+            for row, (source, outcome) in enumerate(outcomes):
+                if control.stopped():
+                    raise Stopped
+                if isinstance(outcome, DecodeError):
+                    rejects.append(Reject(task.split, source.key, outcome.reason, outcome.detail))
+                    refused.write(rejects[-1].to_line())
+                    control.report(1, 1)
+                    continue
+                kept.append(row)
+                shard.rows.append(
+                    label=source.label, key=source.key, source_size=outcome.source_size, crc32=outcome.crc32
+                )
+                if outcome.warning:
+                    mended.append(Mended(task.split, source.key, outcome.warning))
+                control.report(1, 0)
+            shard.write_block(block, kept)
         if len(shard.rows):
             entry = shard.finish()
         rows = shard.rows.to_array(task.key_nbytes)

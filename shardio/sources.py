@@ -81,8 +81,8 @@ class FileOrigin:
 
     folder: Path
 
-    def _path(self, place: bytes | Extent) -> Path:
-        return self.folder / os.fsdecode(place.file if isinstance(place, Extent) else place)
+    def _path(self, place: bytes | Extent) -> str:
+        return os.path.join(self.folder, os.fsdecode(place.file if isinstance(place, Extent) else place))
 
     def read(self, source: Source) -> bytes:
         place = source.key if source.place is None else source.place
@@ -96,13 +96,13 @@ class FileOrigin:
         if isinstance(place, Extent):
             return place.nbytes
         try:
-            return 0 if isinstance(place, Fault) else self._path(place).stat().st_size
+            return 0 if isinstance(place, Fault) else os.stat(self._path(place)).st_size
         except OSError:
             return 0
 
     def fingerprint(self, sources: Sequence[Source]) -> str:
         sha256 = hashlib.sha256()
-        seen: dict[Path, str] = {}  # an archive holds many sources
+        seen: dict[str, str] = {}  # an archive holds many sources
         for source in sources:
             place = source.key if source.place is None else source.place
             if isinstance(place, Fault):
@@ -127,10 +127,10 @@ def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
     return tuple(sorted(sources, key=place))
 
 
-def identify(path: Path) -> str:
+def identify(path: str | os.PathLike[str]) -> str:
     """Changes when a file is replaced, rewritten, mended or lost: its size and its time of modification."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return "unreadable"
     return f"{status.st_size}:{status.st_mtime_ns}"
@@ -140,7 +140,7 @@ def _open_without_blocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_file(path: Path, extent: Extent | None = None) -> bytes:
+def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
     """Read a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.

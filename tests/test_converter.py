@@ -245,6 +245,37 @@ def test_the_filter_asked_for_is_the_one_applied(image_tree: Path, out: Path, re
     assert check_samples(image_tree, out, Fit((SIZE, SIZE), resample=resample)) == 18
 
 
+def test_fast_reduces_what_is_large_and_keeps_the_sizes_of_the_sources(image_tree: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "size": 8, "order": "source"}
+    sets = {}
+    for quality in ("exact", "fast"):
+        for workers in (1, 2):
+            out = tmp_path / f"{quality}-{workers}"
+            convert(image_tree, out, **{**options, "quality": quality, "workers": workers})
+            assert verify(out).ok
+            sets[quality, workers] = open_shards(out)
+    exact, fast = sets["exact", 1], sets["fast", 1]
+    for name in ("key", "label", "source_width", "source_height"):
+        np.testing.assert_array_equal(exact.index[name], fast.index[name])
+    assert fast.digest == sets["fast", 2].digest != exact.digest
+    reduced = 0
+    for row, before, after in zip(exact.index, exact, fast, strict=True):
+        place = Fit((8, 8)).place(int(row["source_height"]), int(row["source_width"]))
+        if min(row["source_height"] / place.resized[0], row["source_width"] / place.resized[1]) >= 4:
+            reduced += 1
+            difference = np.abs(before.image.astype(int) - after.image)
+            assert 0 < difference.mean() < 4
+        else:
+            np.testing.assert_array_equal(before.image, after.image)
+    assert 3 <= reduced <= 9
+
+
+def test_exact_and_fast_are_different_conversions(image_tree: Path, out: Path) -> None:
+    convert(image_tree, out, **OPTIONS)
+    with pytest.raises(ConvertError, match="quality 'exact', here 'fast'"):
+        convert(image_tree, out, **OPTIONS, quality="fast")
+
+
 def test_the_seed_changes_the_order_and_not_the_samples(image_tree: Path, tmp_path: Path) -> None:
     keys = []
     for seed in (0, 1):

@@ -261,6 +261,69 @@ def test_the_first_frame_of_an_animation_is_taken(kind: str) -> None:
     np.testing.assert_array_equal(decode_image(data).pixels, np.asarray(frames[0]))
 
 
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])
+def test_a_jpeg_is_reduced_by_whole_halves_to_no_less_than_asked(options: dict[str, Any]) -> None:
+    for height, width in [(64, 64), (65, 127), (200, 130), (17, 300), (63, 64)]:
+        data = encode(picture(height, height, width), "JPEG", quality=90, **options)
+        whole = decode_image(data)
+        assert (whole.reduction, whole.source_size) == (1, (height, width))
+        for least in [(1, 1), (8, 8), (16, 16), (17, 17), (8, 33), (100, 65), (1000, 1)]:
+            expected = 1
+            for reduction in (2, 4, 8):
+                if -(-height // reduction) >= max(least[0], 8) and -(-width // reduction) >= max(least[1], 8):
+                    expected = reduction
+            decoded = decode_image(data, lambda *size: least)  # noqa: B023
+            assert decoded.reduction == expected, (height, width, least)
+            assert decoded.source_size == (height, width)
+            assert decoded.pixels.shape == (-(-height // expected), -(-width // expected), 3)
+            if expected == 1:
+                np.testing.assert_array_equal(decoded.pixels, whole.pixels)
+
+
+def test_the_least_size_is_asked_for_the_size_of_the_image() -> None:
+    asked = []
+
+    def least_size(height: int, width: int) -> tuple[int, int]:
+        asked.append((height, width))
+        return height, width
+
+    assert decode_image(encode(picture(1, 40, 90), "JPEG"), least_size).pixels.shape == (40, 90, 3)
+    assert asked == [(40, 90)]
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_cmyk_jpegs_are_reduced_too(mode: str) -> None:
+    image = Image.fromarray(picture(4, 160, 240)).resize((240, 160)).convert(mode)
+    decoded = decode_image(encode(image, "JPEG", quality=95), lambda *size: (20, 20))
+    assert decoded.pixels.shape == (20, 30, 3)
+    whole = decode_image(encode(image, "JPEG", quality=95)).pixels
+    means = whole.reshape(20, 8, 30, 8, 3).mean((1, 3))
+    assert np.abs(decoded.pixels - means).mean() < 4
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_other_images_are_never_reduced(kind: str) -> None:
+    data = encode(picture(5, 64, 64), kind)
+    decoded = decode_image(data, lambda *size: (1, 1))
+    assert (decoded.reduction, decoded.pixels.shape) == (1, (64, 64, 3))
+
+
+def test_a_damaged_jpeg_is_refused_when_it_is_reduced_too() -> None:
+    data = encode(picture(6, 200, 200), "JPEG", quality=90)
+    for tenth in range(1, 10):
+        with pytest.raises(DecodeError):
+            decode_image(data[: len(data) * tenth // 10], lambda *size: (8, 8))
+
+
+def test_junk_in_the_header_is_left_out_when_a_jpeg_is_reduced_too() -> None:
+    data = encode(picture(7, 64, 64), "JPEG")
+    tables = data.index(b"\xff\xdb")
+    decoded = decode_image(data[:tables] + b"junk" + data[tables:], lambda *size: (8, 8))
+    assert "junk in the header" in decoded.warning
+    assert (decoded.reduction, decoded.source_size) == (8, (64, 64))
+    np.testing.assert_array_equal(decoded.pixels, decode_image(data, lambda *size: (8, 8)).pixels)
+
+
 def test_bytes_after_the_end_are_no_fault() -> None:
     for kind in ("JPEG", "PNG", "WEBP"):
         data = encode(picture(13), kind, lossless=True)

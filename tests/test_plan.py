@@ -155,6 +155,7 @@ CHANGES: dict[str, ConvertOptions] = {
     "size": options(fit=Fit((4, 5))),
     "fit": options(fit=Fit((4, 4), "pad")),
     "resample": options(fit=Fit((4, 4), resample="lanczos")),
+    "quality": options(quality="fast"),
     "shard_nbytes": options(per_shard=11),
     "order": options(order="source"),
     "seed": options(seed=1),
@@ -232,6 +233,7 @@ def test_libraries_that_decide_about_pixels_are_listed_with_their_versions() -> 
     ("changes", "message"),
     [
         ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
+        ({"quality": "good"}, "quality must be one of exact, fast; found 'good'"),
         ({"shard_nbytes": 0}, "shard size must be positive; found 0"),
         ({"shard_nbytes": -5}, "shard size must be positive; found -5"),
         ({"seed": -1}, r"seed must be from 0 to 2\*\*64 - 1; found -1"),

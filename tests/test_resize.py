@@ -231,9 +231,90 @@ def test_long_thin_pictures_are_refused_and_not_allocated(
         square_crop(size).apply(np.zeros((*shape, 3), np.uint8))
 
 
+def test_a_tall_picture_is_refused_where_its_rows_alone_would_become_too_many_pixels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.nn.functional.interpolate", None)
+    height = MAX_PIXELS // 256 + 1
+    with pytest.raises(DecodeError, match=f"1 x {height} resized: expected at most .*, found 256 x {height}$"):
+        Fit((256, 256), "squash").apply(np.zeros((height, 1, 3), np.uint8))
+
+
 @pytest.mark.parametrize("mode", ["squash", "pad"])
 def test_long_thin_pictures_pass_where_they_are_not_enlarged(mode: FitMode) -> None:
     assert Fit((256, 256), mode).apply(np.full((1, 20_000, 3), 9, np.uint8)).max() == 9
+
+
+# --- reduced pictures ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["crop", "squash", "pad"])
+def test_a_picture_may_be_reduced_to_twice_what_it_is_resized_to(mode: FitMode) -> None:
+    for height, width in [(400, 500), (500, 400), (64, 64), (33, 1000), (1, 1)]:
+        fit = Fit((32, 48), mode)
+        resized = fit.place(height, width).resized
+        assert fit.least_size(height, width) == (2 * resized[0], 2 * resized[1])
+
+
+@pytest.mark.parametrize("resample", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("reduction", [2, 4, 8])
+def test_a_reduced_picture_lies_where_the_whole_one_would(reduction: int, resample: Resample) -> None:
+    """Ramps, in both directions: a shift of a quarter of a pixel would be six steps of grey."""
+    size, sides = (10, 10), range(reduction * 41 - reduction + 1, reduction * 41 + 1)
+    for height, width in zip(sides, reversed(sides), strict=True):
+        y, x = np.mgrid[:height, :width] + 0.5
+        whole = np.dstack([255 * y / height, 255 * x / width, np.zeros_like(y)])
+        padded = np.pad(whole, ((0, -height % reduction), (0, -width % reduction), (0, 0)), "edge")
+        blocks = padded.reshape(padded.shape[0] // reduction, reduction, -1, reduction, 3)
+        reduced = blocks.mean((1, 3)).round().astype(np.uint8)
+        for mode in get_args(FitMode):
+            fit = Fit(size, mode, resample)
+            expected = fit.apply(whole.round().astype(np.uint8)).astype(int)
+            found = fit.apply(reduced, (height, width), reduction)
+            assert np.abs(found - expected).max() <= 2, (height, width, mode)
+
+
+def test_every_size_of_a_reduced_picture_gives_a_sample_of_the_size() -> None:
+    for side in range(16, 400, 7):
+        for reduction in (2, 4, 8):
+            reduced = np.full((-(-side // reduction), -(-(side + 5) // reduction), 3), 77, np.uint8)
+            for target in (1, 3, 8, 31):
+                sample = Fit((target, target)).apply(reduced, (side, side + 5), reduction)
+                assert sample.shape == (target, target, 3), (side, reduction, target)
+                assert (sample == 77).all()
+
+
+def fast_and_exact(data: bytes, fit: Fit) -> tuple[int, float]:
+    """The reduction that was chosen, and the PSNR of the sample to the one of the whole picture."""
+    decoded = decode_image(data, fit.least_size)
+    fast = fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
+    return decoded.reduction, decibels(fast, fit.apply(decode_image(data).pixels))
+
+
+@pytest.mark.parametrize("resample", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("mode", ["crop", "squash", "pad"])
+def test_drawn_pictures_lose_little_by_being_reduced(mode: FitMode, resample: Resample) -> None:
+    rng = np.random.default_rng(11)
+    found = []
+    for height, width in [(400, 500), (401, 533), (777, 515), (1030, 1333), (515, 514)]:
+        coarse = rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), dtype=np.uint8)
+        picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+        data = simplejpeg.encode_jpeg(np.asarray(picture), quality=90)
+        found.append(fast_and_exact(data, Fit((64, 64), mode, resample)))
+    assert {reduction for reduction, _ in found} >= {2, 4, 8}
+    assert all(decibel > (47 if reduction == 2 else 38) for reduction, decibel in found), found
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_imagenet_pictures_lose_little_by_being_reduced(imagenet_sample: Path, size: int) -> None:
+    found = []
+    for path in sorted(imagenet_sample.rglob("*.JPEG"))[:60]:
+        found.append(fast_and_exact(path.read_bytes(), Fit((size, size))))
+    values = [decibel for reduction, decibel in found if reduction > 1]
+    assert len(values) > 40
+    assert np.median(values) > 48
+    assert np.percentile(values, 5) > 43
+    assert min(values) > 40
 
 
 # --- against Pillow ---------------------------------------------------------------------------------------------------

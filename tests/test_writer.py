@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -21,13 +22,13 @@ from test_files import FailingDisk, every_failure
 
 from shardio import writer as writer_module
 from shardio.errors import ConvertError
-from shardio.files import AtomicFile, write_all
+from shardio.files import AtomicFile, bypass_page_cache, write_all
 from shardio.format import shard_header
 from shardio.manifest import ShardEntry, load_manifest
 from shardio.setwriter import Reject, ShardWriter
 from shardio.shardset import open_shards
 from shardio.verifier import verify
-from shardio.writer import BLOCK_NBYTES, ShardFileWriter
+from shardio.writer import BLOCK_NBYTES, ShardFileWriter, crc32
 
 SHAPE = (3, 5, 3)
 NBYTES = 45
@@ -370,6 +371,220 @@ def test_leaving_waits_for_a_sync_that_is_under_way(tmp_path: Path, monkeypatch:
         fail_halfway()
     assert ended.is_set()
     assert names(tmp_path) == []
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+PAGE_SHAPE = (32, 128, 1)
+"""Samples of 4096 bytes."""
+
+
+def page_sample(i: int) -> NDArray[np.uint8]:
+    return sample_pixels(i, PAGE_SHAPE)
+
+
+def write_blocks(path: Path, shape: tuple[int, int, int], kept: list[list[int]], reserve_samples: int) -> ShardEntry:
+    """A shard from blocks of which some rows are kept; what comes to row i of block b is sample 100 * b + i."""
+    with ShardFileWriter(path, shape, reserve_samples) as shard:
+        for number, rows in enumerate(kept):
+            block = shard.take_block()
+            block[:] = 0xEE
+            for row in rows:
+                block[row] = sample_pixels(100 * number + row, shape)
+                shard.rows.append(label=row, key=b"k", source_size=(1, 1), crc32=crc32(block[row]))
+            shard.write_block(block, rows)
+        return shard.finish()
+
+
+def check_blocks(path: Path, entry: ShardEntry, shape: tuple[int, int, int], kept: list[list[int]]) -> None:
+    samples = [sample_pixels(100 * number + row, shape) for number, rows in enumerate(kept) for row in rows]
+    np.testing.assert_array_equal(np.load(path), np.stack(samples))
+    data = path.read_bytes()
+    assert entry == ShardEntry(path.name, len(data), hashlib.sha256(data).hexdigest(), len(samples))
+
+
+KEPT = [[0, 1, 2, 3], [0, 2, 3], [], [3], [0, 1], [1, 2], [0, 3], [0, 1, 2, 3]]
+
+
+@pytest.fixture(params=["page cache", "direct"])
+def direct(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether shards of any size are written past the page cache, or none is."""
+    direct = bool(request.param == "direct")
+    monkeypatch.setattr(writer_module, "_DIRECT_NBYTES", 0 if direct else 1 << 62)
+    return direct
+
+
+class Watch:
+    """Notes of every os.write whether it went past the page cache."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.direct: list[bool] = []
+        self.nbytes: list[int] = []
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self)
+
+    def __call__(self, descriptor: int, data: memoryview) -> int:
+        self.direct.append(bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT))
+        self.nbytes.append(len(data))
+        return self._write(descriptor, data)
+
+
+def supports_direct(folder: Path) -> bool:
+    with AtomicFile(folder / "probe") as file:
+        return bypass_page_cache(file.descriptor, True)
+
+
+@pytest.mark.parametrize("shape", [PAGE_SHAPE, (32, 64, 1), SHAPE])
+@pytest.mark.parametrize("spare", [0, 3])
+def test_rows_kept_of_blocks_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, shape: tuple[int, int, int], spare: int
+) -> None:
+    monkeypatch.setattr(writer_module, "BLOCK_NBYTES", 4 * int(np.prod(shape)))
+    reserve_samples = sum(map(len, KEPT)) + spare
+    entry = write_blocks(tmp_path / "x.npy", shape, KEPT, reserve_samples)
+    check_blocks(tmp_path / "x.npy", entry, shape, KEPT)
+
+
+def test_whole_pages_go_past_the_page_cache_and_nothing_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not supports_direct(tmp_path):
+        pytest.skip("no O_DIRECT here")
+    monkeypatch.setattr(writer_module, "_DIRECT_NBYTES", 0)
+    for shape, kept, expected in (
+        (PAGE_SHAPE, [[0, 1], [1], [0, 1]], [True, True, True]),
+        ((32, 64, 1), [[0, 1], [0, 1], [1], [0, 1]], [True, True, False, False]),
+        (SHAPE, [[0, 1], [0, 1]], [False, False]),
+    ):
+        monkeypatch.setattr(writer_module, "BLOCK_NBYTES", 2 * int(np.prod(shape)))
+        with pytest.MonkeyPatch.context() as patch:
+            watch = Watch(patch)
+            entry = write_blocks(tmp_path / "x.npy", shape, kept, sum(map(len, kept)))
+            assert watch.direct == [False, *expected], shape  # the header first
+        check_blocks(tmp_path / "x.npy", entry, shape, kept)
+
+
+def test_small_shards_and_network_filesystems_use_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def directs() -> list[bool]:
+        with pytest.MonkeyPatch.context() as patch:
+            watch = Watch(patch)
+            write_blocks(tmp_path / "x.npy", PAGE_SHAPE, [[0]], 1)
+        return watch.direct
+
+    assert directs() == [False, False]
+    monkeypatch.setattr(writer_module, "_DIRECT_NBYTES", 0)
+    assert directs() == [False, supports_direct(tmp_path)]
+    monkeypatch.setattr(writer_module, "filesystem_kind", lambda path: "nfs4")
+    assert directs() == [False, False]
+
+
+def test_a_filesystem_without_o_direct_is_written_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fcntl.fcntl
+
+    def refuse(descriptor: int, command: int, argument: int = 0) -> int:
+        if command == fcntl.F_SETFL and argument & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(descriptor, command, argument)
+
+    monkeypatch.setattr(writer_module, "_DIRECT_NBYTES", 0)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    entry = write_blocks(tmp_path / "x.npy", PAGE_SHAPE, [[0, 1]], 2)
+    check_blocks(tmp_path / "x.npy", entry, PAGE_SHAPE, [[0, 1]])
+
+
+@pytest.mark.parametrize("most", [1, 512, 4097, 1 << 20])
+def test_a_disk_that_takes_other_pieces_than_pages_is_written_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Short writes, and EINVAL for whatever does not suit a disk of blocks of 64 kB."""
+    monkeypatch.setattr(writer_module, "_DIRECT_NBYTES", 0)
+    real = os.write
+
+    def write(descriptor: int, data: memoryview) -> int:
+        data = memoryview(data)[:most]
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT and len(data) % (1 << 16):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    kept = [list(range(16)), [0, 1, 2], [5]]
+    entry = write_blocks(tmp_path / "x.npy", PAGE_SHAPE, kept, 20)
+    check_blocks(tmp_path / "x.npy", entry, PAGE_SHAPE, kept)
+
+
+def test_writes_have_the_size_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
+    watch = Watch(monkeypatch)
+    shape = (100, 110, 3)
+    with ShardFileWriter(tmp_path / "x.npy", shape, 1200) as shard:
+        for i in range(1200):
+            shard.append(np.full(shape, i % 251, np.uint8), label=0, key=b"", source_size=(1, 1))
+        shard.finish()
+    assert sum(watch.nbytes) == 4096 + 1200 * 33_000
+    header, *blocks, rest = watch.nbytes
+    assert header == 4096
+    assert len(blocks) == 4
+    # 33,000 bytes are 8 pages and a bit: 1,024 samples would make whole pages, which are more than a block should be.
+    assert all(BLOCK_NBYTES <= nbytes < BLOCK_NBYTES + 33_000 for nbytes in blocks)
+    assert rest < BLOCK_NBYTES
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [((256, 256, 3), 43), ((224, 224, 3), 56), ((1, 1, 1), 8 << 20), ((3000, 1000, 3), 1), ((65, 65, 3), 662)],
+)
+def test_blocks_are_of_8_mib_or_more_and_of_whole_pages_where_that_costs_little(
+    tmp_path: Path, shape: tuple[int, int, int], count: int
+) -> None:
+    with ShardFileWriter(tmp_path / "x.npy", shape) as shard:
+        block = shard.take_block()
+    assert block.shape == (count, *shape)
+    assert block.ctypes.data % 4096 == 0
+    assert block.flags.c_contiguous
+
+
+def test_memory_is_bounded_by_two_blocks_beside_those_of_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "BLOCK_NBYTES", 4096)
+    with ShardFileWriter(tmp_path / "x.npy", PAGE_SHAPE, 100) as shard:
+        seen = set()
+        mine = [shard.take_block(), shard.take_block()]
+        for _ in range(98):
+            seen.add(mine[0].ctypes.data)
+            shard.rows.append(label=0, key=b"", source_size=(1, 1), crc32=0)
+            shard.write_block(mine.pop(0), [0])
+            mine.append(shard.take_block())
+        assert 3 <= len(seen) <= 4
+
+
+def test_a_failed_write_is_told_by_the_next_block_or_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "BLOCK_NBYTES", NBYTES)
+    real, calls = os.write, []
+
+    def fail(descriptor: int, data: memoryview) -> int:
+        calls.append(len(data))
+        if len(calls) == 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", fail)
+    for num_samples in (2, 3, 20):
+        calls.clear()
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            write_shard(tmp_path / "x.npy", num_samples, num_samples)
+        assert caught.value.filename == str(tmp_path / "x.npy")
+        assert names(tmp_path) == []
+
+
+def test_crc32_is_that_of_zlib() -> None:
+    for i in range(70):
+        pixels = sample_pixels(i, (i + 1, 37, 3))
+        assert crc32(pixels) == zlib.crc32(pixels.tobytes())
 
 
 # --- a whole set -----------------------------------------------------------------------------------------------------
