@@ -60,6 +60,15 @@ def _parse_counts(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
+def _parse_background(text: str) -> tuple[int, int, int]:
+    from shardio.decode import parse_colour
+
+    try:
+        return parse_colour(text)
+    except ValueError:
+        raise ValueError("a colour such as 255,255,255, #ffffff or white") from None
+
+
 def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
     """An option's callback: `parse` raises ValueError with what it expected."""
 
@@ -133,6 +142,15 @@ def cli() -> None:
     help="How samples are stored. shuffled: any contiguous run is a fair sample of the whole.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the shuffled order.")
+@click.option("--exif-rotate", is_flag=True, help="Turn pictures as their Exif orientation says.")
+@click.option(
+    "--background",
+    callback=_parsed(_parse_background),
+    metavar="COLOUR",
+    default="white",
+    show_default=True,
+    help="What transparent pixels are laid over: R,G,B or #rrggbb or a name.",
+)
 @click.option(
     "--max-bad",
     callback=_parsed(_parse_max_bad),

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.errors import ConvertError, SpaceError
 from shardio.files import is_temporary, sweep_temporaries, write_atomic
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
@@ -85,6 +86,8 @@ def convert(
     shard_size: int = DEFAULT_SHARD_NBYTES,
     order: Order = "shuffled",
     seed: int = 0,
+    exif_rotate: bool = False,
+    background: Colour | str = "white",
     workers: int | None = None,
     max_bad: int | float = 0.01,
     on_progress: Callable[[Progress], None] | None = None,
@@ -93,9 +96,10 @@ def convert(
 
     `size` is the samples' height and width in pixels. `fit` is "crop" (short side to size, then the centre), "squash"
     or "pad" (with black). `shard_size` is the most bytes a shard may have. `order="shuffled"` stores the samples in an
-    order that depends on `seed` and the sources' names alone, "source" as ImageFolder lists them. `workers` is how many
-    cores to use, by default all. `max_bad` is how many sources may be refused, as a count (int) or a share (float).
-    `on_progress` is called in this thread.
+    order that depends on `seed` and the sources' names alone, "source" as ImageFolder lists them. `exif_rotate` turns
+    pictures as their Exif orientation says. Transparent pixels are laid over `background`: (red, green, blue),
+    "#rrggbb", or one of CSS's names. `workers` is how many cores to use, by default all. `max_bad` is how many sources
+    may be refused, as a count (int) or a share (float). `on_progress` is called in this thread.
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
     SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and the same call
@@ -105,7 +109,11 @@ def convert(
     src, out = Path(os.path.abspath(src)), Path(os.path.abspath(out))
     _check_folders(src, out)
     options = ConvertOptions(
-        Fit((size, size) if isinstance(size, int) else size, fit, resample), shard_size, order, seed
+        Fit((size, size) if isinstance(size, int) else size, fit, resample),
+        shard_size,
+        order,
+        seed,
+        DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
     )
     workers = usable_cores() if workers is None else workers
     if workers < 1:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from shardio.decode import DecodeOptions
 from shardio.format import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
 from shardio.resize import Fit
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, samples_per_shard
@@ -30,6 +31,7 @@ class ConvertOptions:
     shard_nbytes: int = DEFAULT_SHARD_NBYTES
     order: Order = "shuffled"
     seed: int = 0
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
 
     def __post_init__(self) -> None:
         if self.order not in get_args(Order):
@@ -55,6 +57,7 @@ class ShardTask:
     sources: tuple[Source, ...]
     key_nbytes: int
     fit: Fit
+    decode: DecodeOptions
 
     @property
     def name(self) -> str:
@@ -90,6 +93,8 @@ class Plan:
             "shard_nbytes": options.shard_nbytes,
             "order": options.order,
             "seed": options.seed,
+            "exif_rotate": options.decode.exif_rotate,
+            "background": list(options.decode.background),
             "num_sources": self.collection.num_sources,
             "sources_sha256": _hash_sources(self.collection),
         }
@@ -110,7 +115,16 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
         num_shards = -(-len(ordered) // most)
         bounds = [len(ordered) * i // num_shards for i in range(num_shards + 1)]
         tasks += [
-            ShardTask(collection.origin, out, split, number, tuple(ordered[start:stop]), key_nbytes, options.fit)
+            ShardTask(
+                collection.origin,
+                out,
+                split,
+                number,
+                tuple(ordered[start:stop]),
+                key_nbytes,
+                options.fit,
+                options.decode,
+            )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
     return Plan(collection, options, tuple(tasks))
@@ -133,8 +147,13 @@ def _hash_sources(collection: Collection) -> str:
     return sha256.hexdigest()
 
 
+# What conversions did before there was a choice, so that the sets of earlier versions are still recognised.
+_BEFORE_THERE_WERE: Mapping[str, Any] = {"exif_rotate": False, "background": [255, 255, 255]}
+
+
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """In words, what distinguishes two descriptions; empty if nothing does."""
+    there, here = {**_BEFORE_THERE_WERE, **there}, {**_BEFORE_THERE_WERE, **here}
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):

@@ -74,12 +74,13 @@ class Fit:
     def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """A (height, width, 3) uint8 picture as a sample of `size`: a new array, or a view that need not be contiguous.
 
-        DecodeError if the picture is so long and thin that its resized form would be larger than any picture may be.
+        DecodeError if the picture is so long and thin that resizing would take more memory than any picture may.
         """
         height, width = pixels.shape[:2]
         placement = self.place(height, width)
         try:
             check_pixels(placement.resized[1], placement.resized[0])
+            check_pixels(placement.resized[1], height)  # what the kernel holds: rows are resized first
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
         resized = _resize(pixels, placement.resized, self.resample)

@@ -80,7 +80,7 @@ class _Picture:
 
 def _prepare(task: ShardTask, source: Source) -> _Picture | DecodeError:
     try:
-        decoded = decode_image(task.origin.read(source))
+        decoded = decode_image(task.origin.read(source), task.decode)
         pixels = task.fit.apply(decoded.pixels)
         return _Picture(pixels, (decoded.pixels.shape[0], decoded.pixels.shape[1]), decoded.warning)
     except DecodeError as error:

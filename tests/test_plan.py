@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio.decode import DecodeOptions
 from shardio.format import HEADER_NBYTES
 from shardio.plan import ConvertOptions, Plan, difference, library_versions, make_plan, order_sources
 from shardio.resize import Fit
@@ -135,6 +136,7 @@ def test_every_split_has_its_own_shards_and_key_width() -> None:
         assert longest <= task.key_nbytes < longest + 8
         assert task.key_nbytes % 8 == 4
         assert (task.origin, task.out, task.fit) == (ORIGIN, OUT, plan.options.fit)
+        assert task.decode == plan.options.decode
 
 
 def test_the_size_of_a_plan_is_that_of_its_shards_and_indexes() -> None:
@@ -158,6 +160,8 @@ CHANGES: dict[str, ConvertOptions] = {
     "shard_nbytes": options(per_shard=11),
     "order": options(order="source"),
     "seed": options(seed=1),
+    "exif_rotate": options(decode=DecodeOptions(exif_rotate=True)),
+    "background": options(decode=DecodeOptions(background=(0, 0, 0))),
 }
 
 
@@ -214,6 +218,15 @@ def test_equal_descriptions_have_no_difference() -> None:
     base = plan_of(tree(train=sources(20))).describe()
     assert difference(base, plan_of(tree(train=sources(20))).describe()) == ""
     assert difference({}, {"seed": 3}) == "seed None, here 3"
+
+
+def test_sets_from_before_there_were_options_are_recognised_as_made_with_their_defaults() -> None:
+    here = plan_of(tree(train=sources(20))).describe()
+    there = {name: value for name, value in here.items() if name not in ("exif_rotate", "background")}
+    assert difference(there, here) == ""
+    for name in ("exif_rotate", "background"):
+        changed = plan_of(tree(train=sources(20)), CHANGES[name]).describe()
+        assert difference(there, changed) == f"{name} {here[name]!r}, here {changed[name]!r}"
 
 
 def test_names_that_are_no_utf8_can_be_described() -> None:

@@ -231,6 +231,43 @@ def test_long_thin_pictures_are_refused_and_not_allocated(
         square_crop(size).apply(np.zeros((*shape, 3), np.uint8))
 
 
+def test_pictures_of_which_the_kernel_would_hold_too_wide_a_form_are_refused_and_not_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interpolate(*args: object, **options: object) -> None:
+        raise AssertionError("resized a picture that should have been refused")
+
+    monkeypatch.setattr("torch.nn.functional.interpolate", interpolate)
+    # Rows are resized first: to 256 x 256 by way of 400,000 x 256.
+    message = f"^too large: 1 x 400000 resized: expected at most {MAX_PIXELS} pixels, found 256 x 400000$"
+    with pytest.raises(DecodeError, match=message):
+        Fit((256, 256), "squash").apply(np.zeros((400_000, 1, 3), np.uint8))
+
+
+_PEAK_OF_RESIZING = """
+import sys, numpy as np
+from shardio.resize import Fit
+def peak():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+height, width, mode = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+before = peak()
+pixels = np.ones((height, width, 3), np.uint8)
+Fit((256, 256), mode).apply(pixels)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "mode"),
+    [(340_000, 1, "squash"), (85, 1 << 20, "pad"), (1 << 20, 85, "pad"), (20, 27_000, "crop"), (9_400, 9_400, "crop")],
+)
+def test_resizing_takes_less_memory_than_decoding_whatever_the_picture(height: int, width: int, mode: str) -> None:
+    command = [sys.executable, "-c", _PEAK_OF_RESIZING, str(height), str(width), mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) * 1024 < 12 * MAX_PIXELS
+
+
 @pytest.mark.parametrize("mode", ["squash", "pad"])
 def test_long_thin_pictures_pass_where_they_are_not_enlarged(mode: FitMode) -> None:
     assert Fit((256, 256), mode).apply(np.full((1, 20_000, 3), 9, np.uint8)).max() == 9
