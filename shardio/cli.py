@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import json
 import os
 import re
@@ -462,6 +463,8 @@ def _errno(error: BaseException) -> int | None:
 
 def main() -> NoReturn:
     """The console script. Turns every expected error into a line on stderr and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # file names need not be UTF-8: they go out as they are
     try:
         cli(prog_name="shardio", standalone_mode=False)
     except click.ClickException as error:
