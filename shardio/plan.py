@@ -22,6 +22,9 @@ from shardio.version import __version__
 
 Order = Literal["shuffled", "source"]
 
+# What conversions did before there was a choice, so that the sets of earlier versions are still recognised.
+_BEFORE_THERE_WERE: Mapping[str, Any] = {"exif_rotate": False, "background": [255, 255, 255]}
+
 
 @dataclass(frozen=True)
 class ConvertOptions:
@@ -58,6 +61,10 @@ class ShardTask:
     key_nbytes: int
     fit: Fit
     decode: DecodeOptions
+    hash_sources: bool = False
+    """Whether the record shall tell which sources have the same bytes."""
+    expected_sha256: str | None = None
+    """The task repairs a published set: it publishes nothing but the very shard that has this checksum."""
 
     @property
     def name(self) -> str:
@@ -105,7 +112,7 @@ def library_versions() -> dict[str, str]:
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
 
 
-def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Plan:
+def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, hash_sources: bool = False) -> Plan:
     tasks: list[ShardTask] = []
     most = samples_per_shard(options.shard_nbytes, options.sample_shape)
     for split, sources in collection.splits.items():
@@ -124,10 +131,29 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
                 key_nbytes,
                 options.fit,
                 options.decode,
+                hash_sources,
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
     return Plan(collection, options, tuple(tasks))
+
+
+def read_options(description: Mapping[str, Any]) -> ConvertOptions:
+    """The options that `Plan.describe` has described. ValueError if these are none."""
+    values = {**_BEFORE_THERE_WERE, **description}
+    try:
+        options = ConvertOptions(
+            Fit(tuple(values["size"]), values["fit"], values["resample"]),
+            values["shard_nbytes"],
+            values["order"],
+            values["seed"],
+            DecodeOptions(values["exif_rotate"], tuple(values["background"])),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected the options of a conversion, found {dict(description)}: {error!r}") from None
+    if not type(options.shard_nbytes) is type(options.seed) is int:
+        raise ValueError(f"shard size and seed must be integers; found {options.shard_nbytes!r} and {options.seed!r}")
+    return options
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
@@ -145,10 +171,6 @@ def _hash_sources(collection: Collection) -> str:
         for source in sources:
             sha256.update(b"%d %s\0" % (source.label, source.key))
     return sha256.hexdigest()
-
-
-# What conversions did before there was a choice, so that the sets of earlier versions are still recognised.
-_BEFORE_THERE_WERE: Mapping[str, Any] = {"exif_rotate": False, "background": [255, 255, 255]}
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

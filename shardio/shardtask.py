@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.decode import decode_image
+from shardio.duplicates import HASH_NBYTES, UNREAD, hash_source
 from shardio.errors import DecodeError
 from shardio.files import write_atomic
 from shardio.format import WORK_FOLDER, index_dtype
@@ -51,6 +52,8 @@ class ShardRecord:
     rejects: tuple[Reject, ...]
     mended: tuple[Mended, ...]
     sources_sha256: str
+    hashes: bytes | None = None
+    """Of the task's sources, end to end and in order, if the task asked for them."""
 
     @property
     def num_sources(self) -> int:
@@ -78,24 +81,29 @@ class _Picture:
     warning: str
 
 
-def _prepare(task: ShardTask, source: Source) -> _Picture | DecodeError:
+def _prepare(task: ShardTask, source: Source, hashes: dict[bytes, bytes]) -> _Picture | DecodeError:
     try:
-        decoded = decode_image(task.origin.read(source), task.decode)
+        data = task.origin.read(source)
+        if task.hash_sources:
+            hashes[source.key] = hash_source(data)
+        decoded = decode_image(data, task.decode)
         pixels = task.fit.apply(decoded.pixels)
         return _Picture(pixels, (decoded.pixels.shape[0], decoded.pixels.shape[1]), decoded.warning)
     except DecodeError as error:
         return error
 
 
-def _prepare_all(task: ShardTask, threads: int) -> Generator[_Picture | DecodeError, None, None]:
+def _prepare_all(
+    task: ShardTask, threads: int, hashes: dict[bytes, bytes]
+) -> Generator[_Picture | DecodeError, None, None]:
     """The task's pictures in order. With one thread nothing runs beside the caller."""
     if threads == 1:
         for source in task.sources:
-            yield _prepare(task, source)
+            yield _prepare(task, source, hashes)
         return
 
     def prepare(source: Source) -> _Picture | DecodeError:
-        outcome = _prepare(task, source)
+        outcome = _prepare(task, source, hashes)
         if isinstance(outcome, DecodeError):
             return outcome
         # A copy, because a view keeps the whole resized picture, and what waits shall have the size of a sample.
@@ -115,25 +123,39 @@ def _prepare_all(task: ShardTask, threads: int) -> Generator[_Picture | DecodeEr
                 future.cancel()
 
 
+def reject_of(task: ShardTask, source: Source) -> Reject | None:
+    """Why this source of the task is refused, found out anew; None if it is not."""
+    outcome = _prepare(task, source, {})
+    return _reject(task, source, outcome) if isinstance(outcome, DecodeError) else None
+
+
+def _reject(task: ShardTask, source: Source, error: DecodeError) -> Reject:
+    return Reject(task.split, source.key, error.reason, error.detail)
+
+
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
-    """Make the task's shard and its record. Raises Stopped if `control` says so."""
+    """Make the task's shard and its record. Raises Stopped if `control` says so.
+
+    In a published set, which the task repairs, nothing is written but the shard, and only if it is the one expected.
+    """
     if control.stopped():
         raise Stopped
     sources_sha256 = task.origin.fingerprint(task.sources)
     rejects: list[Reject] = []
     mended: list[Mended] = []
+    hashes: dict[bytes, bytes] = {}
     entry = None
     with (
         ShardFileWriter(task.out / task.name, (*task.fit.size, 3), len(task.sources)) as shard,
-        open(_refused_path(task), "wb", buffering=0) as refused,
+        open(_refused_path(task) if task.expected_sha256 is None else os.devnull, "wb", buffering=0) as refused,
         # Closed here and not when the garbage collector comes by: it may have threads.
-        contextlib.closing(_prepare_all(task, control.threads)) as outcomes,
+        contextlib.closing(_prepare_all(task, control.threads, hashes)) as outcomes,
     ):
         for source, outcome in zip(task.sources, outcomes, strict=True):
             if control.stopped():
                 raise Stopped
             if isinstance(outcome, DecodeError):
-                rejects.append(Reject(task.split, source.key, outcome.reason, outcome.detail))
+                rejects.append(_reject(task, source, outcome))
                 refused.write(rejects[-1].to_line())
                 control.report(1, 1)
                 continue
@@ -142,10 +164,12 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
                 mended.append(Mended(task.split, source.key, outcome.warning))
             control.report(1, 0)
         if len(shard.rows):
-            entry = shard.finish()
+            entry = shard.finish(task.expected_sha256)
         rows = shard.rows.to_array(task.key_nbytes)
-    record = ShardRecord(entry, rows, tuple(rejects), tuple(mended), sources_sha256)
-    write_atomic(_record_path(task), _dump_record(record))
+    all_hashes = b"".join(hashes.get(source.key, UNREAD) for source in task.sources) if task.hash_sources else None
+    record = ShardRecord(entry, rows, tuple(rejects), tuple(mended), sources_sha256, all_hashes)
+    if task.expected_sha256 is None:
+        write_atomic(_record_path(task), _dump_record(record))
     return record
 
 
@@ -176,6 +200,7 @@ def _dump_record(record: ShardRecord) -> bytes:
         "rejects": [[r.split, os.fsdecode(r.key), r.reason, r.detail] for r in record.rejects],
         "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
         "sources_sha256": record.sources_sha256,
+        "hashes": record.hashes and base64.b64encode(record.hashes).decode("ascii"),
     }
     return json.dumps(document).encode("ascii")
 
@@ -191,7 +216,10 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             tuple(Reject(split, os.fsencode(key), *rest) for split, key, *rest in document["rejects"]),
             tuple(Mended(split, os.fsencode(key), warning) for split, key, warning in document["mended"]),
             document["sources_sha256"],
+            document["hashes"] and base64.b64decode(document["hashes"]),
         )
+        if record.hashes and len(record.hashes) != len(task.sources) * HASH_NBYTES:
+            return None
         if entry and (task.out / entry.file).stat().st_size != entry.nbytes:
             return None
     except (OSError, ValueError, TypeError, KeyError):

@@ -103,6 +103,8 @@ def test_commands_print_names_that_are_no_utf8_as_the_bytes_that_they_are(tmp_pa
     damaged = run("verify", out)
     assert damaged.returncode == 1
     assert b"cl\xff/2\xfe.jpg" in damaged.stdout
+    repaired = run("repair", out, root)
+    assert repaired.stdout.startswith(b"repaired: " + out)
     failed = run("convert", root + b"-not", out)
     assert failed.returncode == 1
     assert b"im\\udcffages-not: expected a folder of images" in failed.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 from shardio.decode import DecodeOptions
 from shardio.format import HEADER_NBYTES
-from shardio.plan import ConvertOptions, Plan, difference, library_versions, make_plan, order_sources
+from shardio.plan import ConvertOptions, Plan, difference, library_versions, make_plan, order_sources, read_options
 from shardio.resize import Fit
 from shardio.sources import Collection, FileOrigin, Source
 
@@ -136,7 +137,7 @@ def test_every_split_has_its_own_shards_and_key_width() -> None:
         assert longest <= task.key_nbytes < longest + 8
         assert task.key_nbytes % 8 == 4
         assert (task.origin, task.out, task.fit) == (ORIGIN, OUT, plan.options.fit)
-        assert task.decode == plan.options.decode
+        assert (task.decode, task.hash_sources, task.expected_sha256) == (plan.options.decode, False, None)
 
 
 def test_the_size_of_a_plan_is_that_of_its_shards_and_indexes() -> None:
@@ -227,6 +228,41 @@ def test_sets_from_before_there_were_options_are_recognised_as_made_with_their_d
     for name in ("exif_rotate", "background"):
         changed = plan_of(tree(train=sources(20)), CHANGES[name]).describe()
         assert difference(there, changed) == f"{name} {here[name]!r}, here {changed[name]!r}"
+
+
+@pytest.mark.parametrize("chosen", [options(), *CHANGES.values(), options(fit=Fit((3, 5), "squash", "bilinear"))])
+def test_options_are_read_back_from_their_description(chosen: ConvertOptions) -> None:
+    description = json.loads(json.dumps(plan_of(tree(train=sources(20)), chosen).describe()))
+    assert read_options(description) == chosen
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 4},
+        {"size": [4]},
+        {"size": [4, 4.0]},
+        {"fit": "stretch"},
+        {"fit": ["crop"]},
+        {"resample": None},
+        {"shard_nbytes": "many"},
+        {"shard_nbytes": 1.5},
+        {"order": 3},
+        {"seed": 0.5},
+        {"seed": True},
+        {"background": [1, 2]},
+        {"background": None},
+        {"exif_rotate": "yes"},
+    ],
+)
+def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    description = plan_of(tree(train=sources(3))).describe()
+    with pytest.raises(ValueError):
+        read_options({**description, **change})
+    (name,) = change
+    if name not in ("exif_rotate", "background"):
+        with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
+            read_options({key: value for key, value in description.items() if key != name})
 
 
 def test_names_that_are_no_utf8_can_be_described() -> None:
