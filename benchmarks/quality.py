@@ -62,7 +62,7 @@ def main() -> None:
             data = file.read_bytes()
             try:
                 exact = fit.apply(decode_image(data).pixels)
-                reduced = decode_image(data, fit.least_size)
+                reduced = decode_image(data, least_size=fit.least_size)
             except DecodeError:
                 continue
             reference = pillow_sample(data, fit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import json
 import os
 import re
@@ -71,6 +72,15 @@ def _parse_each(parse: Callable[[str], T], word: str | None = None) -> Callable[
     return parse_each
 
 
+def _parse_background(text: str) -> tuple[int, int, int]:
+    from shardio.decode import parse_colour
+
+    try:
+        return parse_colour(text)
+    except ValueError:
+        raise ValueError("a colour such as 255,255,255, #ffffff or white") from None
+
+
 def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
     """An option's callback: `parse` raises ValueError with what it expected."""
 
@@ -83,8 +93,22 @@ def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramet
     return callback
 
 
+def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """A file that is written at the end must not turn out then to be nowhere."""
+    if value is not None and not value.absolute().parent.is_dir():
+        raise click.BadParameter(f"expected a file in a folder that exists; found {str(value)!r}")
+    return value
+
+
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 _folder = click.Path(path_type=Path)
+_source_option = click.option(
+    "--source",
+    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset"]),
+    default="auto",
+    show_default=True,
+    help="What SRC is. auto: told by what is there.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -97,6 +121,7 @@ def cli() -> None:
     shardio convert imagenet/ out/     decode and resize once, offline
     shardio info out/                  what is in a set
     shardio verify out/                is it still what was published?
+    shardio repair out/ imagenet/      if not, make the damaged files again
     shardio bench out/                 how fast does this machine read it?
     shardio warm out/                  bring it into memory before a job reads it
     shardio check-shuffle 1281167      how random is the order?
@@ -106,13 +131,7 @@ def cli() -> None:
 @cli.command(short_help="Turn a folder of images into a shard set.")
 @click.argument("src", type=_folder)
 @click.argument("out", type=_folder)
-@click.option(
-    "--source",
-    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset"]),
-    default="auto",
-    show_default=True,
-    help="What SRC is. auto: told by what is there.",
-)
+@_source_option
 @click.option(
     "--size",
     callback=_parsed(_parse_size),
@@ -159,6 +178,15 @@ def cli() -> None:
     help="How samples are stored. shuffled: any contiguous run is a fair sample of the whole.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the shuffled order.")
+@click.option("--exif-rotate", is_flag=True, help="Turn pictures as their Exif orientation says.")
+@click.option(
+    "--background",
+    callback=_parsed(_parse_background),
+    metavar="COLOUR",
+    default="white",
+    show_default=True,
+    help="What transparent pixels are laid over: R,G,B or #rrggbb or a name.",
+)
 @click.option(
     "--max-bad",
     callback=_parsed(_parse_max_bad),
@@ -166,6 +194,14 @@ def cli() -> None:
     default="1%",
     show_default=True,
     help="Refused images to accept, as a number or a share; with more, nothing is published.",
+)
+@click.option(
+    "--report-duplicates",
+    "duplicates_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_in_a_folder,
+    metavar="FILE",
+    help="List images that have the same bytes in FILE: first those under different labels.",
 )
 @_json_option
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
@@ -181,8 +217,9 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     _convert(src, out, as_json, **options)
 
 
-def _convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
+def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None = None, **options: Any) -> None:
     import shardio.converter as converter
+    from shardio.files import write_atomic
 
     with tqdm(unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1) as bar:
 
@@ -193,13 +230,21 @@ def _convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
             bar.update(progress.done - bar.n)
 
         try:
-            report = converter.convert(src, out, on_progress=show, **options)
+            report = converter.convert(
+                src, out, report_duplicates=duplicates_file is not None, on_progress=show, **options
+            )
         except KeyboardInterrupt:
             bar.close()
             click.echo(f"shardio: finished shards are kept in {out}: the same command goes on with them", err=True)
             raise
+    duplicates = None if report.duplicates is None else [group.to_line() for group in report.duplicates]
+    if duplicates_file is not None:
+        write_atomic(duplicates_file, *(duplicates or ()))
     if as_json:
-        _print_json({**dataclasses.asdict(report), "mended": [os.fsdecode(m.key) for m in report.mended]})
+        facts = dataclasses.asdict(report)
+        facts["mended"] = [os.fsdecode(mended.key) for mended in report.mended]
+        facts["duplicates"] = duplicates and [json.loads(line) for line in duplicates]
+        _print_json(facts)
         return
     rate = f" ({report.num_converted / report.seconds:,.0f} images/s)" if report.num_converted else ""
     done = f"converted {report.num_converted:,} images in {report.seconds:,.1f} s{rate}"
@@ -216,6 +261,13 @@ def _convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
         if counts:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
             click.echo(f"  {what} {sum(counts.values()):,}: {reasons}{where}")
+    if report.duplicates is not None:
+        across = sum(group.splits_differ for group in report.duplicates)
+        click.echo(
+            f"  duplicates: {len(report.duplicates):,} images are there more than once, "
+            f"{sum(group.labels_differ for group in report.duplicates):,} of them under different labels, "
+            f"{across:,} in different splits, listed in {duplicates_file}"
+        )
 
 
 @cli.command(short_help="Say what convert would do.")
@@ -325,6 +377,42 @@ def verify(out: Path, quick: bool, workers: int, as_json: bool) -> None:
         verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
         click.echo(f"{out}: {verdict}: {what} of {report.num_files:,} files, {_bytes(report.nbytes)}")
     sys.exit(0 if report.ok else 1)
+
+
+@cli.command(short_help="Make the damaged files of a set again.")
+@click.argument("out", type=_folder)
+@click.argument("src", type=_folder)
+@_source_option
+@click.option("--workers", type=click.IntRange(1), help="Cores to use.  [default: all]")
+@_json_option
+def repair(out: Path, src: Path, source: Any, workers: int | None, as_json: bool) -> None:
+    """Make what `shardio verify` finds damaged in OUT again from SRC, which it was converted from.
+
+    A file is replaced only by one that has the checksum of the manifest: the set is then what was published, to the
+    byte. Exit code 1 if that cannot be, since images or libraries have changed.
+    """
+    import shardio.repairer as repairer
+
+    with (
+        tqdm(unit="B", unit_scale=True, desc="verify", disable=None, dynamic_ncols=True) as read,
+        tqdm(unit=" images", desc="repair", disable=None, dynamic_ncols=True) as made,
+    ):
+
+        def show_read(nbytes: int, total: int) -> None:
+            read.total = total
+            read.update(nbytes)
+
+        def show_made(done: int, total: int) -> None:
+            made.total = total
+            made.update(done - made.n)
+
+        report = repairer.repair(out, src, source=source, workers=workers, on_verify=show_read, on_progress=show_made)
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+        return
+    for file in report.repaired:
+        click.echo(f"repaired: {out / file}")
+    click.echo(f"{out}: intact, {len(report.repaired):,} files repaired")
 
 
 @cli.command(short_help="Bring a set into the page cache.")
@@ -575,6 +663,8 @@ def _errno(error: BaseException) -> int | None:
 
 def main() -> NoReturn:
     """The console script. Turns every expected error into a line on stderr and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # file names need not be UTF-8: they go out as they are
     try:
         cli(prog_name="shardio", standalone_mode=False)
     except click.ClickException as error:

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from shardio.decode import Colour, DecodeOptions, parse_colour
+from shardio.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.errors import ConvertError, SpaceError
 from shardio.files import is_temporary, sweep_temporaries, write_atomic
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
@@ -71,6 +73,8 @@ class ConvertReport:
     seconds: float
     num_converted: int
     """Sources that this call worked on; the others were finished by an earlier one."""
+    duplicates: tuple[Duplicates, ...] | None = None
+    """Sources of the samples that have the same bytes; None if they were not asked for."""
 
     @property
     def num_refused(self) -> int:
@@ -89,8 +93,11 @@ def convert(
     shard_size: int = DEFAULT_SHARD_NBYTES,
     order: Order = "shuffled",
     seed: int = 0,
+    exif_rotate: bool = False,
+    background: Colour | str = "white",
     workers: int | None = None,
     max_bad: int | float = 0.01,
+    report_duplicates: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ConvertReport:
     """Convert the images in `src` into a shard set in the folder `out`.
@@ -101,8 +108,11 @@ def convert(
     or "pad" (with black). `quality="fast"` decodes a JPEG to a half, a quarter or an eighth of its size where that is
     still twice what it is resized to; such samples differ by about 50 dB PSNR. `shard_size` is the most bytes a shard
     may have. `order="shuffled"` stores the samples in an order that depends on `seed` and the sources' names alone,
-    "source" as they are listed. `workers` is how many cores to use, by default all. `max_bad` is how many
-    sources may be refused, as a count (int) or a share (float). `on_progress` is called in this thread.
+    "source" as they are listed. `exif_rotate` turns pictures as their Exif orientation says. Transparent pixels are
+    laid over `background`: (red, green, blue), "#rrggbb", or one of CSS's names. `workers` is how many cores to use, by
+    default all. `max_bad` is how many sources may be refused, as a count (int) or a share (float). With
+    `report_duplicates` the report tells which sources have the same bytes; they are converted as all others.
+    `on_progress` is called in this thread.
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
     SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and the same call
@@ -112,23 +122,27 @@ def convert(
     src, out = Path(os.path.abspath(src)), Path(os.path.abspath(out))
     _check_folders(src, out)
     options = ConvertOptions(
-        Fit((size, size) if isinstance(size, int) else size, fit, resample), shard_size, order, seed, quality
+        Fit((size, size) if isinstance(size, int) else size, fit, resample),
+        shard_size,
+        order,
+        seed,
+        DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
+        quality,
     )
     workers = usable_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
     collection = scan(src, source)
-    plan = make_plan(out, collection, options)
+    plan = make_plan(out, collection, options, hash_sources=report_duplicates)
     most_bad = _most_bad(max_bad, collection.num_sources)
     monitor = _Monitor(collection.num_sources, most_bad, on_progress)
-    mended: tuple[Mended, ...] = ()
+    records: list[ShardRecord] = []
     manifest = _published(plan, out)
     if manifest is None:
         try:
             manifest = _claim_folder(plan, out)
             if manifest is None:
                 records = _make_shards(plan, out, workers, monitor)
-                mended = tuple(m for record in records for m in record.mended)
                 manifest = _publish(plan, out, records)
         except FileNotFoundError:
             # Another process may have finished the same conversion meanwhile, and removed the work folder.
@@ -152,10 +166,11 @@ def convert(
         num_sources=collection.num_sources,
         refused=_count_reasons(out),
         source=collection.kind,
-        mended=mended,
+        mended=tuple(m for record in records for m in record.mended),
         ignored=dict(collection.ignored),
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.found,
+        duplicates=_find_duplicates(plan, out, records, workers) if report_duplicates else None,
     )
 
 
@@ -305,6 +320,15 @@ def _publish(plan: Plan, out: Path, records: Sequence[ShardRecord]) -> Manifest:
     rejects = (reject for record in records for reject in record.rejects)
     provenance = {"conversion": plan.describe(), "libraries": library_versions()}
     return publish_set(out, plan.options.sample_shape, plan.collection.classes, splits, rejects, provenance)
+
+
+def _find_duplicates(plan: Plan, out: Path, records: Sequence[ShardRecord], workers: int) -> tuple[Duplicates, ...]:
+    """Records have no hashes if they are of a call that did not want any; a set that was finished has no records."""
+    known = {task.name: record.hashes for task, record in zip(plan.tasks, records, strict=False)}
+    hashes = b"".join(known.get(t.name) or hash_sources(t.origin, t.sources, workers) for t in plan.tasks)
+    with (out / REJECTS_NAME).open(encoding="ascii") as lines:
+        refused = {(reject["split"], os.fsencode(reject["key"])) for reject in map(json.loads, lines)}
+    return find_duplicates([(task.split, source) for task in plan.tasks for source in task.sources], hashes, refused)
 
 
 def _count_reasons(out: Path) -> dict[str, int]:

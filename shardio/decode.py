@@ -8,26 +8,31 @@ What a header claims is checked before anything is allocated for it.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, PngImagePlugin, WebPImagePlugin
+from PIL import Image, ImageColor, PngImagePlugin, WebPImagePlugin
 
-from shardio import jpeg
-from shardio.errors import DecodeError
+from shardio import jpeg, png, webp
+from shardio.errors import DecodeError, Reason
+from shardio.exif import read_orientation
 
-# 256 MiB of RGB. It is also where Pillow begins to warn of decompression bombs.
+# 256 MiB of RGB. It is also where Pillow begins to warn of decompression bombs. Decoding and resizing take up to 16
+# bytes a pixel (an animation decoder's two canvases of RGBA, a frame and Pillow's copy of it), so 1.4 GB.
 MAX_PIXELS = (256 << 20) // 3
+# The weights of a resampling filter take up to 48 bytes for each pixel of a side.
+MAX_SIDE_PIXELS = 1 << 20
 # Encoders write about ten scans and optimisers a few dozen; thousands are a bomb that costs hours.
 MAX_SCANS = 100
-# A picture of MAX_PIXELS stored without any compression fits.
-MAX_SOURCE_NBYTES = 512 << 20
+# A picture of MAX_PIXELS stored as RGB without any compression fits, with room for metadata.
+MAX_SOURCE_NBYTES = 288 << 20
 
-# Transparent pixels are laid over white: what is hidden under them is often noise, and most viewers show white.
-_BACKGROUND = (255, 255, 255)
+# What Pillow holds is converted so many pixels at a time: a whole picture would be there in several forms at once.
+_STRIP_PIXELS = 1 << 18
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 
 _OTHER_KINDS = {
@@ -51,6 +56,39 @@ _MOST_REDUCTION = 8
 # Of a reduced picture. Below it, sizes would not tell simplejpeg which reduction is meant, nor would it save time.
 _LEAST_SIDE = 8
 
+Colour = tuple[int, int, int]
+"""Red, green, blue, each from 0 to 255."""
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """`exif_rotate` turns pictures as their Exif orientation says. `background` is what transparent pixels show.
+
+    By default that is white: what is hidden under transparent pixels is often noise, and most viewers show white.
+    """
+
+    exif_rotate: bool = False
+    background: Colour = (255, 255, 255)
+
+    def __post_init__(self) -> None:
+        if type(self.exif_rotate) is not bool:
+            raise ValueError(f"exif_rotate must be True or False; found {self.exif_rotate!r}")
+        if len(self.background) != 3 or not all(type(n) is int and 0 <= n <= 255 for n in self.background):
+            raise ValueError(f"background must be (red, green, blue), each from 0 to 255; found {self.background!r}")
+
+
+def parse_colour(text: str) -> Colour:
+    """The colour that `R,G,B`, `#rrggbb` or one of CSS's names stands for. ValueError for anything else."""
+    text = text.strip().lower()
+    if match := re.fullmatch(r"(\d{1,3}), *(\d{1,3}), *(\d{1,3})", text, re.ASCII):
+        red, green, blue = map(int, match.groups())
+        if max(red, green, blue) <= 255:
+            return red, green, blue
+    elif re.fullmatch(r"#[0-9a-f]{6}", text) or text in ImageColor.colormap:
+        red, green, blue = ImageColor.getrgb(text)[:3]
+        return red, green, blue
+    raise ValueError(f"expected a colour such as 255,255,255, #ffffff or white; found {text!r}")
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -68,30 +106,53 @@ class Decoded:
         return self.reduced_from or (self.pixels.shape[0], self.pixels.shape[1])
 
 
-def decode_image(data: bytes, least_size: LeastSize | None = None) -> Decoded:
+_DEFAULTS = DecodeOptions()
+
+
+def decode_image(data: bytes, options: DecodeOptions = _DEFAULTS, least_size: LeastSize | None = None) -> Decoded:
     """Decode one image of any supported kind. DecodeError with a reason class otherwise; no other exception.
 
     With `least_size` a JPEG may be decoded to a half, a quarter or an eighth of its size, by leaving out the finest of
     its frequencies, which takes a fraction of the time.
     """
     try:
+        orientation = _orientation(data) if options.exif_rotate else 1
         if jpeg.is_jpeg(data):
-            return _decode_jpeg(data, least_size)
-        if data[:8] == b"\x89PNG\r\n\x1a\n":
-            return Decoded(_decode_png(data))
-        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-            return Decoded(_decode_webp(data))
+            # The last pixels of a reduced picture stand for less than others, and shall not become the first.
+            decoded = _decode_jpeg(data, least_size if orientation == 1 else None)
+        elif png.is_png(data):
+            decoded = Decoded(_decode_png(data, options))
+        elif webp.is_webp(data):
+            decoded = Decoded(_decode_webp(data, options))
+        else:
+            raise DecodeError(*_describe_unsupported(data))
+        return replace(decoded, pixels=_turn(decoded.pixels, orientation))
     except DecodeError:
         raise
     except MemoryError as error:
         raise DecodeError("too large", f"no memory to decode it: {error}") from None
     except Exception as error:
         # Decoders raise a dozen types on damaged files: ValueError, OSError, SyntaxError, EOFError, struct.error...
-        raise DecodeError("damaged", f"{type(error).__name__}: {error}") from None
-    raise DecodeError(*_describe_unsupported(data))
+        # Pillow's limits on what the metadata of a PNG may expand to have names of their own.
+        reason: Reason = "too large" if "MAX_TEXT_" in str(error) else "damaged"
+        raise DecodeError(reason, f"{type(error).__name__}: {error}") from None
 
 
-def _describe_unsupported(data: bytes) -> tuple[str, str]:
+def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int]:
+    """(height, width) of what `decode_image` makes of an image that it takes, from the header and without decoding."""
+    if jpeg.is_jpeg(data):
+        frame = jpeg.read_header(data)
+        width, height = frame.width, frame.height
+    elif png.is_png(data):
+        head = png.read_header(data)
+        width, height = head.width, head.height
+    else:
+        width, height = webp.read_size(data)
+    turned = options.exif_rotate and _orientation(data) in _SIDES_SWAPPED
+    return (width, height) if turned else (height, width)
+
+
+def _describe_unsupported(data: bytes) -> tuple[Reason, str]:
     if not data:
         return "empty", "the file has no bytes"
     for magic, kind in _OTHER_KINDS.items():
@@ -107,6 +168,8 @@ def check_pixels(width: int, height: int) -> None:
         raise DecodeError("damaged", f"the header claims {width} x {height} pixels")
     if width * height > MAX_PIXELS:
         raise DecodeError("too large", f"expected at most {MAX_PIXELS} pixels, found {width} x {height}")
+    if max(width, height) > MAX_SIDE_PIXELS:
+        raise DecodeError("too large", f"expected sides of at most {MAX_SIDE_PIXELS} pixels, found {width} x {height}")
 
 
 def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
@@ -159,49 +222,90 @@ def _strict_jpeg(data: bytes, size: tuple[int, int], reduction: int) -> NDArray[
     return pixels
 
 
-def _decode_png(data: bytes) -> NDArray[np.uint8]:
+def _decode_png(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
+    header = png.read_header(data)
+    check_pixels(header.width, header.height)
+    transparent = png.find_chunk(data, b"tRNS")
+    if header.depth == 16 and header.colour_type == png.COLOUR and transparent:
+        # Pillow keeps the upper 8 bits of each channel alone, and the colour is to be compared with all 16.
+        raise DecodeError("unsupported", "a PNG of 16-bit colour with one transparent colour (tRNS)")
     # The plugin's own class and not Image.open: that would warn of large images on stderr before we can refuse them.
     with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
-        check_pixels(*image.size)
         # Walks all chunks and their checksums; load() alone does not look at those of the pixels. It uses up the file.
         image.verify()
     with PngImagePlugin.PngImageFile(io.BytesIO(data)) as image:
-        return _to_rgb(image)
+        image.load()
+        if header.colour_type == png.PALETTE:
+            _check_palette(image, png.find_chunk(data, b"PLTE") or b"")
+        if header.colour_type == png.GREY and header.depth in (2, 4) and transparent:
+            # Pillow has scaled the pixels to 8 bits, and compares them with the value as it is stored.
+            most = (1 << header.depth) - 1
+            image.info["transparency"] = (transparent[-1] & most) * 255 // most
+        return _to_rgb(image, options.background)
 
 
-def _decode_webp(data: bytes) -> NDArray[np.uint8]:
-    claimed = int.from_bytes(data[4:8], "little") + 8
+def _check_palette(image: Image.Image, colours: bytes) -> None:
+    """DecodeError if there are pixels without a colour, which Pillow shows as black."""
+    largest = int(np.asarray(image.getextrema()).max())
+    if largest >= len(colours) // 3:
+        raise DecodeError("damaged", f"expected palette indices below {len(colours) // 3}, found {largest}")
+
+
+def _decode_webp(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
+    claimed = webp.claimed_nbytes(data)
     if claimed > len(data):
         raise DecodeError("damaged", f"expected {claimed} bytes, found {len(data)}")
-    check_pixels(*_webp_size(data))  # before Pillow opens it, which allocates two whole pictures
+    check_pixels(*webp.read_size(data))  # before Pillow opens it, which allocates two whole pictures
     with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
-        return _to_rgb(image)
+        image.load()
+        return _to_rgb(image, options.background)
 
 
-def _webp_size(data: bytes) -> tuple[int, int]:
-    """(width, height) that the first chunk claims, by the WebP container specification (RFC 9649)."""
-
-    def bits(start: int, stop: int) -> int:
-        return int.from_bytes(data[start:stop], "little")
-
-    chunk = data[12:16]
-    if chunk == b"VP8X":  # canvas size minus one, 24 bits each
-        return bits(24, 27) + 1, bits(27, 30) + 1
-    if chunk == b"VP8L":  # after a signature byte: size minus one, 14 bits each
-        return (bits(21, 25) & 0x3FFF) + 1, (bits(21, 25) >> 14 & 0x3FFF) + 1
-    if chunk == b"VP8 ":  # after the frame tag and start code: 14 bits each, with two of scaling
-        return bits(26, 28) & 0x3FFF, bits(28, 30) & 0x3FFF
-    raise DecodeError("damaged", f"expected a VP8, VP8L or VP8X chunk, found {chunk!r}")
+def _to_rgb(image: Image.Image, background: Colour) -> NDArray[np.uint8]:
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        pixels[top : top + rows] = _strip_to_rgb(strip, background)
+    return pixels
 
 
-def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    image.load()
-    if image.mode in _DEEP_MODES:
+def _strip_to_rgb(strip: Image.Image, background: Colour) -> NDArray[np.uint8]:
+    if strip.mode in _DEEP_MODES:
         # convert("RGB") would clip at 255; 65535 / 255 = 257.
-        grey = (np.asarray(image).astype(np.uint32) + 128) // 257
-        return np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        background = Image.new("RGBA", rgba.size, (*_BACKGROUND, 255))
-        return np.array(Image.alpha_composite(background, rgba).convert("RGB"))
-    return np.array(image.convert("RGB"))
+        deep = np.asarray(strip).astype(np.uint32)
+        rgb = np.repeat(((deep + 128) // 257).astype(np.uint8)[:, :, None], 3, axis=2)
+        rgb[deep == strip.info.get("transparency", -1)] = background
+        return rgb
+    if strip.has_transparency_data:
+        below = Image.new("RGBA", strip.size, (*background, 255))
+        strip = Image.alpha_composite(below, strip.convert("RGBA"))
+    return np.asarray(strip.convert("RGB"))
+
+
+# --- the right way up -------------------------------------------------------------------------------------------------
+
+# Of the eight orientations: what is stored as a row is shown as a column; then rows, then columns in reverse.
+_SIDES_SWAPPED = frozenset({5, 6, 7, 8})
+_ROWS_REVERSED = frozenset({3, 4, 7, 8})
+_COLUMNS_REVERSED = frozenset({2, 3, 6, 7})
+
+
+def _orientation(data: bytes) -> int:
+    if jpeg.is_jpeg(data):
+        block = jpeg.exif_block(data, jpeg.read_header(data))
+    elif png.is_png(data):
+        block = png.find_chunk(data, b"eXIf") or b""
+    else:
+        block = webp.exif_block(data)
+    return read_orientation(block)
+
+
+def _turn(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    if orientation in _SIDES_SWAPPED:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in _ROWS_REVERSED:
+        pixels = pixels[::-1]
+    if orientation in _COLUMNS_REVERSED:
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)

@@ -4,6 +4,11 @@ A caller's own mistakes (a wrong type, an index out of range) raise plain builti
 it names the file, what was expected, what was found, and the way out.
 """
 
+from typing import Literal
+
+Reason = Literal["damaged", "empty", "incomplete", "too large", "unreadable", "unsupported"]
+"""Why an image is refused, as rejects.jsonl tells it; docs/format.md says what each means."""
+
 
 class ShardioError(Exception):
     """Base of every error that shardio raises about the world outside the program."""
@@ -22,9 +27,9 @@ class SourceError(ShardioError, ValueError):
 
 
 class DecodeError(ShardioError, ValueError):
-    """One image was refused. `reason` is a short class of causes, the message is the detail."""
+    """One image was refused. `reason` is the class of causes, the message is the detail."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail

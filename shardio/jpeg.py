@@ -28,7 +28,7 @@ _MARKER = struct.Struct(">BBH")
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 # What decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the colour space.
 _NEEDED = _FRAMES | {0xC4, 0xCC, 0xDB, 0xDC, 0xDD, _SOS}
-_APP0, _APP14 = 0xE0, 0xEE
+_APP0, _APP1, _APP14 = 0xE0, 0xE1, 0xEE
 # The Adobe segment is 12 bytes: name, version, two flags, colour transform. A shorter one tells nothing.
 _ADOBE_NBYTES = 12
 
@@ -133,7 +133,7 @@ def without_junk(data: bytes, header: JpegHeader) -> bytes:
 
     From the first scan on, `data` is kept byte for byte: damage there must stay visible to a strict decoder.
     """
-    kept = [_SOI]
+    kept: list[bytes | memoryview] = [_SOI]
     for segment in header.segments:
         body = data[segment.start : segment.end]
         colour = (segment.marker == _APP0 and body[4:9] == b"JFIF\0") or (
@@ -141,4 +141,13 @@ def without_junk(data: bytes, header: JpegHeader) -> bytes:
         )
         if segment.marker in _NEEDED or colour:
             kept.append(body)
-    return b"".join(kept) + data[header.segments[-1].end :]
+    # A view, because a copy would be one more of what may be hundreds of megabytes.
+    return b"".join([*kept, memoryview(data)[header.segments[-1].end :]])
+
+
+def exif_block(data: bytes, header: JpegHeader) -> bytes:
+    """The first Exif block (Exif 2.32, an APP1 segment), or nothing."""
+    for segment in header.segments:
+        if segment.marker == _APP1 and data[segment.start + 4 : segment.start + 10] == b"Exif\0\0":
+            return data[segment.start + 4 : segment.end]
+    return b""

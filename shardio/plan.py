@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from shardio.decode import DecodeOptions
 from shardio.format import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
 from shardio.resize import Fit
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, samples_per_shard
@@ -21,6 +22,9 @@ from shardio.version import __version__
 
 Order = Literal["shuffled", "source"]
 Quality = Literal["exact", "fast"]
+
+# What conversions did before there was a choice, so that the sets of earlier versions are still recognised.
+_BEFORE_THERE_WERE: Mapping[str, Any] = {"exif_rotate": False, "background": [255, 255, 255], "quality": "exact"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class ConvertOptions:
     shard_nbytes: int = DEFAULT_SHARD_NBYTES
     order: Order = "shuffled"
     seed: int = 0
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
     quality: Quality = "exact"
 
     def __post_init__(self) -> None:
@@ -59,7 +64,12 @@ class ShardTask:
     sources: tuple[Source, ...]
     key_nbytes: int
     fit: Fit
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
     quality: Quality = "exact"
+    hash_sources: bool = False
+    """Whether the record shall tell which sources have the same bytes."""
+    expected_sha256: str | None = None
+    """The task repairs a published set: it publishes nothing but the very shard that has this checksum."""
 
     @property
     def name(self) -> str:
@@ -96,6 +106,8 @@ class Plan:
             "shard_nbytes": options.shard_nbytes,
             "order": options.order,
             "seed": options.seed,
+            "exif_rotate": options.decode.exif_rotate,
+            "background": list(options.decode.background),
             "num_sources": self.collection.num_sources,
             "sources_sha256": _hash_sources(self.collection),
         }
@@ -106,7 +118,7 @@ def library_versions() -> dict[str, str]:
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
 
 
-def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Plan:
+def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, hash_sources: bool = False) -> Plan:
     tasks: list[ShardTask] = []
     most = samples_per_shard(options.shard_nbytes, options.sample_shape)
     for split, sources in collection.splits.items():
@@ -124,11 +136,32 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions) -> Pla
                 tuple(ordered[start:stop]),
                 key_nbytes,
                 options.fit,
+                options.decode,
                 options.quality,
+                hash_sources,
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
     return Plan(collection, options, tuple(tasks))
+
+
+def read_options(description: Mapping[str, Any]) -> ConvertOptions:
+    """The options that `Plan.describe` has described. ValueError if these are none."""
+    values = {**_BEFORE_THERE_WERE, **description}
+    try:
+        options = ConvertOptions(
+            Fit(tuple(values["size"]), values["fit"], values["resample"]),
+            values["shard_nbytes"],
+            values["order"],
+            values["seed"],
+            DecodeOptions(values["exif_rotate"], tuple(values["background"])),
+            values["quality"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected the options of a conversion, found {dict(description)}: {error!r}") from None
+    if not type(options.shard_nbytes) is type(options.seed) is int:
+        raise ValueError(f"shard size and seed must be integers; found {options.shard_nbytes!r} and {options.seed!r}")
+    return options
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
@@ -150,6 +183,7 @@ def _hash_sources(collection: Collection) -> str:
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """In words, what distinguishes two descriptions; empty if nothing does."""
+    there, here = {**_BEFORE_THERE_WERE, **there}, {**_BEFORE_THERE_WERE, **here}
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.decode import decode_image
+from shardio.duplicates import HASH_NBYTES, UNREAD, hash_source
 from shardio.errors import DecodeError
 from shardio.files import write_atomic
 from shardio.format import WORK_FOLDER, index_dtype
@@ -56,6 +57,8 @@ class ShardRecord:
     rejects: tuple[Reject, ...]
     mended: tuple[Mended, ...]
     sources_sha256: str
+    hashes: bytes | None = None
+    """Of the task's sources, end to end and in order, if the task asked for them."""
 
     @property
     def num_sources(self) -> int:
@@ -86,13 +89,16 @@ class _Sample:
 
 
 _Outcome = _Sample | DecodeError
+_Hashes = dict[bytes, bytes]
 
 
-def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> _Outcome:
+def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8], hashes: _Hashes) -> _Outcome:
     """Read, decode and resize one source into `place`, which holds anything if it is refused."""
     try:
-        least_size = task.fit.least_size if task.quality == "fast" else None
-        decoded = decode_image(task.origin.read(source), least_size)
+        data = task.origin.read(source)
+        if task.hash_sources:
+            hashes[source.key] = hash_source(data)
+        decoded = decode_image(data, task.decode, task.fit.least_size if task.quality == "fast" else None)
         np.copyto(place, task.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
         return _Sample(decoded.source_size, crc32(place), decoded.warning)
     except DecodeError as error:
@@ -103,7 +109,9 @@ _Block = tuple[NDArray[np.uint8], Iterator[tuple[Source, _Outcome]]]
 _Part = tuple[Sequence[Source], NDArray[np.uint8]]
 
 
-def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int) -> Generator[_Block, None, None]:
+def _prepare_blocks(
+    task: ShardTask, shard: ShardFileWriter, threads: int, hashes: _Hashes
+) -> Generator[_Block, None, None]:
     """The shard's blocks, each with its sources and their outcomes in order: row i belongs to the i-th of them.
 
     While the outcomes of one block are waited for, the threads go on to the next. With one thread nothing runs beside
@@ -113,7 +121,7 @@ def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int) -> Ge
 
     def prepare(part: _Part) -> list[tuple[Source, _Outcome]]:
         pairs = zip(*part, strict=True)
-        return [(source, _prepare(task, source, place)) for source, place in pairs if not stop.is_set()]
+        return [(source, _prepare(task, source, place, hashes)) for source, place in pairs if not stop.is_set()]
 
     with contextlib.ExitStack() as stack:
         run: Callable[..., Iterator[list[tuple[Source, _Outcome]]]] = map
@@ -137,19 +145,33 @@ def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int) -> Ge
         yield from under_way
 
 
+def reject_of(task: ShardTask, source: Source) -> Reject | None:
+    """Why this source of the task is refused, found out anew; None if it is not."""
+    outcome = _prepare(task, source, np.empty((*task.fit.size, 3), np.uint8), {})
+    return _reject(task, source, outcome) if isinstance(outcome, DecodeError) else None
+
+
+def _reject(task: ShardTask, source: Source, error: DecodeError) -> Reject:
+    return Reject(task.split, source.key, error.reason, error.detail)
+
+
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
-    """Make the task's shard and its record. Raises Stopped if `control` says so."""
+    """Make the task's shard and its record. Raises Stopped if `control` says so.
+
+    In a published set, which the task repairs, nothing is written but the shard, and only if it is the one expected.
+    """
     if control.stopped():
         raise Stopped
     sources_sha256 = task.origin.fingerprint(task.sources)
     rejects: list[Reject] = []
     mended: list[Mended] = []
+    hashes: dict[bytes, bytes] = {}
     entry = None
     with (
         ShardFileWriter(task.out / task.name, (*task.fit.size, 3), len(task.sources)) as shard,
-        open(_refused_path(task), "wb", buffering=0) as refused,
+        open(_refused_path(task) if task.expected_sha256 is None else os.devnull, "wb", buffering=0) as refused,
         # Closed here and not when the garbage collector comes by: it may have threads.
-        contextlib.closing(_prepare_blocks(task, shard, control.threads)) as blocks,
+        contextlib.closing(_prepare_blocks(task, shard, control.threads, hashes)) as blocks,
     ):
         for block, outcomes in blocks:
             kept = []
@@ -157,7 +179,7 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
                 if control.stopped():
                     raise Stopped
                 if isinstance(outcome, DecodeError):
-                    rejects.append(Reject(task.split, source.key, outcome.reason, outcome.detail))
+                    rejects.append(_reject(task, source, outcome))
                     refused.write(rejects[-1].to_line())
                     control.report(1, 1)
                     continue
@@ -170,10 +192,12 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
                 control.report(1, 0)
             shard.write_block(block, kept)
         if len(shard.rows):
-            entry = shard.finish()
+            entry = shard.finish(task.expected_sha256)
         rows = shard.rows.to_array(task.key_nbytes)
-    record = ShardRecord(entry, rows, tuple(rejects), tuple(mended), sources_sha256)
-    write_atomic(_record_path(task), _dump_record(record))
+    all_hashes = b"".join(hashes.get(source.key, UNREAD) for source in task.sources) if task.hash_sources else None
+    record = ShardRecord(entry, rows, tuple(rejects), tuple(mended), sources_sha256, all_hashes)
+    if task.expected_sha256 is None:
+        write_atomic(_record_path(task), _dump_record(record))
     return record
 
 
@@ -204,6 +228,7 @@ def _dump_record(record: ShardRecord) -> bytes:
         "rejects": [[r.split, os.fsdecode(r.key), r.reason, r.detail] for r in record.rejects],
         "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
         "sources_sha256": record.sources_sha256,
+        "hashes": record.hashes and base64.b64encode(record.hashes).decode("ascii"),
     }
     return json.dumps(document).encode("ascii")
 
@@ -219,7 +244,10 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             tuple(Reject(split, os.fsencode(key), *rest) for split, key, *rest in document["rejects"]),
             tuple(Mended(split, os.fsencode(key), warning) for split, key, warning in document["mended"]),
             document["sources_sha256"],
+            document["hashes"] and base64.b64decode(document["hashes"]),
         )
+        if record.hashes and len(record.hashes) != len(task.sources) * HASH_NBYTES:
+            return None
         if entry and (task.out / entry.file).stat().st_size != entry.nbytes:
             return None
     except (OSError, ValueError, TypeError, KeyError):

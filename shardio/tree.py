@@ -112,20 +112,23 @@ class _Scan:
             sources += [Source(os.fsencode(f"{path}/{file}"[self._key_start :]), labels[name]) for path, file in files]
         return classes, tuple(sources)
 
-    def _files(self, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-        """(folder, file name) of all files at or below `folder`. `above` identifies the folders on the way down."""
-        here = _identity(folder)
-        if here in above:  # a symbolic link to a folder that holds it
-            self.ignored["symlink loop"] += 1
-            return
-        for entry in self._entries(folder):
-            kind = _kind(entry)
-            if kind == "folder":
-                yield from self._files(Path(entry.path), (*above, here))
-            elif kind == "file":
-                yield str(folder), entry.name
-            else:
-                self.ignored["not a regular file"] += 1
+    def _files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
+        """(folder, file name) of all files at or below `top`. `above` identifies the folders on the way down."""
+        pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
+        while pending:
+            folder, above = pending.pop()
+            here = _identity(folder)
+            if here in above:  # a symbolic link to a folder that holds it
+                self.ignored["symlink loop"] += 1
+                continue
+            for entry in self._entries(folder):
+                kind = _kind(entry)
+                if kind == "folder":
+                    pending.append((Path(entry.path), (*above, here)))
+                elif kind == "file":
+                    yield str(folder), entry.name
+                else:
+                    self.ignored["not a regular file"] += 1
 
 
 def _identity(folder: Path) -> tuple[int, int]:

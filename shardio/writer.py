@@ -221,8 +221,11 @@ class ShardFileWriter:
             self._sync.result()
             self._sync = None
 
-    def finish(self) -> ShardEntry:
-        """Publish the shard, durably, and return its manifest entry. ValueError if it has no sample."""
+    def finish(self, expected_sha256: str | None = None) -> ShardEntry:
+        """Publish the shard, durably, and return its manifest entry. ValueError if it has no sample.
+
+        With `expected_sha256`, nothing is published if the shard is another one: the entry tells.
+        """
         num_samples = len(self.rows)
         if not num_samples:
             raise ValueError(f"{self.path}: a shard needs at least one sample")
@@ -238,8 +241,10 @@ class ShardFileWriter:
                 write_all(self._file.descriptor, shard_header(num_samples, self.sample_shape))
                 os.ftruncate(self._file.descriptor, nbytes)
                 self._sha256 = _hash_file(self._file.descriptor)
-        self._file.commit()
-        return ShardEntry(self.path.name, nbytes, self._sha256.hexdigest(), num_samples)
+        entry = ShardEntry(self.path.name, nbytes, self._sha256.hexdigest(), num_samples)
+        if expected_sha256 in (None, entry.sha256):
+            self._file.commit()
+        return entry
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

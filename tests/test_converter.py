@@ -16,6 +16,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from test_files import FailingDisk
 
 from shardio import converter
 from shardio.converter import ConvertReport, Progress, convert
-from shardio.decode import decode_image
+from shardio.decode import DecodeOptions, decode_image
 from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
+from shardio.manifest import commit_manifest, load_manifest
 from shardio.plan import ConvertOptions, library_versions, order_sources
 from shardio.resize import Fit
 from shardio.shardset import open_shards
@@ -199,7 +201,10 @@ def test_short_writes_give_the_same_bytes(
 # --- the right samples ------------------------------------------------------------------------------------------------
 
 
-def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled") -> int:
+DEFAULTS = DecodeOptions()
+
+
+def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled", options: DecodeOptions = DEFAULTS) -> int:
     """Every sample against the decoder and the resizer, called by hand in the order of the plan; how many there are."""
     tree = scan_tree(src)
     total = 0
@@ -211,7 +216,7 @@ def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled") -> in
         pixels = np.concatenate(shards)
         for source in sources:
             if position < len(index) and index["key"][position] == source.key:
-                decoded = decode_image((src / os.fsdecode(source.key)).read_bytes()).pixels
+                decoded = decode_image((src / os.fsdecode(source.key)).read_bytes(), options).pixels
                 np.testing.assert_array_equal(pixels[position], fit.apply(decoded), err_msg=str(source.key))
                 row = index[position]
                 assert row["label"] == source.label == sorted(tree.classes).index(source.key.split(b"/")[-2].decode())
@@ -316,6 +321,29 @@ def test_every_kind_of_image_is_converted_whatever_its_name(tmp_path: Path, out:
     report = convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 0})
     assert report.num_samples == {"train": 6}
     assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE))) == 6
+
+
+def test_pictures_are_turned_and_laid_over_a_background_where_that_is_asked_for(tmp_path: Path, out: Path) -> None:
+    rng = np.random.default_rng(9)
+    folder = tmp_path / "src" / "a"
+    folder.mkdir(parents=True)
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(random_picture(rng, 30, 50)).save(folder / f"{orientation}.jpg", exif=exif)
+    rgba = np.dstack([random_picture(rng, 20, 20), np.zeros((20, 20), np.uint8)])
+    Image.fromarray(rgba).save(folder / "0.png")
+    chosen = DecodeOptions(exif_rotate=True, background=(0, 128, 0))
+    convert(tmp_path / "src", out, **OPTIONS, exif_rotate=True, background="green")
+    assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE)), options=chosen) == 9
+    shards = open_shards(out)
+    sizes = {row["key"]: (int(row["source_height"]), int(row["source_width"])) for row in shards.index}
+    for orientation in range(1, 9):
+        assert sizes[f"a/{orientation}.jpg".encode()] == ((50, 30) if orientation >= 5 else (30, 50))
+    (transparent,) = (
+        sample.image for sample, row in zip(shards, shards.index, strict=True) if row["key"] == b"a/0.png"
+    )
+    assert (transparent == (0, 128, 0)).all()
 
 
 def test_names_that_are_no_utf8_or_need_quoting_are_kept(tmp_path: Path, out: Path) -> None:
@@ -458,6 +486,9 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
         ({"resample": "box"}, "resample must be one of bicubic, bilinear, lanczos; found 'box'"),
         ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
         ({"shard_size": 0}, "shard size must be positive; found 0"),
+        ({"background": (1, 2)}, r"background must be \(red, green, blue\), each from 0 to 255; found \(1, 2\)"),
+        ({"background": "dull"}, "expected a colour such as 255,255,255, #ffffff or white; found 'dull'"),
+        ({"exif_rotate": 1}, "exif_rotate must be True or False; found 1"),
         ({"seed": -1}, r"seed must be from 0 to 2\*\*64 - 1; found -1"),
     ],
 )
@@ -593,6 +624,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "shard_nbytes": {"shard_size": 1 << 20},
     "order": {"order": "source"},
     "seed": {"seed": 3},
+    "exif_rotate": {"exif_rotate": True},
+    "background": {"background": "black"},
 }
 
 
@@ -661,6 +694,19 @@ def test_a_finished_set_is_finished_for_other_versions_of_libraries_too(
     convert(image_tree, out, **OPTIONS)
     monkeypatch.setattr(converter, "library_versions", lambda: {"pillow": "99.0"})
     assert convert(image_tree, out, **OPTIONS).num_converted == 0
+
+
+def test_a_finished_set_from_before_there_was_a_choice_is_recognised(image_tree: Path, out: Path) -> None:
+    first = convert(image_tree, out, **OPTIONS)
+    manifest = load_manifest(out)
+    conversion = dict(manifest.provenance["conversion"])
+    for name in ("exif_rotate", "background"):
+        del conversion[name]
+    commit_manifest(out, replace(manifest, provenance={**manifest.provenance, "conversion": conversion}))
+    again = convert(image_tree, out, **OPTIONS)
+    assert (again.num_converted, again.digest) == (0, first.digest)
+    with pytest.raises(ConvertError, match="exif_rotate False, here True"):
+        convert(image_tree, out, **OPTIONS, exif_rotate=True)
 
 
 def test_one_folder_inside_the_other_is_refused(image_tree: Path, tmp_path: Path) -> None:

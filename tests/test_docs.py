@@ -9,11 +9,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from conftest import random_picture, write_jpeg
 from storages import draw_imagenet, write_archives, write_kaggle, write_list, write_webdataset
+
+from shardio.decode import MAX_PIXELS, MAX_SOURCE_NBYTES
+from shardio.errors import Reason
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -106,6 +110,19 @@ def test_the_worked_example_reads_the_index_right() -> None:
     assert index.itemsize == 40
     assert index[1].tolist() == (1, b"dog/rex.png", 499, 333, 0x989983C6)
     assert index[2]["key"].decode() == "cat/garfield-ü.png"
+
+
+def test_every_reason_of_a_refusal_is_explained_and_no_other() -> None:
+    section = FORMAT.partition("### rejects.jsonl")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([a-z ]+)` \|", section, re.MULTILINE)) == set(get_args(Reason))
+
+
+def test_the_memory_that_is_stated_is_that_of_the_limits() -> None:
+    assert (
+        f"{16 * MAX_PIXELS / 1e9:.1f} GB for the\nlargest picture that is taken ({MAX_PIXELS / 1e6:.0f} megapixels)"
+        in README
+    )
+    assert f"{4 * MAX_SOURCE_NBYTES / 1e9:.1f} GB for the largest file ({MAX_SOURCE_NBYTES / 1e6:.0f} MB)" in README
 
 
 def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 from collections import Counter
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardio.decode import DecodeOptions
 from shardio.format import HEADER_NBYTES
-from shardio.plan import ConvertOptions, Plan, difference, library_versions, make_plan, order_sources
+from shardio.plan import ConvertOptions, Plan, difference, library_versions, make_plan, order_sources, read_options
 from shardio.resize import Fit
 from shardio.sources import Collection, FileOrigin, Source
 
@@ -135,6 +137,7 @@ def test_every_split_has_its_own_shards_and_key_width() -> None:
         assert longest <= task.key_nbytes < longest + 8
         assert task.key_nbytes % 8 == 4
         assert (task.origin, task.out, task.fit) == (ORIGIN, OUT, plan.options.fit)
+        assert (task.decode, task.hash_sources, task.expected_sha256) == (plan.options.decode, False, None)
 
 
 def test_the_size_of_a_plan_is_that_of_its_shards_and_indexes() -> None:
@@ -159,6 +162,8 @@ CHANGES: dict[str, ConvertOptions] = {
     "shard_nbytes": options(per_shard=11),
     "order": options(order="source"),
     "seed": options(seed=1),
+    "exif_rotate": options(decode=DecodeOptions(exif_rotate=True)),
+    "background": options(decode=DecodeOptions(background=(0, 0, 0))),
 }
 
 
@@ -215,6 +220,50 @@ def test_equal_descriptions_have_no_difference() -> None:
     base = plan_of(tree(train=sources(20))).describe()
     assert difference(base, plan_of(tree(train=sources(20))).describe()) == ""
     assert difference({}, {"seed": 3}) == "seed None, here 3"
+
+
+def test_sets_from_before_there_were_options_are_recognised_as_made_with_their_defaults() -> None:
+    here = plan_of(tree(train=sources(20))).describe()
+    there = {name: value for name, value in here.items() if name not in ("exif_rotate", "background")}
+    assert difference(there, here) == ""
+    for name in ("exif_rotate", "background"):
+        changed = plan_of(tree(train=sources(20)), CHANGES[name]).describe()
+        assert difference(there, changed) == f"{name} {here[name]!r}, here {changed[name]!r}"
+
+
+@pytest.mark.parametrize("chosen", [options(), *CHANGES.values(), options(fit=Fit((3, 5), "squash", "bilinear"))])
+def test_options_are_read_back_from_their_description(chosen: ConvertOptions) -> None:
+    description = json.loads(json.dumps(plan_of(tree(train=sources(20)), chosen).describe()))
+    assert read_options(description) == chosen
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 4},
+        {"size": [4]},
+        {"size": [4, 4.0]},
+        {"fit": "stretch"},
+        {"fit": ["crop"]},
+        {"resample": None},
+        {"shard_nbytes": "many"},
+        {"shard_nbytes": 1.5},
+        {"order": 3},
+        {"seed": 0.5},
+        {"seed": True},
+        {"background": [1, 2]},
+        {"background": None},
+        {"exif_rotate": "yes"},
+    ],
+)
+def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    description = plan_of(tree(train=sources(3))).describe()
+    with pytest.raises(ValueError):
+        read_options({**description, **change})
+    (name,) = change
+    if name not in ("exif_rotate", "background"):
+        with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
+            read_options({key: value for key, value in description.items() if key != name})
 
 
 def test_names_that_are_no_utf8_can_be_described() -> None:

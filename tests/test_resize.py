@@ -240,6 +240,30 @@ def test_a_tall_picture_is_refused_where_its_rows_alone_would_become_too_many_pi
         Fit((256, 256), "squash").apply(np.zeros((height, 1, 3), np.uint8))
 
 
+_PEAK_OF_RESIZING = """
+import sys, numpy as np
+from shardio.resize import Fit
+def peak():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+height, width, mode = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+before = peak()
+pixels = np.ones((height, width, 3), np.uint8)
+Fit((256, 256), mode).apply(pixels)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "mode"),
+    [(340_000, 1, "squash"), (85, 1 << 20, "pad"), (1 << 20, 85, "pad"), (20, 27_000, "crop"), (9_400, 9_400, "crop")],
+)
+def test_resizing_takes_less_memory_than_decoding_whatever_the_picture(height: int, width: int, mode: str) -> None:
+    command = [sys.executable, "-c", _PEAK_OF_RESIZING, str(height), str(width), mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) * 1024 < 12 * MAX_PIXELS
+
+
 @pytest.mark.parametrize("mode", ["squash", "pad"])
 def test_long_thin_pictures_pass_where_they_are_not_enlarged(mode: FitMode) -> None:
     assert Fit((256, 256), mode).apply(np.full((1, 20_000, 3), 9, np.uint8)).max() == 9
@@ -286,7 +310,7 @@ def test_every_size_of_a_reduced_picture_gives_a_sample_of_the_size() -> None:
 
 def fast_and_exact(data: bytes, fit: Fit) -> tuple[int, float]:
     """The reduction that was chosen, and the PSNR of the sample to the one of the whole picture."""
-    decoded = decode_image(data, fit.least_size)
+    decoded = decode_image(data, least_size=fit.least_size)
     fast = fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
     return decoded.reduction, decibels(fast, fit.apply(decode_image(data).pixels))
 

@@ -1,0 +1,46 @@
+"""What a WebP says of itself before it is decoded: the size of its canvas, and its Exif block (RFC 9649)."""
+
+from __future__ import annotations
+
+from shardio.errors import DecodeError
+
+_HAS_EXIF = 0x08
+
+
+def is_webp(data: bytes) -> bool:
+    return data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+
+
+def _bits(data: bytes, start: int, stop: int) -> int:
+    return int.from_bytes(data[start:stop], "little")
+
+
+def claimed_nbytes(data: bytes) -> int:
+    """How many bytes the file is to have, at least."""
+    return _bits(data, 4, 8) + 8
+
+
+def read_size(data: bytes) -> tuple[int, int]:
+    """(width, height) that the first chunk claims. DecodeError if it is of no kind that has a size."""
+    chunk = data[12:16]
+    if chunk == b"VP8X":  # canvas size minus one, 24 bits each
+        return _bits(data, 24, 27) + 1, _bits(data, 27, 30) + 1
+    if chunk == b"VP8L":  # after a signature byte: size minus one, 14 bits each
+        return (_bits(data, 21, 25) & 0x3FFF) + 1, (_bits(data, 21, 25) >> 14 & 0x3FFF) + 1
+    if chunk == b"VP8 ":  # after the frame tag and start code: 14 bits each, with two of scaling
+        return _bits(data, 26, 28) & 0x3FFF, _bits(data, 28, 30) & 0x3FFF
+    raise DecodeError("damaged", f"expected a VP8, VP8L or VP8X chunk, found {chunk!r}")
+
+
+def exif_block(data: bytes) -> bytes:
+    """The content of the EXIF chunk, if the flags announce one, or nothing."""
+    if data[12:16] != b"VP8X" or not _bits(data, 20, 21) & _HAS_EXIF:
+        return b""
+    position = 12
+    while position + 8 <= len(data):
+        start = position + 8
+        nbytes = _bits(data, position + 4, start)
+        if data[position : position + 4] == b"EXIF":
+            return data[start : start + nbytes]
+        position = start + nbytes + nbytes % 2  # chunks begin at even offsets
+    return b""
