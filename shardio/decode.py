@@ -133,8 +133,8 @@ def decode_image(data: bytes, options: DecodeOptions = _DEFAULTS, least_size: Le
         raise DecodeError("too large", f"no memory to decode it: {error}") from None
     except Exception as error:
         # Decoders raise a dozen types on damaged files: ValueError, OSError, SyntaxError, EOFError, struct.error...
-        # Pillow's limits on what the metadata of a PNG may expand to have names of their own.
-        reason: Reason = "too large" if "MAX_TEXT_" in str(error) else "damaged"
+        # Of a PNG's metadata that expands beyond Pillow's limits, only the message tells, in the words of its version.
+        reason: Reason = "too large" if re.search("too large|MAX_TEXT_", str(error), re.IGNORECASE) else "damaged"
         raise DecodeError(reason, f"{type(error).__name__}: {error}") from None
 
 
@@ -237,8 +237,8 @@ def _decode_png(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
         image.load()
         if header.colour_type == png.PALETTE:
             _check_palette(image, png.find_chunk(data, b"PLTE") or b"")
-        if header.colour_type == png.GREY and header.depth in (2, 4) and transparent:
-            # Pillow has scaled the pixels to 8 bits, and compares them with the value as it is stored.
+        if header.colour_type == png.GREY and header.depth < 8 and transparent:
+            # Pillow has scaled the pixels to 8 bits, and may compare them with the value as it is stored.
             most = (1 << header.depth) - 1
             image.info["transparency"] = (transparent[-1] & most) * 255 // most
         return _to_rgb(image, options.background)
