@@ -100,18 +100,18 @@ class CudaTransfer:
             self.done()
 
     def hand_over(self) -> Tensors:
-        # From now on it is the caller's alone, and returns when the caller drops it.
-        memory, self._memory = self._memory, []
-        images, labels, indices = memory
+        images, labels, indices = self._memory
         consumer = torch.cuda.current_stream(images.device)
         if not self._done:  # else the event may be that of another batch by now
             consumer.wait_event(self._end)
         if consumer != self._owner:
             # When the caller drops the batch, its memory returns to the owner's stream at once, and that knows nothing
             # of the consumer's. This has the allocator wait for the consumer's, too.
-            for tensor in memory:
-                tensor.record_stream(consumer)
-        return Tensors(images.permute(0, 3, 1, 2), labels, indices)
+            for memory in self._memory:
+                memory.record_stream(consumer)
+        tensors = Tensors(images.permute(0, 3, 1, 2), labels, indices)
+        self._memory = []  # the caller's alone now, so that it returns when the caller drops it
+        return tensors
 
 
 def numa_node(device: torch.device) -> int | None:

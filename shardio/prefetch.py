@@ -105,7 +105,7 @@ class DevicePrefetch:
 
     def take(self) -> Tensors:
         """The oldest started batch. Waits if more than MOST_AHEAD taken ones are not even copied yet."""
-        tensors = self._transfers.popleft().hand_over()
+        tensors = self._hand_over()
         # Copies are made in order: while one that was taken is unfinished, so are all that were not taken.
         self.reclaim(len(self._transfers) + MOST_AHEAD)
         return tensors
@@ -127,5 +127,10 @@ class DevicePrefetch:
         self._reserved = None
         # Handed over to nobody, so that their memory is safe even if a Ctrl-C cuts the waiting short.
         while self._transfers:
-            self._transfers.popleft().hand_over()
+            self._hand_over()
         self.reclaim(most_copying=0)
+
+    def _hand_over(self) -> Tensors:
+        tensors = self._transfers[0].hand_over()
+        self._transfers.popleft()  # after that: if a Ctrl-C comes between, close() makes up for it
+        return tensors

@@ -311,6 +311,26 @@ def test_an_interrupt_while_waiting_for_copies_endangers_no_memory(hand: Hand, m
     hand.simulation.synchronize()
 
 
+def test_an_interrupt_while_a_batch_is_taken_endangers_no_memory(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(device: object) -> Stream:
+        raise KeyboardInterrupt
+
+    hand.simulation.slow = hand.copier._stream
+    hand.start(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shardio.cuda.torch.cuda, "current_stream", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hand.prefetch.take()
+    gc.collect()
+    with monkeypatch.context() as patch:
+        patch.setattr(DevicePrefetch, "reclaim", lambda self, most_copying: None)
+        hand.prefetch.close()
+    del hand.prefetch
+    for value in range(4):
+        write_and_look(hand.simulation, PICTURES[:BATCH].nbytes, value)
+    hand.simulation.synchronize()
+
+
 @pytest.mark.parametrize("copied", [0, 1, 2])
 def test_an_interrupt_while_starting_a_copy_endangers_no_memory(
     copied: int, hand: Hand, monkeypatch: pytest.MonkeyPatch

@@ -158,6 +158,17 @@ def test_the_gpu_of_the_local_rank_is_the_default(path: Path, monkeypatch: pytes
             assert images.device == labels.device == loader.device
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="only one CUDA device")
+def test_a_device_that_is_not_the_current_one_gets_every_byte(path: Path, poison: None) -> None:
+    cpu = ShardLoader(path, BATCH, device="cpu", return_indices=True)
+    with cpu, ShardLoader(path, BATCH, device="cuda:1", return_indices=True) as cuda, torch.cuda.device(0):
+        for ours, theirs in zip(cuda, cpu, strict=True):
+            assert torch.cuda.current_device() == 0
+            for one, other in zip(ours, theirs, strict=True):
+                assert one.device == torch.device("cuda", 1)
+                assert torch.equal(one.cpu(), other)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
 @pytest.mark.parametrize("tail", ["drop", "pad", "short"])
 def test_batches_are_those_of_the_cpu(path: Path, tail: Tail, prefetch: int, poison: None, busy: Busy) -> None:
