@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -81,10 +81,19 @@ def _parse_background(text: str) -> tuple[int, int, int]:
         raise ValueError("a colour such as 255,255,255, #ffffff or white") from None
 
 
-def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
-    """An option's callback: `parse` raises ValueError with what it expected."""
+def _parse_part(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError("K/N with K from 1 to N, such as 3/16")
+    return int(match[1]), int(match[2])
 
-    def callback(context: click.Context, parameter: click.Parameter, value: str) -> T:
+
+def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
+    """An option's callback: `parse` raises ValueError with what it expected. Without a value or a default, None."""
+
+    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> T | None:
+        if value is None:
+            return None
         try:
             return parse(value.strip())
         except ValueError as error:
@@ -169,7 +178,11 @@ def cli() -> None:
     show_default=True,
     help="Most bytes of one shard file.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Cores to use.  [default: all]")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    help="Cores to use; with --scheduler, for each shard.  [default: all; with --scheduler, 1]",
+)
 @click.option(
     "--order",
     type=click.Choice(["shuffled", "source"]),
@@ -202,6 +215,13 @@ def cli() -> None:
     callback=_in_a_folder,
     metavar="FILE",
     help="List images that have the same bytes in FILE: first those under different labels.",
+)
+@click.option("--scheduler", metavar="ADDRESS", help="Of a Dask cluster that does the work, such as tcp://host:8786.")
+@click.option(
+    "--part",
+    callback=_parsed(_parse_part),
+    metavar="K/N",
+    help="Make every N-th shard, from the K-th on: for array jobs. The part that ends last publishes the set.",
 )
 @_json_option
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
@@ -248,13 +268,15 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
         return
     rate = f" ({report.num_converted / report.seconds:,.0f} images/s)" if report.num_converted else ""
     done = f"converted {report.num_converted:,} images in {report.seconds:,.1f} s{rate}"
-    click.echo(done if report.num_converted else "nothing to do: the set is complete")
+    complete = "this part" if report.unfinished else "the set"
+    click.echo(done if report.num_converted else f"nothing to do: {complete} is complete")
     click.echo(f"  source  {report.source}, {src}")
     for name, count in report.num_samples.items():
         click.echo(f"  {name:<8}{count:>12,} samples")
-    click.echo(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}, digest {report.digest[:16]}")
+    digest = f", digest {report.digest[:16]}" if report.digest else ""
+    click.echo(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}{digest}")
     for what, counts, where in (
-        ("refused", report.refused, f", listed in {out / 'rejects.jsonl'}"),
+        ("refused", report.refused, f", listed in {out / 'rejects.jsonl'}" if report.digest else ""),
         ("mended", {"junk in the header left out": len(report.mended)} if report.mended else {}, ""),
         ("ignored", report.ignored, ""),
     ):
@@ -267,6 +289,13 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
             f"  duplicates: {len(report.duplicates):,} images are there more than once, "
             f"{sum(group.labels_differ for group in report.duplicates):,} of them under different labels, "
             f"{across:,} in different splits, listed in {duplicates_file}"
+        )
+
+    if report.unfinished:
+        k, n = options["part"]
+        click.echo(
+            f"part {k}/{n} done: {report.unfinished.num_finished:,} of {report.unfinished.num_shards:,} shards are "
+            f"finished; the last part to finish publishes. Missing: {_some(report.unfinished.parts)}"
         )
 
 
@@ -630,6 +659,11 @@ def demo(images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> N
     click.secho(f"\n$ shardio info {out}", bold=True)
     click.get_current_context().invoke(info, out=out, as_json=False)
     run_demo(out, steps, click.echo)
+
+
+def _some(numbers: Sequence[int], most: int = 16) -> str:
+    more = f" and {len(numbers) - most:,} more" if len(numbers) > most else ""
+    return ", ".join(map(str, numbers[:most])) + more
 
 
 def _bytes(count: int) -> str:

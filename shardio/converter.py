@@ -3,7 +3,8 @@
     scan -> plan -> shard tasks -> publish
 
 An unfinished conversion keeps its plan and the records of its finished shards in OUT/.convert. The same call goes on
-from there; a call with other options or other sources is refused.
+from there; a call with other options or other sources is refused. Tasks are done by an engine: this machine's cores, an
+executor of the caller's, or a Dask cluster.
 """
 
 from __future__ import annotations
@@ -14,25 +15,28 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from shardio.dask_cluster import run_on_dask
 from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.errors import ConvertError, SpaceError
-from shardio.files import is_temporary, sweep_temporaries, write_atomic
+from shardio.executors import Pool, run_on_pool
+from shardio.files import is_temporary, remove_temporaries, sweep_temporaries, write_atomic
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
-from shardio.plan import ConvertOptions, Order, Plan, Quality, difference, library_versions, make_plan
+from shardio.parts import Part, Unfinished
+from shardio.plan import ConvertOptions, Order, Plan, Quality, ShardTask, difference, library_versions, make_plan
 from shardio.resize import Fit, FitMode, Resample
 from shardio.scanner import SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
-from shardio.shardtask import Mended, ShardRecord, load_record, refused_so_far
+from shardio.shardtask import Mended, Report, ShardRecord, load_record, refused_so_far, without_record
 from shardio.workers import run_tasks
 
 _PLAN_NAME = "plan.json"
@@ -43,7 +47,7 @@ _STAT_THREADS = 16
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a conversion is, in sources."""
+    """How far a conversion, or this part of one, is, in sources."""
 
     done: int
     refused: int
@@ -52,10 +56,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion did."""
+    """What a conversion did. If it was a part and the set is not published yet, all numbers are of this part."""
 
     out: str
     digest: str
+    """Of the published set; "" if it is not published yet."""
     num_samples: Mapping[str, int]
     """Samples per split."""
     num_shards: int
@@ -75,6 +80,8 @@ class ConvertReport:
     """Sources that this call worked on; the others were finished by an earlier one."""
     duplicates: tuple[Duplicates, ...] | None = None
     """Sources of the samples that have the same bytes; None if they were not asked for."""
+    unfinished: Unfinished | None = None
+    """What other parts have still to do; None if the set is published."""
 
     @property
     def num_refused(self) -> int:
@@ -98,6 +105,9 @@ def convert(
     workers: int | None = None,
     max_bad: int | float = 0.01,
     report_duplicates: bool = False,
+    executor: Executor | None = None,
+    scheduler: str | None = None,
+    part: tuple[int, int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ConvertReport:
     """Convert the images in `src` into a shard set in the folder `out`.
@@ -114,6 +124,15 @@ def convert(
     `report_duplicates` the report tells which sources have the same bytes; they are converted as all others.
     `on_progress` is called in this thread.
 
+    `executor` does the work instead of this machine's cores: any concurrent.futures.Executor, on machines that have the
+    same libraries, and `src` and `out` under the same names. It is not shut down. `scheduler` is the address of a Dask
+    scheduler, for the same on its cluster. With either, `workers` is how many cores each shard is made with, by default
+    one.
+
+    `part=(k, n)` makes only every n-th shard, from the k-th on. n such calls, on any machines and in any order, make
+    the set, and the last of them publishes it; the report of the others says what is `unfinished`. `max_bad` is that of
+    the whole set: beside a part's own, refused images count of the shards that others had finished before it began.
+
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
     SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and the same call
     goes on. KeyboardInterrupt likewise.
@@ -129,34 +148,50 @@ def convert(
         DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
         quality,
     )
-    workers = usable_cores() if workers is None else workers
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1; found {workers}")
+    engine = _choose_engine(workers, executor, scheduler)
+    chosen = Part(1, 1) if part is None else Part(*part)
     collection = scan(src, source)
     plan = make_plan(out, collection, options, hash_sources=report_duplicates)
+    mine = chosen.of(plan.tasks)
     most_bad = _most_bad(max_bad, collection.num_sources)
-    monitor = _Monitor(collection.num_sources, most_bad, on_progress)
-    records: list[ShardRecord] = []
+    monitor = _Monitor(sum(len(task.sources) for task in mine), most_bad, on_progress)
+    records: dict[str, ShardRecord] = {}
+    missing: list[ShardTask] = []
     manifest = _published(plan, out)
     if manifest is None:
         try:
             manifest = _claim_folder(plan, out)
             if manifest is None:
-                records = _make_shards(plan, out, workers, monitor)
-                manifest = _publish(plan, out, records)
-        except FileNotFoundError:
-            # Another process may have finished the same conversion meanwhile, and removed the work folder.
+                records, missing = _make_shards(plan, out, mine, engine, monitor)
+                if missing:
+                    # Another part may have ended since, published the set and removed the records.
+                    manifest = _published(plan, out)
+                else:
+                    manifest = _publish(plan, out, [records[task.name] for task in plan.tasks])
+        except _TooManyBad:
             manifest = _published(plan, out)
             if manifest is None:
-                raise
+                raise _tell_refused(plan, out, monitor) from None
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                # Another process may have finished the same conversion meanwhile, and removed the work folder.
+                manifest = _published(plan, out)
+            if manifest is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise SpaceError(
                     f"{error.filename or out}: {error.strerror}. Finished shards are kept: make room and run the same "
                     "command again"
                 ) from error
-            raise
+            if manifest is None:
+                raise
+    if manifest is None:
+        return _report_part(plan, out, chosen, records, missing, monitor, start)
     _remove_work(out)
+    if len(records) == len(plan.tasks):
+        # Whoever is still at work, say a lost machine that is not lost, shall not replace a file that is published.
+        # Without the work folder nobody begins, and without its temporary file nobody ends.
+        remove_temporaries(out)
+    else:
+        sweep_temporaries(out)
     return ConvertReport(
         out=str(out),
         digest=manifest.digest,
@@ -166,11 +201,66 @@ def convert(
         num_sources=collection.num_sources,
         refused=_count_reasons(out),
         source=collection.kind,
-        mended=tuple(m for record in records for m in record.mended),
+        mended=tuple(m for record in records.values() for m in record.mended),
         ignored=dict(collection.ignored),
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.found,
-        duplicates=_find_duplicates(plan, out, records, workers) if report_duplicates else None,
+        duplicates=_find_duplicates(plan, out, records, workers or usable_cores()) if report_duplicates else None,
+    )
+
+
+Engine = Callable[[Sequence[ShardTask], Report], list[ShardRecord]]
+"""Does all tasks; their records in the order of the tasks. What the report raises stops the work."""
+
+
+def _choose_engine(workers: int | None, executor: Executor | None, scheduler: str | None) -> Engine:
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1; found {workers}")
+    if executor is not None and scheduler is not None:
+        raise ValueError("expected an executor or a scheduler, found both")
+    if executor is not None:
+        return lambda tasks, report: run_on_pool(tasks, Pool(executor), report, threads=workers or 1)
+    if scheduler is not None:
+        return lambda tasks, report: run_on_dask(tasks, scheduler, report, threads=workers or 1)
+    return lambda tasks, report: run_tasks(tasks, workers or usable_cores(), report)
+
+
+def _report_part(
+    plan: Plan,
+    out: Path,
+    part: Part,
+    records: Mapping[str, ShardRecord],
+    missing: Sequence[ShardTask],
+    monitor: _Monitor,
+    start: float,
+) -> ConvertReport:
+    """What a part has done, while shards of others are missing."""
+    mine = [(task.split, records[task.name]) for task in part.of(plan.tasks)]
+    samples: Counter[str] = Counter()
+    for split, record in mine:
+        samples[split] += len(record.rows)
+    shards = [record.entry for _, record in mine if record.entry is not None]
+    names = {task.name for task in missing}
+    return ConvertReport(
+        out=str(out),
+        digest="",
+        num_samples=dict(samples),
+        num_shards=len(shards),
+        nbytes=sum(shard.nbytes for shard in shards),
+        num_sources=sum(record.num_sources for _, record in mine),
+        refused=dict(Counter(reject.reason for _, record in mine for reject in record.rejects).most_common()),
+        mended=tuple(m for _, record in mine for m in record.mended),
+        ignored=dict(plan.collection.ignored),
+        seconds=time.monotonic() - start,
+        num_converted=monitor.done - monitor.found,
+        source=plan.collection.kind,
+        unfinished=Unfinished(
+            num_shards=len(plan.tasks),
+            num_finished=len(plan.tasks) - len(missing),
+            parts=tuple(
+                sorted({number % part.count + 1 for number, task in enumerate(plan.tasks) if task.name in names})
+            ),
+        ),
     )
 
 
@@ -214,15 +304,16 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
     Returns the manifest if the same conversion was finished by another process since we looked.
     """
     work = out / WORK_FOLDER
-    if out.is_dir() and not (work / _PLAN_NAME).exists():
-        found = sorted(name for name in os.listdir(out) if name != WORK_FOLDER and not is_temporary(name))
-        if found and (manifest := _published(plan, out)) is not None:
+    listed = os.listdir(out) if out.is_dir() else []
+    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
+    # Looked for after what it stands for: another process that began meanwhile may have made shards.
+    if found and not (work / _PLAN_NAME).exists():
+        if (manifest := _published(plan, out)) is not None:
             return manifest
-        if found:
-            raise ConvertError(
-                f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
-                "Convert into a new folder"
-            )
+        raise ConvertError(
+            f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
+            "Convert into a new folder"
+        )
     work.mkdir(parents=True, exist_ok=True)
     here = {**plan.describe(), "libraries": library_versions()}
     try:
@@ -276,6 +367,7 @@ class _Monitor:
         self.done = 0
         self.refused = 0
         self.found = 0  # of those done: finished by an earlier call
+        self.refused_by_others = 0
         self._on_progress = on_progress
 
     def report(self, done: int, refused: int) -> None:
@@ -283,30 +375,60 @@ class _Monitor:
         self.refused += refused
         if self._on_progress is not None:
             self._on_progress(Progress(self.done, self.refused, self.total))
-        if self.refused > self.most_bad:
+        self._check()
+
+    def count_others(self, records: Iterable[ShardRecord | None]) -> None:
+        """Take these for all that other parts have finished."""
+        self.refused_by_others = sum(len(record.rejects) for record in records if record is not None)
+        self._check()
+
+    def _check(self) -> None:
+        if self.refused + self.refused_by_others > self.most_bad:
             raise _TooManyBad
 
 
-def _make_shards(plan: Plan, out: Path, workers: int, monitor: _Monitor) -> list[ShardRecord]:
-    """The records of all tasks, found or made."""
+def _make_shards(
+    plan: Plan, out: Path, mine: Sequence[ShardTask], engine: Engine, monitor: _Monitor
+) -> tuple[dict[str, ShardRecord], list[ShardTask]]:
+    """The records of these tasks, found or made, by shard; and which of the others are not done.
+
+    If all are, their records are among them.
+    """
+    names = {task.name for task in mine}
+    others = [task for task in plan.tasks if task.name not in names]
+    records = _load_records(mine)
+    todo = [task for task in mine if task.name not in records]
+    _check_space(plan, out, sum(task.nbytes for task in todo))
+    # Looking whether sources have changed takes time, and shards without refused images do not count here.
+    monitor.count_others(_load_records([task for task in others if refused_so_far(task)]).values())
+    for record in records.values():
+        monitor.found += record.num_sources
+        monitor.report(record.num_sources, len(record.rejects))
+    records |= {task.name: record for task, record in zip(todo, engine(todo, monitor.report), strict=True)}
+    if missing := without_record(others):
+        return records, missing
+    found = _load_records(others)
+    monitor.count_others(found.values())
+    return {**records, **found}, [task for task in others if task.name not in found]
+
+
+def _load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
+    """The records of those tasks that are done, by shard."""
     with ThreadPoolExecutor(_STAT_THREADS, thread_name_prefix="shardio-records") as pool:
-        records = list(pool.map(load_record, plan.tasks))
-    todo = [i for i, record in enumerate(records) if record is None]
-    _check_space(plan, out, sum(plan.tasks[i].nbytes for i in todo))
-    try:
-        for record in filter(None, records):
-            monitor.found += record.num_sources
-            monitor.report(record.num_sources, len(record.rejects))
-        for i, made in zip(todo, run_tasks([plan.tasks[i] for i in todo], workers, monitor.report), strict=True):
-            records[i] = made
-    except _TooManyBad:
-        write_atomic(out / REJECTS_NAME, *map(refused_so_far, plan.tasks))
-        raise ConvertError(
-            f"{out}: expected at most {monitor.most_bad} refused images of {monitor.total}, found {monitor.refused} "
-            f"after {monitor.done}; nothing is published. {out / REJECTS_NAME} lists them so far: mend them and run "
-            "the same command again, or allow more with --max-bad"
-        ) from None
-    return [record for record in records if record is not None]
+        found = zip(tasks, pool.map(load_record, tasks), strict=True)
+        return {task.name: record for task, record in found if record is not None}
+
+
+def _tell_refused(plan: Plan, out: Path, monitor: _Monitor) -> ConvertError:
+    """Write down which images are refused so far; the error that says so."""
+    write_atomic(out / REJECTS_NAME, *(line for task in plan.tasks for line in refused_so_far(task)))
+    whose = f", {monitor.refused_by_others} of them by other parts," if monitor.refused_by_others else ""
+    return ConvertError(
+        f"{out}: expected at most {monitor.most_bad} refused images of {plan.collection.num_sources}, found "
+        f"{monitor.refused + monitor.refused_by_others}{whose} after {monitor.done}; nothing is published. "
+        f"{out / REJECTS_NAME} lists them so far: mend them and run the same command again, or allow more with "
+        "--max-bad"
+    )
 
 
 def _publish(plan: Plan, out: Path, records: Sequence[ShardRecord]) -> Manifest:
@@ -322,9 +444,9 @@ def _publish(plan: Plan, out: Path, records: Sequence[ShardRecord]) -> Manifest:
     return publish_set(out, plan.options.sample_shape, plan.collection.classes, splits, rejects, provenance)
 
 
-def _find_duplicates(plan: Plan, out: Path, records: Sequence[ShardRecord], workers: int) -> tuple[Duplicates, ...]:
+def _find_duplicates(plan: Plan, out: Path, records: Mapping[str, ShardRecord], workers: int) -> tuple[Duplicates, ...]:
     """Records have no hashes if they are of a call that did not want any; a set that was finished has no records."""
-    known = {task.name: record.hashes for task, record in zip(plan.tasks, records, strict=False)}
+    known = {name: record.hashes for name, record in records.items()}
     hashes = b"".join(known.get(t.name) or hash_sources(t.origin, t.sources, workers) for t in plan.tasks)
     with (out / REJECTS_NAME).open(encoding="ascii") as lines:
         refused = {(reject["split"], os.fsencode(reject["key"])) for reject in map(json.loads, lines)}

@@ -25,7 +25,8 @@ from shardio.resize import Fit, FitMode, Resample
 from shardio.scanner import SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES
 from shardio.sources import Collection, FileOrigin, Source
-from shardio.workers import THREADS_PER_PROCESS, one_torch_thread
+from shardio.torchthreads import one_torch_thread
+from shardio.workers import THREADS_PER_PROCESS
 
 DEFAULT_SECONDS = 2.0
 # Asking a filesystem for sizes is waiting, on a network.

@@ -2,7 +2,8 @@
 
 Writing: a unique temporary name in the same folder, fsync, rename, fsync of the folder. While it is written, the
 temporary file is held under an advisory lock that dies with its process, so that `sweep_temporaries` can tell the
-left-over of a killed process from the work of a living one, on this machine or on another.
+left-over of a killed process from the work of a living one. Its name says which machine writes it, as some cluster
+filesystems keep locks to each machine.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
+import hashlib
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +24,8 @@ from types import TracebackType
 from shardio.errors import FormatError
 
 _TEMPORARY_SUFFIX = ".tmp"
+# A file that another machine is writing is silent for seconds, while a block of it is filled.
+_ABANDONED_SECONDS = 3600.0
 
 
 @contextlib.contextmanager
@@ -48,6 +54,11 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+@functools.cache
+def _machine() -> str:
+    return hashlib.sha256(os.fsencode(os.uname().nodename)).hexdigest()[:8]
+
+
 class AtomicFile:
     """A file that is written under a temporary name and appears as `path`, whole and durable, at `commit`.
 
@@ -60,7 +71,8 @@ class AtomicFile:
         self.descriptor = -1
         with naming(path):
             while True:
-                self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}")
+                tag = f"{_machine()}-{secrets.token_hex(8)}"
+                self._temporary = path.with_name(f".{path.name}.{tag}{_TEMPORARY_SUFFIX}")
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 self.descriptor = os.open(self._temporary, flags, 0o666)
                 try:
@@ -120,17 +132,22 @@ def is_temporary(name: str) -> bool:
 
 
 def sweep_temporaries(folder: Path) -> int:
-    """Remove the temporary files in `folder` that no living process is writing; how many there were."""
+    """Remove the temporary files in `folder` that no living process is writing; how many there were.
+
+    BeeGFS, NFS with local_lock and Lustre with localflock do not show one machine's locks to another: a file of another
+    machine is left alone for an hour after it was last written to, lock or none.
+    """
     swept = 0
-    for entry in os.scandir(folder):
-        if not is_temporary(entry.name) or not entry.is_file(follow_symlinks=False):
-            continue
+    for entry in _temporaries(folder):
         try:
             descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             continue  # published or swept by somebody else in between, or not ours to touch
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            machine, known, _ = entry.name.split(".")[-2].rpartition("-")
+            if known and machine != _machine() and time.time() - os.fstat(descriptor).st_mtime < _ABANDONED_SECONDS:
+                continue
             Path(entry.path).unlink()
             swept += 1
         except OSError:
@@ -138,6 +155,18 @@ def sweep_temporaries(folder: Path) -> int:
         finally:
             os.close(descriptor)
     return swept
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove all temporary files in `folder`: whoever is still writing one cannot publish it any more."""
+    for entry in _temporaries(folder):
+        with contextlib.suppress(OSError):
+            Path(entry.path).unlink()
+
+
+def _temporaries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
 
 
 def reserve(descriptor: int, nbytes: int) -> None:

@@ -65,6 +65,10 @@ class ShardRecord:
         return len(self.rows) + len(self.rejects)
 
 
+Report = Callable[[int, int], None]
+"""Called with (sources done, of these refused) since the last call."""
+
+
 class Stopped(Exception):
     """A task was told to stop, and left nothing behind but the list of what it had refused."""
 
@@ -73,8 +77,7 @@ class Stopped(Exception):
 class Control:
     """How a running task talks to whoever runs it."""
 
-    report: Callable[[int, int], None]
-    """Called with (sources done, of these refused) since the last call."""
+    report: Report
     stopped: Callable[[], bool]
     threads: int = 1
 
@@ -208,17 +211,34 @@ def _record_path(task: ShardTask) -> Path:
     return task.out / WORK_FOLDER / f"{task.name}.json"
 
 
+def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
+    """Those of the tasks that nobody has recorded as done. FileNotFoundError if there is no work folder any more.
+
+    Whether the sources are still the same is not looked at. Reads the folder's listing, which a network filesystem
+    makes anew once this process has written there; of a single file that was not there when it was looked for, it may
+    go on for a while to tell that it is not.
+    """
+    if not tasks:
+        return []
+    there = set(os.listdir(tasks[0].out / WORK_FOLDER))
+    return [task for task in tasks if _record_path(task).name not in there]
+
+
 def _refused_path(task: ShardTask) -> Path:
     """Lines of rejects.jsonl, one as each source is refused: what is known of a task that does not come to its end."""
     return task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
 
 
-def refused_so_far(task: ShardTask) -> bytes:
+def refused_so_far(task: ShardTask) -> list[bytes]:
     """The lines of rejects.jsonl for a task in any state."""
     try:
-        return _refused_path(task).read_bytes()
+        lines = _refused_path(task).read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
-        return b""
+        return []
+    # Where two do the task at once, the second cuts off what the first has written. Both write the same at the same
+    # place, so that zeros stand between what the first goes on with and what the second has found again so far.
+    lines = [line.lstrip(b"\0") for line in lines]
+    return [line for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
 
 
 def _dump_record(record: ShardRecord) -> bytes:

@@ -11,7 +11,7 @@ import contextlib
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -20,13 +20,12 @@ import torch
 from shardio.errors import ConvertError
 from shardio.lifeline import lifeline, receive_progress, send_progress, tie
 from shardio.plan import ShardTask
-from shardio.shardtask import Control, ShardRecord, do_task
+from shardio.shardtask import Control, Report, ShardRecord, do_task
+from shardio.torchthreads import one_torch_thread
 
 # Decoding and resizing run without the GIL, so that one process keeps a few cores busy. Beyond that its one writing
 # thread, which copies and checksums, would become the limit.
 THREADS_PER_PROCESS = 4
-
-Report = Callable[[int, int], None]
 
 
 def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report) -> list[ShardRecord]:
@@ -41,17 +40,6 @@ def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report) -> list[
             control = Control(report, lambda: False, threads)
             return [do_task(task, control) for task in tasks]
     return _run_in_processes(tasks, processes, threads, report)
-
-
-@contextlib.contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Pictures are too small to split over torch's own threads, which would only be in each other's way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _run_in_processes(tasks: Sequence[ShardTask], processes: int, threads: int, report: Report) -> list[ShardRecord]:

@@ -785,6 +785,15 @@ def test_an_empty_folder_or_one_with_leftovers_of_killed_processes_is_taken(
     assert hashes(out) == finished
 
 
+def test_leftovers_of_killed_processes_in_a_finished_set_are_removed(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    convert(image_tree, out, **OPTIONS)
+    (out / ".train-00000.npy.0123456789abcdef.tmp").write_bytes(b"left over")
+    convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
 @pytest.mark.parametrize("content", [None, b"\xff\xd8\xff\0", b"no list"])
 def test_sources_that_are_nothing_of_the_kind_are_refused_before_anything_is_written(
     tmp_path: Path, out: Path, content: bytes | None

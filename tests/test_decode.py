@@ -631,12 +631,23 @@ def test_a_jpeg_is_reduced_by_whole_halves_to_no_less_than_asked(options: dict[s
             for reduction in (2, 4, 8):
                 if -(-height // reduction) >= max(least[0], 8) and -(-width // reduction) >= max(least[1], 8):
                     expected = reduction
-            decoded = decode_image(data, lambda *size: least)  # noqa: B023
+            decoded = decode_image(data, least_size=lambda *size: least)  # noqa: B023
             assert decoded.reduction == expected, (height, width, least)
             assert decoded.source_size == (height, width)
             assert decoded.pixels.shape == (-(-height // expected), -(-width // expected), 3)
             if expected == 1:
                 np.testing.assert_array_equal(decoded.pixels, whole.pixels)
+
+
+def test_what_is_turned_is_not_reduced() -> None:
+    """The last pixels of a reduced picture stand for fewer of the image, and would become the first."""
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encode(picture(1, 65, 127), "JPEG", exif=exif)
+        decoded = decode_image(data, UPRIGHT, lambda *size: (8, 8))
+        assert decoded.reduction == (8 if orientation == 1 else 1)
+        assert decoded.source_size == ((65, 127) if orientation < 5 else (127, 65))
 
 
 def test_the_least_size_is_asked_for_the_size_of_the_image() -> None:
@@ -646,7 +657,7 @@ def test_the_least_size_is_asked_for_the_size_of_the_image() -> None:
         asked.append((height, width))
         return height, width
 
-    assert decode_image(encode(picture(1, 40, 90), "JPEG"), least_size).pixels.shape == (40, 90, 3)
+    assert decode_image(encode(picture(1, 40, 90), "JPEG"), least_size=least_size).pixels.shape == (40, 90, 3)
     assert asked == [(40, 90)]
 
 
@@ -663,7 +674,7 @@ def test_grey_and_cmyk_jpegs_are_reduced_too(mode: str) -> None:
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_other_images_are_never_reduced(kind: str) -> None:
     data = encode(picture(5, 64, 64), kind)
-    decoded = decode_image(data, lambda *size: (1, 1))
+    decoded = decode_image(data, least_size=lambda *size: (1, 1))
     assert (decoded.reduction, decoded.pixels.shape) == (1, (64, 64, 3))
 
 
@@ -680,7 +691,7 @@ def test_junk_in_the_header_is_left_out_when_a_jpeg_is_reduced_too() -> None:
     decoded = decode_image(data[:tables] + b"junk" + data[tables:], lambda *size: (8, 8))
     assert "junk in the header" in decoded.warning
     assert (decoded.reduction, decoded.source_size) == (8, (64, 64))
-    np.testing.assert_array_equal(decoded.pixels, decode_image(data, lambda *size: (8, 8)).pixels)
+    np.testing.assert_array_equal(decoded.pixels, decode_image(data, least_size=lambda *size: (8, 8)).pixels)
 
 
 def test_bytes_after_the_end_are_no_fault() -> None:

@@ -133,7 +133,13 @@ def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/integrations.md", "benchmarks/README.md"]
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *("docs/architecture.md", "docs/cluster.md", "docs/integrations.md"),
+        "benchmarks/README.md",
+    ],
 )
 def test_links_and_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

@@ -277,13 +277,18 @@ print(*sorted(name for name in new if name.startswith("shardio.")))
     converting = {
         "cli",
         "converter",
+        "dask_cluster",
         "decode",
+        "executors",
         "jpeg",
+        "parts",
         "plan",
         "resize",
+        "runfile",
         "setwriter",
         "shardtask",
         "sources",
+        "torchthreads",
         "workers",
     }
     assert {name.removeprefix("shardio.") for name in modules.split()} & converting == set()

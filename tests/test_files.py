@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import resource
 import select
 import signal
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -24,9 +26,11 @@ import pytest
 from shardio.errors import FormatError
 from shardio.files import (
     AtomicFile,
+    _machine,
     fsync_folder,
     is_temporary,
     open_regular,
+    remove_temporaries,
     reserve,
     sweep_temporaries,
     write_all,
@@ -472,6 +476,53 @@ def test_sweep_leaves_the_file_of_a_living_process_and_removes_that_of_a_killed_
         assert living.returncode == 0
     assert (tmp_path / "living").read_bytes() == b"written elsewhere"
     assert names(tmp_path) == ["living"]
+
+
+def of_another_machine(folder: Path, silent_seconds: float) -> Path:
+    """A temporary file that another machine has not written to for so long, and whose lock cannot be seen here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardio.files._machine", lambda: "another0")
+        file = AtomicFile(folder / "x")
+    (path,) = folder.glob(".x.another0-*")
+    os.close(file.descriptor)  # and with it the lock
+    os.utime(path, (time.time() - silent_seconds,) * 2)
+    return path
+
+
+def test_sweep_leaves_the_file_of_another_machine_until_it_has_been_silent_for_an_hour(tmp_path: Path) -> None:
+    path = of_another_machine(tmp_path, 3000)
+    assert sweep_temporaries(tmp_path) == 0
+    assert path.exists()
+    path.unlink()
+    path = of_another_machine(tmp_path, 3700)
+    with path.open("rb") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        assert sweep_temporaries(tmp_path) == 0
+    assert sweep_temporaries(tmp_path) == 1
+    assert names(tmp_path) == []
+
+
+def test_two_machines_names_differ_and_one_machines_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = set()
+    for node in ("node1", "node1", "node2"):
+        _machine.cache_clear()
+        monkeypatch.setattr(os, "uname", lambda node=node: os.uname_result(("Linux", node, "", "", "")))
+        tags.add(_machine())
+    _machine.cache_clear()
+    assert len(tags) == 2
+    assert all(re.fullmatch("[0-9a-f]{8}", tag) for tag in tags)
+
+
+def test_remove_takes_the_files_of_living_writers_too_and_they_cannot_publish(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "x", b"published")
+    of_another_machine(tmp_path, 0)
+    with AtomicFile(tmp_path / "x") as file:
+        write_all(file.descriptor, b"late")
+        remove_temporaries(tmp_path)
+        with pytest.raises(FileNotFoundError):
+            file.commit()
+    assert names(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"published"
 
 
 def test_sweep_touches_nothing_but_regular_temporaries(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ LAYERS: dict[str, tuple[int, str]] = {
     "png": (1, "c"),
     "webp": (1, "c"),
     "exif": (0, "c"),
+    "torchthreads": (1, "c"),
+    "runfile": (1, "c"),
+    "parts": (1, "c"),
     "manifest": (2, "b"),
     "order": (2, "t"),
     "crop": (2, "t"),
@@ -71,12 +74,14 @@ LAYERS: dict[str, tuple[int, str]] = {
     "bench": (7, "t"),
     "scanner": (7, "c"),
     "workers": (7, "c"),
+    "executors": (7, "c"),
     "estimate": (8, "c"),
-    "converter": (8, "c"),
+    "dask_cluster": (8, "c"),
     "benchtable": (8, "t"),
     "demo": (8, "t"),
     "repairer": (8, "b"),
-    "cli": (9, "b"),
+    "converter": (9, "c"),
+    "cli": (10, "b"),
 }
 
 
@@ -160,6 +165,7 @@ def test_what_both_halves_share_depends_on_neither() -> None:
         ("PIL", {"decode"}),
         ("simplejpeg", {"decode"}),
         ("scipy", {"ilsvrc"}),
+        ("distributed", {"dask_cluster"}),
     ],
 )
 def test_a_heavy_package_is_imported_only_where_it_is_wanted(package: str, allowed: set[str]) -> None:

@@ -363,7 +363,7 @@ def test_other_libraries_whose_pixels_differ_are_told(
 
     apply = Fit.apply
     monkeypatch.setattr("shardio.repairer.library_versions", lambda: {"pillow": "99.0"})
-    monkeypatch.setattr(Fit, "apply", lambda self, pixels: apply(self, pixels) ^ 1)
+    monkeypatch.setattr(Fit, "apply", lambda self, pixels, *how: apply(self, pixels, *how) ^ 1)
     (out / "train-00000.npy").unlink()
     with pytest.raises(ConvertError, match=r"these are \{'pillow': '99\.0'\}") as caught:
         repair(out, source, workers=1)
