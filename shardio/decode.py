@@ -109,7 +109,7 @@ class Decoded:
 _DEFAULTS = DecodeOptions()
 
 
-def decode_image(data: bytes, options: DecodeOptions = _DEFAULTS, least_size: LeastSize | None = None) -> Decoded:
+def decode_image(data: bytes, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
     """Decode one image of any supported kind. DecodeError with a reason class otherwise; no other exception.
 
     With `least_size` a JPEG may be decoded to a half, a quarter or an eighth of its size, by leaving out the finest of

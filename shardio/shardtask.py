@@ -101,7 +101,8 @@ def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8], hashes: 
         data = task.origin.read(source)
         if task.hash_sources:
             hashes[source.key] = hash_source(data)
-        decoded = decode_image(data, task.decode, task.fit.least_size if task.quality == "fast" else None)
+        least_size = task.fit.least_size if task.quality == "fast" else None
+        decoded = decode_image(data, task.decode, least_size=least_size)
         np.copyto(place, task.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
         return _Sample(decoded.source_size, crc32(place), decoded.warning)
     except DecodeError as error:

@@ -645,7 +645,7 @@ def test_what_is_turned_is_not_reduced() -> None:
         exif = Image.Exif()
         exif[0x0112] = orientation
         data = encode(picture(1, 65, 127), "JPEG", exif=exif)
-        decoded = decode_image(data, UPRIGHT, lambda *size: (8, 8))
+        decoded = decode_image(data, UPRIGHT, least_size=lambda *size: (8, 8))
         assert decoded.reduction == (8 if orientation == 1 else 1)
         assert decoded.source_size == ((65, 127) if orientation < 5 else (127, 65))
 
@@ -664,7 +664,7 @@ def test_the_least_size_is_asked_for_the_size_of_the_image() -> None:
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_grey_and_cmyk_jpegs_are_reduced_too(mode: str) -> None:
     image = Image.fromarray(picture(4, 160, 240)).resize((240, 160)).convert(mode)
-    decoded = decode_image(encode(image, "JPEG", quality=95), lambda *size: (20, 20))
+    decoded = decode_image(encode(image, "JPEG", quality=95), least_size=lambda *size: (20, 20))
     assert decoded.pixels.shape == (20, 30, 3)
     whole = decode_image(encode(image, "JPEG", quality=95)).pixels
     means = whole.reshape(20, 8, 30, 8, 3).mean((1, 3))
@@ -682,13 +682,13 @@ def test_a_damaged_jpeg_is_refused_when_it_is_reduced_too() -> None:
     data = encode(picture(6, 200, 200), "JPEG", quality=90)
     for tenth in range(1, 10):
         with pytest.raises(DecodeError):
-            decode_image(data[: len(data) * tenth // 10], lambda *size: (8, 8))
+            decode_image(data[: len(data) * tenth // 10], least_size=lambda *size: (8, 8))
 
 
 def test_junk_in_the_header_is_left_out_when_a_jpeg_is_reduced_too() -> None:
     data = encode(picture(7, 64, 64), "JPEG")
     tables = data.index(b"\xff\xdb")
-    decoded = decode_image(data[:tables] + b"junk" + data[tables:], lambda *size: (8, 8))
+    decoded = decode_image(data[:tables] + b"junk" + data[tables:], least_size=lambda *size: (8, 8))
     assert "junk in the header" in decoded.warning
     assert (decoded.reduction, decoded.source_size) == (8, (64, 64))
     np.testing.assert_array_equal(decoded.pixels, decode_image(data, least_size=lambda *size: (8, 8)).pixels)
