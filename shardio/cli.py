@@ -193,7 +193,7 @@ def _convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 @click.argument("out", type=_folder)
 @_json_option
 def info(out: Path, as_json: bool) -> None:
-    """Say what the set in OUT is: splits, samples, shape, classes, size, digest."""
+    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, size, digest."""
     from shardio.manifest import load_manifest
 
     manifest = load_manifest(out)
@@ -206,7 +206,9 @@ def info(out: Path, as_json: bool) -> None:
         "digest": manifest.digest,
         "sample_shape": list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
+        "class_names": list(manifest.class_names),
         "splits": splits,
+        "columns": {name: dict(split.index.columns) for name, split in manifest.splits.items()},
         "nbytes": manifest.nbytes,
         "num_rejects": manifest.rejects.num_rejects,
         "provenance": dict(manifest.provenance),
@@ -217,8 +219,13 @@ def info(out: Path, as_json: bool) -> None:
     height, width, channels = manifest.sample_shape
     click.echo(f"{out}: {_bytes(manifest.nbytes)}, {len(manifest.classes):,} classes")
     click.echo(f"  sample  {height} x {width} x {channels} uint8")
+    if manifest.class_names:
+        named = [f"{name} is {called}" for name, called in zip(manifest.classes, manifest.class_names, strict=True)]
+        click.echo(f"  names   {_printable('; '.join(named[:3]))}{'; ...' if len(named) > 3 else ''}")
     for name, split in splits.items():
         click.echo(f"  {name:<8}{split['num_samples']:,} samples in {split['num_shards']:,} shards")
+        if columns := ", ".join(column for column, _ in manifest.splits[name].index.columns):
+            click.echo(f"          columns {columns}")
     click.echo(f"  refused {manifest.rejects.num_rejects:,} images when it was made")
     click.echo(f"  digest  {manifest.digest}")
     for name, value in _flat(manifest.provenance):
@@ -425,6 +432,11 @@ def _bytes(count: int) -> str:
             return f"{count:.3g} {unit}"
         count = count / 1000  # type: ignore[assignment]
     return f"{count:,.3g} TB"
+
+
+def _printable(text: str) -> str:
+    """What somebody else wrote, as it may go to a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

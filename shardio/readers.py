@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from shardio.crop import Windows
 from shardio.errors import FormatError
 from shardio.files import naming, open_regular
-from shardio.format import HEADER_NBYTES, index_dtype, index_header, sample_nbytes, shard_header
+from shardio.format import HEADER_NBYTES, sample_nbytes, shard_header
 from shardio.manifest import FileEntry
 from shardio.ring import aligned_empty
 from shardio.shardset import ShardSet, open_checked
@@ -238,12 +238,11 @@ class FileReader:
             _File(folder / shard.file, shard, shard_header(shard.num_samples, shards.sample_shape))
             for shard in split.shards
         ]
-        header = index_header(split.num_samples, split.index.key_nbytes)
         self._index_number = len(files)
-        files.append(_File(folder / split.index.file, split.index, header))
+        files.append(_File(folder / split.index.file, split.index, split.index_header))
         self._files = _OpenFiles(files, alignment is not None, min(len(files), _most_open()))
         # Not from the mapped index: what goes wrong with that file shall be an error, too.
-        self.labels = self._read_labels(split.num_samples, index_dtype(split.index.key_nbytes))
+        self.labels = self._read_labels(split.num_samples, split.index.dtype)
 
     def _read_labels(self, num_samples: int, dtype: np.dtype[np.void]) -> NDArray[np.int64]:
         labels = np.empty(num_samples, np.int64)
