@@ -141,6 +141,12 @@ def cli() -> None:
     show_default=True,
     help="Refused images to accept, as a number or a share; with more, nothing is published.",
 )
+@click.option(
+    "--columns",
+    type=_folder,
+    metavar="FILE",
+    help="CSV or parquet with a column `path`, and numbers that the index shall hold for each image.",
+)
 @_json_option
 def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Convert the images in SRC into a shard set in OUT.

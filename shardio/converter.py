@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shardio.columns import ColumnTable, read_columns
 from shardio.errors import ConvertError, SpaceError
 from shardio.files import is_temporary, sweep_temporaries, write_atomic
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
@@ -65,7 +66,7 @@ class ConvertReport:
     mended: tuple[Mended, ...]
     """Sources that were taken although their header had to be mended."""
     ignored: Mapping[str, int]
-    """What lay in the tree and is no image to convert, per kind."""
+    """What lay in the tree, or stands in the columns' file, and is no image to convert, per kind."""
     seconds: float
     num_converted: int
     """Sources that this call worked on; the others were finished by an earlier one."""
@@ -87,6 +88,7 @@ def convert(
     seed: int = 0,
     workers: int | None = None,
     max_bad: int | float = 0.01,
+    columns: str | os.PathLike[str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ConvertReport:
     """Convert the images of the folder tree `src` into a shard set in the folder `out`.
@@ -95,7 +97,8 @@ def convert(
     or "pad" (with black). `shard_size` is the most bytes a shard may have. `order="shuffled"` stores the samples in an
     order that depends on `seed` and the sources' names alone, "source" as ImageFolder lists them. `workers` is how many
     cores to use, by default all. `max_bad` is how many sources may be refused, as a count (int) or a share (float).
-    `on_progress` is called in this thread.
+    `columns` is a CSV or parquet file with numbers for each source, which `read_columns` describes; they go into the
+    index. `on_progress` is called in this thread.
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
     SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and the same call
@@ -111,7 +114,8 @@ def convert(
     if workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
     collection = scan_tree(src)
-    plan = make_plan(out, collection, options)
+    table = None if columns is None else read_columns(Path(columns), collection.splits)
+    plan = make_plan(out, collection, options, table)
     most_bad = _most_bad(max_bad, collection.num_sources)
     monitor = _Monitor(collection.num_sources, most_bad, on_progress)
     mended: tuple[Mended, ...] = ()
@@ -145,10 +149,14 @@ def convert(
         num_sources=collection.num_sources,
         refused=_count_reasons(out),
         mended=mended,
-        ignored=dict(collection.ignored),
+        ignored={**collection.ignored, **_unused_rows(table)},
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.found,
     )
+
+
+def _unused_rows(columns: ColumnTable | None) -> dict[str, int]:
+    return {"row of columns without an image": columns.num_unused} if columns and columns.num_unused else {}
 
 
 def _most_bad(max_bad: int | float, num_sources: int) -> int:
@@ -293,10 +301,14 @@ def _publish(plan: Plan, out: Path, records: Sequence[ShardRecord]) -> Manifest:
         shards = [record.entry for record in mine if record.entry is not None]
         if not shards:
             raise ConvertError(f"{out}: split {name!r}: every image was refused; nothing is published")
-        splits[name] = SplitContent(shards, np.concatenate([record.rows for record in mine]))
+        rows = np.concatenate([record.rows for record in mine])
+        splits[name] = SplitContent(shards, plan.columns.extend(rows) if plan.columns else rows)
     rejects = (reject for record in records for reject in record.rejects)
     provenance = {"conversion": plan.describe(), "libraries": library_versions()}
-    return publish_set(out, plan.options.sample_shape, plan.collection.classes, splits, rejects, provenance)
+    collection = plan.collection
+    return publish_set(
+        out, plan.options.sample_shape, collection.classes, splits, rejects, provenance, collection.class_names
+    )
 
 
 def _count_reasons(out: Path) -> dict[str, int]:

@@ -22,12 +22,10 @@ from shardio.format import (
     MANIFEST_NAME,
     MAX_KEY_NBYTES,
     REJECTS_NAME,
-    IndexColumns,
     SampleShape,
     check_columns,
     check_sample_shape,
     columns_of,
-    index_dtype,
     index_header,
     index_name,
     is_safe_name,
@@ -37,7 +35,7 @@ from shardio.format import (
 )
 from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest, first_repeated
 from shardio.version import __version__
-from shardio.writer import IndexRows, ShardFileWriter
+from shardio.writer import IndexRows, ShardFileWriter, with_columns
 
 DEFAULT_SHARD_NBYTES = 4 << 30
 
@@ -68,19 +66,6 @@ class SplitContent:
 
 def samples_per_shard(shard_nbytes: int, sample_shape: SampleShape) -> int:
     return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes(sample_shape))
-
-
-def with_columns(
-    rows: NDArray[np.void], columns: IndexColumns, values: Mapping[str, NDArray[np.generic]]
-) -> NDArray[np.void]:
-    """Index rows with these columns added to their fields: a copy. `values` has one value per row for each."""
-    fields = rows.dtype.names or ()
-    extended = np.empty(len(rows), index_dtype(rows.dtype["key"].itemsize, columns))
-    for name in fields:
-        extended[name] = rows[name]
-    for name, _ in columns:
-        extended[name] = values[name]
-    return extended
 
 
 def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
