@@ -9,7 +9,8 @@ from typing import Any
 
 from shardio.errors import SourceError
 
-# Pages of a column are read in pieces of this size, where pyarrow would otherwise read a row group's whole column.
+# What bounds memory: columns are read in pieces of this size, and nothing ahead of them. pyarrow would otherwise keep
+# every row group that was read until the last one is.
 _BUFFER_NBYTES = 1 << 20
 
 
@@ -27,7 +28,9 @@ def open_parquet(path: Path) -> Iterator[Any]:
         ) from None
     try:
         # Checksums of pages are compared where a file has them.
-        with pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER_NBYTES, page_checksum_verification=True) as file:
+        with pyarrow.parquet.ParquetFile(
+            path, buffer_size=_BUFFER_NBYTES, pre_buffer=False, page_checksum_verification=True
+        ) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:

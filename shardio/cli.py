@@ -167,6 +167,8 @@ def _convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
         def show(progress: converter.Progress) -> None:
             if bar.total is None:
                 bar.reset(progress.total)
+            spooling = progress.spooled and not progress.done
+            bar.set_description(f"copying out of parquet: {progress.spooled:,}" if spooling else None, refresh=False)
             bar.set_postfix(refused=progress.refused, refresh=False)
             bar.update(progress.done - bar.n)
 

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +27,12 @@ from shardio.files import is_temporary, sweep_temporaries, write_atomic
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
+from shardio.parquet import ParquetOrigin, is_parquet, scan_parquet
 from shardio.plan import ConvertOptions, Order, Plan, difference, library_versions, make_plan
 from shardio.resize import Fit, FitMode, Resample
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
 from shardio.shardtask import Mended, ShardRecord, load_record, refused_so_far
+from shardio.sources import Collection
 from shardio.tree import scan_tree
 from shardio.workers import run_tasks
 
@@ -47,6 +49,8 @@ class Progress:
     done: int
     refused: int
     total: int
+    spooled: int = 0
+    """Copied out of parquet files, which comes before the first is done."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def convert(
     workers = usable_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
-    collection = scan_tree(src)
+    collection = _scan(src, out)
     table = None if columns is None else read_columns(Path(columns), collection.splits)
     plan = make_plan(out, collection, options, table)
     most_bad = _most_bad(max_bad, collection.num_sources)
@@ -153,6 +157,14 @@ def convert(
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.found,
     )
+
+
+def _scan(src: Path, out: Path) -> Collection:
+    if not is_parquet(src):
+        return scan_tree(src)
+    collection = scan_parquet(src)
+    assert isinstance(collection.origin, ParquetOrigin)
+    return replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
 
 
 def _unused_rows(columns: ColumnTable | None) -> dict[str, int]:
@@ -236,12 +248,13 @@ def _remove_work(out: Path) -> None:
             return
 
 
-def _check_space(plan: Plan, out: Path, todo: int) -> None:
+def _check_space(plan: Plan, out: Path, todo: int, spool: int) -> None:
     free = shutil.disk_usage(out).free
-    if todo > free:
+    if todo + spool > free:
+        copies = f" and {spool:,} for copies of the images until the set is published" if spool else ""
         raise SpaceError(
-            f"{out}: expected room for {todo:,} bytes more ({plan.nbytes:,} in all), found {free:,} free. Make room, "
-            "or choose a smaller size"
+            f"{out}: expected room for {todo:,} bytes more ({plan.nbytes:,} in all){copies}, found {free:,} free. Make "
+            "room, or choose a smaller size"
         )
 
 
@@ -261,13 +274,21 @@ class _Monitor:
         self.done = 0
         self.refused = 0
         self.found = 0  # of those done: finished by an earlier call
+        self.spooled = 0
         self._on_progress = on_progress
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled))
+
+    def report_spooled(self, count: int) -> None:
+        self.spooled += count
+        self._tell()
 
     def report(self, done: int, refused: int) -> None:
         self.done += done
         self.refused += refused
-        if self._on_progress is not None:
-            self._on_progress(Progress(self.done, self.refused, self.total))
+        self._tell()
         if self.refused > self.most_bad:
             raise _TooManyBad
 
@@ -277,7 +298,11 @@ def _make_shards(plan: Plan, out: Path, workers: int, monitor: _Monitor) -> list
     with ThreadPoolExecutor(_STAT_THREADS, thread_name_prefix="shardio-records") as pool:
         records = list(pool.map(load_record, plan.tasks))
     todo = [i for i, record in enumerate(records) if record is None]
-    _check_space(plan, out, sum(plan.tasks[i].nbytes for i in todo))
+    origin = plan.collection.origin if todo else None
+    spooling = origin if isinstance(origin, ParquetOrigin) else None
+    _check_space(plan, out, sum(plan.tasks[i].nbytes for i in todo), spooling.missing_nbytes() if spooling else 0)
+    if spooling:
+        spooling.fill_spool(monitor.report_spooled)
     try:
         for record in filter(None, records):
             monitor.found += record.num_sources

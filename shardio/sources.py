@@ -28,14 +28,23 @@ class Extent(NamedTuple):
     nbytes: int
 
 
+class Item(NamedTuple):
+    """An image that has a number: a row of a table."""
+
+    where: bytes
+    """Relative to the origin's folder."""
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One image to convert."""
 
     key: bytes
     label: int
-    place: bytes | Extent | None = None
-    """Where it is: a file of its own, relative to the origin's folder, or an extent of one. None: the file `key`."""
+    place: bytes | Extent | Item | None = None
+    """Where it is: a file of its own, relative to the origin's folder, or an extent or item of one. None: the file
+    `key`."""
 
 
 class Origin(Protocol):
@@ -75,6 +84,7 @@ class FileOrigin:
 
     def _path(self, source: Source) -> Path:
         place = source.key if source.place is None else source.place
+        assert not isinstance(place, Item)
         return self.folder / os.fsdecode(place.file if isinstance(place, Extent) else place)
 
     def read(self, source: Source) -> bytes:

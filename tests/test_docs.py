@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import random_picture, write_jpeg
 
@@ -27,13 +29,17 @@ def code_blocks(text: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the README's reader has it: imagenet/ with train and val."""
+    """A folder as the README's reader has it: imagenet/ with train and val, and some as parquet in imagenet-1k/."""
     folder = tmp_path_factory.mktemp("reader")
     rng = np.random.default_rng(0)
     for split, count in (("train", 260), ("val", 10)):
         for number in range(count):
             name = f"n0144076{number % 3}"
             write_jpeg(folder / "imagenet" / split / name / f"{number}.JPEG", random_picture(rng, 40, 60))
+    images = [{"bytes": path.read_bytes(), "path": path.name} for path in sorted(folder.glob("imagenet/val/*/*"))]
+    (folder / "imagenet-1k" / "data").mkdir(parents=True)
+    table = pa.table({"image": images, "label": [number % 3 for number in range(len(images))]})
+    pq.write_table(table, folder / "imagenet-1k" / "data" / "train-00000-of-00001.parquet")
     return folder
 
 
