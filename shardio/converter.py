@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from shardio.columns import ColumnTable, read_columns
 from shardio.errors import ConvertError, SpaceError
 from shardio.files import is_temporary, sweep_temporaries, write_atomic
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
+from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.parquet import ParquetOrigin, is_parquet, scan_parquet
@@ -81,7 +82,7 @@ class ConvertReport:
 
 
 def convert(
-    src: str | os.PathLike[str],
+    src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset],
     out: str | os.PathLike[str],
     *,
     size: int | tuple[int, int] = 256,
@@ -95,29 +96,35 @@ def convert(
     columns: str | os.PathLike[str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ConvertReport:
-    """Convert the images of the folder tree `src` into a shard set in the folder `out`.
+    """Convert the images of the folder tree `src`, or of parquet files, into a shard set in the folder `out`.
+
+    `src` may also be a dataset of Python, or one for each split: see `shardio.indexed.Dataset`. One thread calls it: by
+    default the one that calls this; with `workers`, one in each of as many processes, which have a copy of it.
 
     `size` is the samples' height and width in pixels. `fit` is "crop" (short side to size, then the centre), "squash"
     or "pad" (with black). `shard_size` is the most bytes a shard may have. `order="shuffled"` stores the samples in an
-    order that depends on `seed` and the sources' names alone, "source" as ImageFolder lists them. `workers` is how many
-    cores to use, by default all. `max_bad` is how many sources may be refused, as a count (int) or a share (float).
-    `columns` is a CSV or parquet file with numbers for each source, which `read_columns` describes; they go into the
-    index. `on_progress` is called in this thread.
+    order that depends on `seed` and the sources' names alone, "source" as ImageFolder or a dataset lists them.
+    `workers` is how many cores to use, by default all. `max_bad` is how many sources may be refused, as a count (int)
+    or a share (float). `columns` is a CSV or parquet file with numbers for each source, which `read_columns` describes;
+    they go into the index. `on_progress` is called in this thread.
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
     SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and the same call
     goes on. KeyboardInterrupt likewise.
     """
     start = time.monotonic()
-    src, out = Path(os.path.abspath(src)), Path(os.path.abspath(out))
-    _check_folders(src, out)
+    out = Path(os.path.abspath(out))
     options = ConvertOptions(
         Fit((size, size) if isinstance(size, int) else size, fit, resample), shard_size, order, seed
     )
-    workers = usable_cores() if workers is None else workers
-    if workers < 1:
+    if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
     collection = _scan(src, out)
+    if isinstance(collection.origin, DatasetOrigin):
+        workers = workers or 1
+        if workers > 1:
+            collection.origin.check_sendable()
+    workers = usable_cores() if workers is None else workers
     table = None if columns is None else read_columns(Path(columns), collection.splits)
     plan = make_plan(out, collection, options, table)
     most_bad = _most_bad(max_bad, collection.num_sources)
@@ -159,7 +166,13 @@ def convert(
     )
 
 
-def _scan(src: Path, out: Path) -> Collection:
+def _scan(src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset], out: Path) -> Collection:
+    if out.exists() and not out.is_dir():
+        raise ConvertError(f"{out}: expected a folder or nothing, found a file")
+    if not isinstance(src, (str, os.PathLike)):
+        return collect_datasets(src)
+    src = Path(os.path.abspath(src))
+    _check_folders(src, out)
     if not is_parquet(src):
         return scan_tree(src)
     collection = scan_parquet(src)
@@ -185,8 +198,6 @@ def _check_folders(src: Path, out: Path) -> None:
     real_src, real_out = src.resolve(), out.resolve()
     if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
         raise ConvertError(f"{out}: expected a folder apart from the images' {src}, found one inside the other")
-    if out.exists() and not out.is_dir():
-        raise ConvertError(f"{out}: expected a folder or nothing, found a file")
 
 
 # --- the state of OUT ------------------------------------------------------------------------------------------------
@@ -303,12 +314,14 @@ def _make_shards(plan: Plan, out: Path, workers: int, monitor: _Monitor) -> list
     _check_space(plan, out, sum(plan.tasks[i].nbytes for i in todo), spooling.missing_nbytes() if spooling else 0)
     if spooling:
         spooling.fill_spool(monitor.report_spooled)
+    serial = isinstance(origin, DatasetOrigin)
     try:
         for record in filter(None, records):
             monitor.found += record.num_sources
             monitor.report(record.num_sources, len(record.rejects))
-        for i, made in zip(todo, run_tasks([plan.tasks[i] for i in todo], workers, monitor.report), strict=True):
-            records[i] = made
+        made = run_tasks([plan.tasks[i] for i in todo], workers, monitor.report, serial=serial)
+        for i, record in zip(todo, made, strict=True):
+            records[i] = record
     except _TooManyBad:
         write_atomic(out / REJECTS_NAME, *map(refused_so_far, plan.tasks))
         raise ConvertError(
@@ -331,9 +344,13 @@ def _publish(plan: Plan, out: Path, records: Sequence[ShardRecord]) -> Manifest:
     rejects = (reject for record in records for reject in record.rejects)
     provenance = {"conversion": plan.describe(), "libraries": library_versions()}
     collection = plan.collection
-    return publish_set(
-        out, plan.options.sample_shape, collection.classes, splits, rejects, provenance, collection.class_names
-    )
+    classes = collection.classes or _numbers(splits.values())
+    return publish_set(out, plan.options.sample_shape, classes, splits, rejects, provenance, collection.class_names)
+
+
+def _numbers(splits: Iterable[SplitContent]) -> tuple[str, ...]:
+    """The classes of a collection that has no names for them."""
+    return tuple(map(str, range(1 + max(int(content.rows["label"].max()) for content in splits))))
 
 
 def _count_reasons(out: Path) -> dict[str, int]:

@@ -29,13 +29,11 @@ from shardio.errors import DecodeError, SourceError
 from shardio.files import AtomicFile, naming, write_all
 from shardio.format import MAX_KEY_NBYTES, is_safe_name, shard_name
 from shardio.manifest import first_repeated
-from shardio.sources import Collection, Item, Source, identify
+from shardio.sources import MAX_CLASSES, Collection, Item, Source, identify
 from shardio.tree import DEFAULT_SPLIT, SPLIT_NAMES
 
 SUFFIX = ".parquet"
 
-# More are not class numbers, but numbers of something else.
-MAX_CLASSES = 1 << 20
 _NO_LABEL = -1
 """What Hugging Face writes where the label is not given away, as in ImageNet's test split."""
 
@@ -121,10 +119,12 @@ class ParquetOrigin:
         return self.spool / f"{name[:32]}.images"
 
     def _missing(self) -> list[bytes]:
+        if self.spool is None:
+            return list(self.files)
         return [where for where in self.files if not self._spool_path(where).exists()]
 
     def missing_nbytes(self) -> int:
-        """What `fill_spool` has left to write, by and large."""
+        """What `fill_spool` has left to write, by and large; without a spool, what it would write."""
         return sum(self.files[where].nbytes for where in self._missing())
 
     def fill_spool(self, report: Callable[[int], None]) -> None:

@@ -131,7 +131,7 @@ def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[So
 
 def _hash_sources(collection: Collection) -> str:
     names = repr(collection.classes) + (repr(collection.class_names) if collection.class_names else "")
-    sha256 = hashlib.sha256(names.encode("utf-8", "surrogateescape"))
+    sha256 = hashlib.sha256((names + collection.identity).encode("utf-8", "surrogateescape"))
     for split, sources in collection.splits.items():
         sha256.update(f"\0{split}\0{len(sources)}\0".encode())
         for source in sources:

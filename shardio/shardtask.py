@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.decode import decode_image
+from shardio.decode import decode_image, decode_object
 from shardio.errors import DecodeError
 from shardio.files import write_atomic
 from shardio.format import WORK_FOLDER, index_dtype
 from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
 from shardio.setwriter import Reject
-from shardio.sources import Source
+from shardio.sources import Given, Source
 from shardio.writer import ShardFileWriter
 
 # Samples prepared ahead of the writer, per thread: about as many as are prepared while it writes a block out.
@@ -74,15 +74,20 @@ class Control:
 @dataclass(frozen=True)
 class _Picture:
     pixels: NDArray[np.uint8]
+    label: int
     source_size: tuple[int, int]
     warning: str
 
 
 def _prepare(task: ShardTask, source: Source) -> _Picture | DecodeError:
     try:
-        decoded = decode_image(task.origin.read(source))
+        found = task.origin.read(source)
+        if isinstance(found, Given):
+            decoded, label = decode_object(found.image), found.label
+        else:
+            decoded, label = decode_image(found), source.label
         pixels = task.fit.apply(decoded.pixels)
-        return _Picture(pixels, (decoded.pixels.shape[0], decoded.pixels.shape[1]), decoded.warning)
+        return _Picture(pixels, label, (decoded.pixels.shape[0], decoded.pixels.shape[1]), decoded.warning)
     except DecodeError as error:
         return error
 
@@ -137,7 +142,7 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
                 refused.write(rejects[-1].to_line())
                 control.report(1, 1)
                 continue
-            shard.append(outcome.pixels, label=source.label, key=source.key, source_size=outcome.source_size)
+            shard.append(outcome.pixels, label=outcome.label, key=source.key, source_size=outcome.source_size)
             if outcome.warning:
                 mended.append(Mended(task.split, source.key, outcome.warning))
             control.report(1, 0)

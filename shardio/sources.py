@@ -18,6 +18,9 @@ from typing import NamedTuple, Protocol
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
 
+# More are not class numbers, but numbers of something else.
+MAX_CLASSES = 1 << 20
+
 
 class Extent(NamedTuple):
     """Bytes of a larger file: an image in an archive."""
@@ -29,11 +32,19 @@ class Extent(NamedTuple):
 
 
 class Item(NamedTuple):
-    """An image that has a number: a row of a table."""
+    """An image that has a number: a row of a table, an item of a dataset."""
 
     where: bytes
-    """Relative to the origin's folder."""
+    """A file relative to the origin's folder, or the name of a dataset."""
     number: int
+
+
+class Given(NamedTuple):
+    """An image as a dataset gives it, with a label that was not known before."""
+
+    image: object
+    """What `decode_object` takes."""
+    label: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +61,11 @@ class Source:
 class Origin(Protocol):
     """Where the images of a collection are. Picklable, for tasks carry it to other processes. Thread safe."""
 
-    def read(self, source: Source) -> bytes:
+    def read(self, source: Source) -> bytes | Given:
         """One encoded image. DecodeError if it cannot be read, is not a regular file, or is too large to be an image.
 
-        OSError where the fault is not the source's: want of descriptors or memory.
+        Or what a dataset gives: then its label counts, and not the source's. OSError where the fault is not the
+        source's: want of descriptors or memory.
         """
 
     def fingerprint(self, sources: Sequence[Source]) -> str:
@@ -66,10 +78,13 @@ class Collection:
 
     origin: Origin
     classes: tuple[str, ...]
+    """Empty if they are to be numbers, up to the largest label that an image turns out to have."""
     splits: Mapping[str, tuple[Source, ...]]
     ignored: Mapping[str, int]
     class_names: tuple[str, ...] = ()
     """What people call the classes, in their order, where the collection says so: "tench" for n01440764."""
+    identity: str = ""
+    """What tells it from another with the same keys and labels, where these do not name the images."""
 
     @property
     def num_sources(self) -> int:

@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "arrow": (2, "c"),
     "tree": (4, "c"),
     "columns": (4, "c"),
+    "indexed": (5, "c"),
     "parquet": (5, "c"),
     "writer": (3, "c"),
     "readers": (4, "t"),

@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -550,6 +552,30 @@ def test_an_interrupt_while_copying_leaves_whole_copies_and_the_same_call_does_t
     assert hashes(out) == hashes(tmp_path / "reference")
 
 
+@pytest.mark.parametrize(("spooled", "whole"), [(4, 0), (8, 1), (18, 3)])
+def test_a_conversion_that_is_killed_while_it_copies_goes_on(
+    image_tree: Path, src: Path, tmp_path: Path, spooled: int, whole: int
+) -> None:
+    out = tmp_path / "out"
+    code = (
+        "import os, signal, sys, shardio\n"
+        "def kill(progress):\n"
+        "    if progress.spooled == int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "shardio.convert(sys.argv[1], sys.argv[2], on_progress=kill, size=16, shard_size=4096 + 3 * 768, workers=1)\n"
+    )
+    command = [sys.executable, "-c", code, str(src), str(out), str(spooled)]
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert len(copies(out)) == whole  # the last that was told of was not yet published
+    left_over = {path.name for path in out.glob(".convert/.*.images.*.tmp")}
+    assert len(left_over) == 1
+    seen: set[str] = set()
+    convert(src, out, **OPTIONS, on_progress=lambda _: seen.update(path.name for path in out.glob(".convert/.*.tmp")))
+    assert not seen & left_over
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    assert hashes(out) == hashes(tmp_path / "reference")
+
+
 def test_copies_are_not_made_again_nor_at_all_where_every_shard_is_done(
     src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -671,6 +697,7 @@ def test_every_image_is_read_with_and_without_the_spool_also_elsewhere(
     direct, sources = origin
     spooled = replace(direct, spool=tmp_path)
     assert spooled.missing_nbytes() >= sum((image_tree / os.fsdecode(s.key)).stat().st_size for s in sources)
+    assert direct.missing_nbytes() == spooled.missing_nbytes()
     counts: list[int] = []
     spooled.fill_spool(counts.append)
     assert sum(counts) == 18
