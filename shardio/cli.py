@@ -113,10 +113,16 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 _folder = click.Path(path_type=Path)
 _source_option = click.option(
     "--source",
-    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset"]),
+    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]),
     default="auto",
     show_default=True,
     help="What SRC is. auto: told by what is there.",
+)
+_columns_option = click.option(
+    "--columns",
+    type=_folder,
+    metavar="FILE",
+    help="CSV or parquet with a column `path`, and numbers that the index shall hold for each image.",
 )
 
 
@@ -216,6 +222,7 @@ def cli() -> None:
     metavar="FILE",
     help="List images that have the same bytes in FILE: first those under different labels.",
 )
+@_columns_option
 @click.option("--scheduler", metavar="ADDRESS", help="Of a Dask cluster that does the work, such as tcp://host:8786.")
 @click.option(
     "--part",
@@ -229,8 +236,8 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 
     SRC is a folder of class folders (SRC/CLASS/IMAGE), or of train, val and test folders of them; the folder of
     ImageNet's archives, or of Kaggle's ILSVRC; a list of lines `PATH LABEL` or a CSV; WebDataset tars, as a folder or a
-    quoted pattern. JPEG, PNG and WebP are recognised by content. Damaged images are left out and listed in
-    OUT/rejects.jsonl.
+    quoted pattern; parquet files in the style of Hugging Face. JPEG, PNG and WebP are recognised by content. Damaged
+    images are left out and listed in OUT/rejects.jsonl.
 
     Interrupted or killed, the same command goes on where it stopped.
     """
@@ -246,6 +253,8 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
         def show(progress: converter.Progress) -> None:
             if bar.total is None:
                 bar.reset(progress.total)
+            spooling = progress.spooled and not progress.done
+            bar.set_description(f"copying out of parquet: {progress.spooled:,}" if spooling else None, refresh=False)
             bar.set_postfix(refused=progress.refused, refresh=False)
             bar.update(progress.done - bar.n)
 
@@ -327,11 +336,14 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
                 click.echo(f"  {what} " + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()))
         click.echo(f"  source  {'of unknown size' if report.source_nbytes is None else _bytes(report.source_nbytes)}")
         click.echo(f"  set     {_bytes(report.nbytes)} in {report.num_shards:,} shards")
+        if report.spool_nbytes:
+            click.echo(f"  copies  {_bytes(report.spool_nbytes)} of images out of parquet, until the set is published")
         if report.free_nbytes is not None:
             click.echo(f"  room    {_bytes(report.free_nbytes)} at {out}: {'enough' if report.fits else 'TOO LITTLE'}")
         click.echo(
             f"  time    {_duration(report.seconds)} with {report.workers} workers, at {report.images_per_second:,.0f} "
-            f"images/s as measured on {report.num_measured:,} (without writing)"
+            f"images/s as measured on {report.num_measured:,} (without "
+            f"{'copying out of parquet or ' if report.spool_nbytes else ''}writing)"
         )
     sys.exit(1 if report.fits is False else 0)
 
@@ -346,7 +358,7 @@ plan.params[2:2] = [
 @click.argument("out", type=_folder)
 @_json_option
 def info(out: Path, as_json: bool) -> None:
-    """Say what the set in OUT is: splits, samples, shape, classes, size, digest."""
+    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, size, digest."""
     from shardio.manifest import load_manifest
 
     manifest = load_manifest(out)
@@ -359,7 +371,9 @@ def info(out: Path, as_json: bool) -> None:
         "digest": manifest.digest,
         "sample_shape": list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
+        "class_names": list(manifest.class_names),
         "splits": splits,
+        "columns": {name: dict(split.index.columns) for name, split in manifest.splits.items()},
         "nbytes": manifest.nbytes,
         "num_rejects": manifest.rejects.num_rejects,
         "provenance": dict(manifest.provenance),
@@ -370,8 +384,13 @@ def info(out: Path, as_json: bool) -> None:
     height, width, channels = manifest.sample_shape
     click.echo(f"{out}: {_bytes(manifest.nbytes)}, {len(manifest.classes):,} classes")
     click.echo(f"  sample  {height} x {width} x {channels} uint8")
+    if manifest.class_names:
+        named = [f"{name} is {called}" for name, called in zip(manifest.classes, manifest.class_names, strict=True)]
+        click.echo(f"  names   {_printable('; '.join(named[:3]))}{'; ...' if len(named) > 3 else ''}")
     for name, split in splits.items():
         click.echo(f"  {name:<8}{split['num_samples']:,} samples in {split['num_shards']:,} shards")
+        if columns := ", ".join(column for column, _ in manifest.splits[name].index.columns):
+            click.echo(f"          columns {columns}")
     click.echo(f"  refused {manifest.rejects.num_rejects:,} images when it was made")
     click.echo(f"  digest  {manifest.digest}")
     for name, value in _flat(manifest.provenance):
@@ -412,13 +431,14 @@ def verify(out: Path, quick: bool, workers: int, as_json: bool) -> None:
 @click.argument("out", type=_folder)
 @click.argument("src", type=_folder)
 @_source_option
+@_columns_option
 @click.option("--workers", type=click.IntRange(1), help="Cores to use.  [default: all]")
 @_json_option
-def repair(out: Path, src: Path, source: Any, workers: int | None, as_json: bool) -> None:
+def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     """Make what `shardio verify` finds damaged in OUT again from SRC, which it was converted from.
 
     A file is replaced only by one that has the checksum of the manifest: the set is then what was published, to the
-    byte. Exit code 1 if that cannot be, since images or libraries have changed.
+    byte. Exit code 1 if that cannot be, since images or libraries have changed. An index with columns needs their file.
     """
     import shardio.repairer as repairer
 
@@ -435,7 +455,7 @@ def repair(out: Path, src: Path, source: Any, workers: int | None, as_json: bool
             made.total = total
             made.update(done - made.n)
 
-        report = repairer.repair(out, src, source=source, workers=workers, on_verify=show_read, on_progress=show_made)
+        report = repairer.repair(out, src, on_verify=show_read, on_progress=show_made, **options)
     if as_json:
         _print_json(dataclasses.asdict(report))
         return
@@ -678,6 +698,11 @@ def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _printable(text: str) -> str:
+    """What somebody else wrote, as it may go to a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -17,11 +17,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from shardio.columns import read_columns
 from shardio.dask_cluster import run_on_dask
 from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
@@ -29,14 +30,17 @@ from shardio.errors import ConvertError, SpaceError
 from shardio.executors import Pool, run_on_pool
 from shardio.files import is_temporary, remove_temporaries, sweep_temporaries, write_atomic
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
+from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
+from shardio.parquet import ParquetOrigin
 from shardio.parts import Part, Unfinished
 from shardio.plan import ConvertOptions, Order, Plan, Quality, ShardTask, difference, library_versions, make_plan
 from shardio.resize import Fit, FitMode, Resample
 from shardio.scanner import SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
 from shardio.shardtask import Mended, Report, ShardRecord, load_record, refused_so_far, without_record
+from shardio.sources import Collection
 from shardio.workers import run_tasks
 
 _PLAN_NAME = "plan.json"
@@ -52,6 +56,8 @@ class Progress:
     done: int
     refused: int
     total: int
+    spooled: int = 0
+    """Copied out of parquet files, which comes before the first is done."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,11 @@ class ConvertReport:
     refused: Mapping[str, int]
     """Refused sources per reason; rejects.jsonl names each."""
     source: str
-    """The kind of storage that the images came from: "tree", "ilsvrc", ..."""
+    """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" of one of Python."""
     mended: tuple[Mended, ...]
     """Sources that were taken although their header had to be mended."""
     ignored: Mapping[str, int]
-    """What lay in SRC and is no image to convert, per kind."""
+    """What lay in SRC, or stands in the columns' file, and is no image to convert, per kind."""
     seconds: float
     num_converted: int
     """Sources that this call worked on; the others were finished by an earlier one."""
@@ -89,7 +95,7 @@ class ConvertReport:
 
 
 def convert(
-    src: str | os.PathLike[str],
+    src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset],
     out: str | os.PathLike[str],
     *,
     source: SourceKind = "auto",
@@ -105,6 +111,7 @@ def convert(
     workers: int | None = None,
     max_bad: int | float = 0.01,
     report_duplicates: bool = False,
+    columns: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     scheduler: str | None = None,
     part: tuple[int, int] | None = None,
@@ -112,22 +119,27 @@ def convert(
 ) -> ConvertReport:
     """Convert the images in `src` into a shard set in the folder `out`.
 
-    `source` is what `src` is: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout, a "list"
-    file or "webdataset" tars, of which one, a folder or a pattern can be given. "auto" looks and reports what it found.
+    `src` may also be a dataset of Python, or one for each split: see `shardio.indexed.Dataset`. One thread calls it: by
+    default the one that calls this; with `workers`, one in each of as many processes, which have a copy of it.
+
+    `source` is what the path `src` is: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout,
+    a "list" file, "webdataset" tars, of which one, a folder or a pattern can be given, or "parquet" files, of which one
+    or a folder can. "auto" looks and reports what it found.
     `size` is the samples' height and width in pixels. `fit` is "crop" (short side to size, then the centre), "squash"
     or "pad" (with black). `quality="fast"` decodes a JPEG to a half, a quarter or an eighth of its size where that is
     still twice what it is resized to; such samples differ by about 50 dB PSNR. `shard_size` is the most bytes a shard
     may have. `order="shuffled"` stores the samples in an order that depends on `seed` and the sources' names alone,
-    "source" as they are listed. `exif_rotate` turns pictures as their Exif orientation says. Transparent pixels are
-    laid over `background`: (red, green, blue), "#rrggbb", or one of CSS's names. `workers` is how many cores to use, by
-    default all. `max_bad` is how many sources may be refused, as a count (int) or a share (float). With
-    `report_duplicates` the report tells which sources have the same bytes; they are converted as all others.
-    `on_progress` is called in this thread.
+    "source" as they are listed. `exif_rotate` turns pictures as their Exif orientation says, but none that a dataset
+    has decoded. Transparent pixels are laid over `background`: (red, green, blue), "#rrggbb", or one of CSS's names.
+    `workers` is how many cores to use, by default all. `max_bad` is how many sources may be refused, as a count (int)
+    or a share (float). With `report_duplicates` the report tells which sources have the same bytes; they are converted
+    as all others. `columns` is a CSV or parquet file with numbers for each source, which `read_columns` describes; they
+    go into the index. `on_progress` is called in this thread.
 
     `executor` does the work instead of this machine's cores: any concurrent.futures.Executor, on machines that have the
     same libraries, and `src` and `out` under the same names. It is not shut down. `scheduler` is the address of a Dask
     scheduler, for the same on its cluster. With either, `workers` is how many cores each shard is made with, by default
-    one.
+    one. A dataset is sent along with each shard, and called by as many threads as the executor has in a process.
 
     `part=(k, n)` makes only every n-th shard, from the k-th on. n such calls, on any machines and in any order, make
     the set, and the last of them publishes it; the report of the others says what is `unfinished`. `max_bad` is that of
@@ -138,8 +150,7 @@ def convert(
     goes on. KeyboardInterrupt likewise.
     """
     start = time.monotonic()
-    src, out = Path(os.path.abspath(src)), Path(os.path.abspath(out))
-    _check_folders(src, out)
+    out = Path(os.path.abspath(out))
     options = ConvertOptions(
         Fit((size, size) if isinstance(size, int) else size, fit, resample),
         shard_size,
@@ -148,10 +159,16 @@ def convert(
         DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
         quality,
     )
-    engine = _choose_engine(workers, executor, scheduler)
+    if not isinstance(src, (str, os.PathLike)):
+        _check_dataset_options(source, report_duplicates)
+    engine = _choose_engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = Part(1, 1) if part is None else Part(*part)
-    collection = scan(src, source)
-    plan = make_plan(out, collection, options, hash_sources=report_duplicates)
+    collection = _scan(src, out, source)
+    elsewhere = executor is not None or scheduler is not None or (workers or 1) > 1
+    if isinstance(collection.origin, DatasetOrigin) and elsewhere:
+        collection.origin.check_sendable()
+    table = None if columns is None else read_columns(Path(columns), collection.splits)
+    plan = make_plan(out, collection, options, table, hash_sources=report_duplicates)
     mine = chosen.of(plan.tasks)
     most_bad = _most_bad(max_bad, collection.num_sources)
     monitor = _Monitor(sum(len(task.sources) for task in mine), most_bad, on_progress)
@@ -185,6 +202,7 @@ def convert(
                 raise
     if manifest is None:
         return _report_part(plan, out, chosen, records, missing, monitor, start)
+    duplicates = _find_duplicates(plan, out, records, workers or usable_cores()) if report_duplicates else None
     _remove_work(out)
     if len(records) == len(plan.tasks):
         # Whoever is still at work, say a lost machine that is not lost, shall not replace a file that is published.
@@ -202,10 +220,10 @@ def convert(
         refused=_count_reasons(out),
         source=collection.kind,
         mended=tuple(m for record in records.values() for m in record.mended),
-        ignored=dict(collection.ignored),
+        ignored=_ignored(plan),
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.found,
-        duplicates=_find_duplicates(plan, out, records, workers or usable_cores()) if report_duplicates else None,
+        duplicates=duplicates,
     )
 
 
@@ -213,16 +231,20 @@ Engine = Callable[[Sequence[ShardTask], Report], list[ShardRecord]]
 """Does all tasks; their records in the order of the tasks. What the report raises stops the work."""
 
 
-def _choose_engine(workers: int | None, executor: Executor | None, scheduler: str | None) -> Engine:
+def _choose_engine(workers: int | None, executor: Executor | None, scheduler: str | None, *, serial: bool) -> Engine:
+    """With `serial`, every worker has one thread, and a single one is the calling thread."""
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
     if executor is not None and scheduler is not None:
         raise ValueError("expected an executor or a scheduler, found both")
+    if serial and (executor is not None or scheduler is not None) and (workers or 1) > 1:
+        raise ValueError(f"a shard of a dataset is made by one thread: workers must be 1 or left out; found {workers}")
     if executor is not None:
         return lambda tasks, report: run_on_pool(tasks, Pool(executor), report, threads=workers or 1)
     if scheduler is not None:
         return lambda tasks, report: run_on_dask(tasks, scheduler, report, threads=workers or 1)
-    return lambda tasks, report: run_tasks(tasks, workers or usable_cores(), report)
+    most = workers or (1 if serial else usable_cores())
+    return lambda tasks, report: run_tasks(tasks, most, report, serial=serial)
 
 
 def _report_part(
@@ -250,7 +272,7 @@ def _report_part(
         num_sources=sum(record.num_sources for _, record in mine),
         refused=dict(Counter(reject.reason for _, record in mine for reject in record.rejects).most_common()),
         mended=tuple(m for _, record in mine for m in record.mended),
-        ignored=dict(plan.collection.ignored),
+        ignored=_ignored(plan),
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.found,
         source=plan.collection.kind,
@@ -262,6 +284,31 @@ def _report_part(
             ),
         ),
     )
+
+
+def _check_dataset_options(source: SourceKind, report_duplicates: bool) -> None:
+    if source != "auto":
+        raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; found {source!r}")
+    if report_duplicates:
+        raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
+
+
+def _scan(src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset], out: Path, kind: SourceKind) -> Collection:
+    if out.exists() and not out.is_dir():
+        raise ConvertError(f"{out}: expected a folder or nothing, found a file")
+    if not isinstance(src, (str, os.PathLike)):
+        return collect_datasets(src)
+    src = Path(os.path.abspath(src))
+    _check_folders(src, out)
+    collection = scan(src, kind)
+    if isinstance(collection.origin, ParquetOrigin):
+        return replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
+    return collection
+
+
+def _ignored(plan: Plan) -> dict[str, int]:
+    unused = plan.columns.num_unused if plan.columns else 0
+    return {**plan.collection.ignored, **({"row of columns without an image": unused} if unused else {})}
 
 
 def _most_bad(max_bad: int | float, num_sources: int) -> int:
@@ -278,8 +325,6 @@ def _check_folders(src: Path, out: Path) -> None:
     real_src, real_out = src.resolve(), out.resolve()
     if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
         raise ConvertError(f"{out}: expected a folder apart from the images' {src}, found one inside the other")
-    if out.exists() and not out.is_dir():
-        raise ConvertError(f"{out}: expected a folder or nothing, found a file")
 
 
 # --- the state of OUT ------------------------------------------------------------------------------------------------
@@ -342,12 +387,13 @@ def _remove_work(out: Path) -> None:
             return
 
 
-def _check_space(plan: Plan, out: Path, todo: int) -> None:
+def _check_space(plan: Plan, out: Path, todo: int, spool: int) -> None:
     free = shutil.disk_usage(out).free
-    if todo > free:
+    if todo + spool > free:
+        copies = f" and {spool:,} for copies of the images until the set is published" if spool else ""
         raise SpaceError(
-            f"{out}: expected room for {todo:,} bytes more ({plan.nbytes:,} in all), found {free:,} free. Make room, "
-            "or choose a smaller size"
+            f"{out}: expected room for {todo:,} bytes more ({plan.nbytes:,} in all){copies}, found {free:,} free. Make "
+            "room, or choose a smaller size"
         )
 
 
@@ -368,13 +414,21 @@ class _Monitor:
         self.refused = 0
         self.found = 0  # of those done: finished by an earlier call
         self.refused_by_others = 0
+        self.spooled = 0
         self._on_progress = on_progress
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled))
+
+    def report_spooled(self, count: int) -> None:
+        self.spooled += count
+        self._tell()
 
     def report(self, done: int, refused: int) -> None:
         self.done += done
         self.refused += refused
-        if self._on_progress is not None:
-            self._on_progress(Progress(self.done, self.refused, self.total))
+        self._tell()
         self._check()
 
     def count_others(self, records: Iterable[ShardRecord | None]) -> None:
@@ -398,12 +452,16 @@ def _make_shards(
     others = [task for task in plan.tasks if task.name not in names]
     records = _load_records(mine)
     todo = [task for task in mine if task.name not in records]
-    _check_space(plan, out, sum(task.nbytes for task in todo))
+    origin = plan.collection.origin
+    spooling = origin if todo and isinstance(origin, ParquetOrigin) else None
+    _check_space(plan, out, sum(task.nbytes for task in todo), spooling.missing_nbytes() if spooling else 0)
     # Looking whether sources have changed takes time, and shards without refused images do not count here.
     monitor.count_others(_load_records([task for task in others if refused_so_far(task)]).values())
     for record in records.values():
         monitor.found += record.num_sources
         monitor.report(record.num_sources, len(record.rejects))
+    if spooling:
+        spooling.fill_spool(monitor.report_spooled)
     records |= {task.name: record for task, record in zip(todo, engine(todo, monitor.report), strict=True)}
     if missing := without_record(others):
         return records, missing
@@ -438,15 +496,27 @@ def _publish(plan: Plan, out: Path, records: Sequence[ShardRecord]) -> Manifest:
         shards = [record.entry for record in mine if record.entry is not None]
         if not shards:
             raise ConvertError(f"{out}: split {name!r}: every image was refused; nothing is published")
-        splits[name] = SplitContent(shards, np.concatenate([record.rows for record in mine]))
+        rows = np.concatenate([record.rows for record in mine])
+        splits[name] = SplitContent(shards, plan.columns.extend(rows) if plan.columns else rows)
     rejects = (reject for record in records for reject in record.rejects)
     provenance = {"conversion": plan.describe(), "libraries": library_versions()}
-    return publish_set(out, plan.options.sample_shape, plan.collection.classes, splits, rejects, provenance)
+    collection = plan.collection
+    classes = collection.classes or _numbers(splits.values())
+    return publish_set(out, plan.options.sample_shape, classes, splits, rejects, provenance, collection.class_names)
+
+
+def _numbers(splits: Iterable[SplitContent]) -> tuple[str, ...]:
+    """The classes of a collection that has no names for them."""
+    return tuple(map(str, range(1 + max(int(content.rows["label"].max()) for content in splits))))
 
 
 def _find_duplicates(plan: Plan, out: Path, records: Mapping[str, ShardRecord], workers: int) -> tuple[Duplicates, ...]:
     """Records have no hashes if they are of a call that did not want any; a set that was finished has no records."""
     known = {name: record.hashes for name, record in records.items()}
+    origin = plan.collection.origin
+    if isinstance(origin, ParquetOrigin) and not all(known.get(task.name) for task in plan.tasks):
+        (out / WORK_FOLDER).mkdir(exist_ok=True)
+        origin.fill_spool(lambda count: None)
     hashes = b"".join(known.get(t.name) or hash_sources(t.origin, t.sources, workers) for t in plan.tasks)
     with (out / REJECTS_NAME).open(encoding="ascii") as lines:
         refused = {(reject["split"], os.fsencode(reject["key"])) for reject in map(json.loads, lines)}

@@ -152,6 +152,63 @@ def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int
     return (width, height) if turned else (height, width)
 
 
+def decode_object(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
+    """An image as Python code gives it, copied. DecodeError as decode_image; TypeError as check_object.
+
+    Encoded bytes are judged, turned and reduced as a file's are, and PIL images converted as those that Pillow decodes
+    here. Arrays of one channel are grey, and the last of four is alpha, laid over the background. What is decoded
+    already is not turned: whether somebody else has done so, it does not tell.
+    """
+    image = check_object(image)
+    if isinstance(image, bytes):
+        return decode_image(image, options, least_size=least_size)
+    try:
+        if isinstance(image, np.ndarray):
+            return Decoded(_array_to_rgb(image, options.background))
+        return Decoded(_pil_to_rgb(image, options.background))
+    except DecodeError:
+        raise
+    except MemoryError as error:
+        raise DecodeError("too large", f"no memory for it: {error}") from None
+    except Exception as error:  # a PIL image may be a file that is decoded only now
+        raise DecodeError("damaged", f"{type(error).__name__}: {error}") from None
+
+
+def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
+    """The same image. TypeError unless `decode_object` takes it: bytes, PIL, uint8 (height, width[, 1 | 3 | 4])."""
+    if isinstance(image, (bytes, Image.Image)):
+        return image
+    found = type(image).__name__
+    if isinstance(image, np.ndarray):
+        if image.dtype == np.uint8 and (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))):
+            return image
+        found = f"an array of {image.dtype}, shape {image.shape}"
+    raise TypeError(
+        "expected a PIL image, encoded bytes or a uint8 array (height, width) or (height, width, 1 | 3 | 4), found "
+        f"{found}"
+    )
+
+
+def _pil_to_rgb(image: Image.Image, background: Colour) -> NDArray[np.uint8]:
+    check_pixels(*image.size)
+    if image.mode in ("F", "I"):
+        numbers = np.asarray(image)
+        # Mode I is what Pillow makes of 16 bits, but has room for more.
+        if image.mode == "F" or (numbers.size and not 0 <= numbers.min() <= numbers.max() < 1 << 16):
+            raise DecodeError("unsupported", f"expected 8 or 16 bits, found more in a PIL image of mode {image.mode}")
+    return _to_rgb(image, background)
+
+
+def _array_to_rgb(array: NDArray[np.uint8], background: Colour) -> NDArray[np.uint8]:
+    if not array.size:
+        raise DecodeError("empty", f"found an array of shape {array.shape}")
+    check_pixels(array.shape[1], array.shape[0])
+    if array.ndim == 3 and array.shape[2] == 4:
+        return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), background)
+    # A copy in any case: the array is the dataset's, which may use its memory again for the next item.
+    return np.array(np.broadcast_to(array.reshape(*array.shape[:2], -1), (*array.shape[:2], 3)))
+
+
 def _describe_unsupported(data: bytes) -> tuple[Reason, str]:
     if not data:
         return "empty", "the file has no bytes"

@@ -65,9 +65,12 @@ def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> byt
 
     def hash_one(source: Source) -> bytes:
         try:
-            return hash_source(origin.read(source))
+            data = origin.read(source)
         except DecodeError:
             return UNREAD
+        if not isinstance(data, bytes):
+            raise TypeError(f"expected the bytes of a file, found what a dataset gives for {source.key!r}")
+        return hash_source(data)
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="shardio-hash")
     try:

@@ -8,9 +8,10 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,17 +21,20 @@ from numpy.typing import NDArray
 from shardio.decode import decode_image
 from shardio.errors import DecodeError
 from shardio.machine import usable_cores
+from shardio.parquet import ParquetOrigin
 from shardio.plan import ConvertOptions, make_plan
 from shardio.resize import Fit, FitMode, Resample
 from shardio.scanner import SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES
-from shardio.sources import Collection, FileOrigin, Source
+from shardio.sources import Collection, FileOrigin, Given, Source
 from shardio.torchthreads import one_torch_thread
 from shardio.workers import THREADS_PER_PROCESS
 
 DEFAULT_SECONDS = 2.0
 # Asking a filesystem for sizes is waiting, on a network.
 _STAT_THREADS = 16
+# Images that are read out of parquet to measure with: each costs its row group.
+_MOST_FROM_PARQUET = 128
 
 
 class ClassCount(NamedTuple):
@@ -57,10 +61,13 @@ class Estimate:
     splits: Mapping[str, SplitEstimate]
     ignored: Mapping[str, int]
     source_nbytes: int | None
-    """Size of the encoded images; None if their origin cannot tell without reading them."""
+    """Size of the encoded images, of parquet by and large; None if their origin cannot tell without reading them."""
     num_shards: int
     nbytes: int
     """Of all shards and indexes."""
+    spool_nbytes: int
+    """Of the images' copies beside them, by and large, which a conversion of parquet needs until the set is published;
+    0 for any other kind."""
     free_nbytes: int | None
     """On the filesystem of OUT, if there is an OUT."""
     num_measured: int
@@ -69,13 +76,14 @@ class Estimate:
     """Of those, the ones that would be refused, per reason."""
     workers: int
     images_per_second: float
-    """Of so many workers. Writing goes on beside that, and is not measured."""
+    """Of so many workers. Writing goes on beside that, and is not measured; nor is copying out of parquet and reading
+    the copies."""
     seconds: float
     """That the conversion would take at this rate."""
 
     @property
     def fits(self) -> bool | None:
-        return None if self.free_nbytes is None else self.nbytes <= self.free_nbytes
+        return None if self.free_nbytes is None else self.nbytes + self.spool_nbytes <= self.free_nbytes
 
 
 def estimate(
@@ -115,6 +123,7 @@ def estimate(
         source_nbytes=_source_nbytes(collection),
         num_shards=len(plan.tasks),
         nbytes=plan.nbytes,
+        spool_nbytes=_spool_nbytes(collection),
         free_nbytes=None if out is None else _free_nbytes(Path(os.path.abspath(out))),
         num_measured=measured,
         refused=refused,
@@ -130,8 +139,14 @@ def _describe(sources: Sequence[Source], classes: Sequence[str], num_shards: int
     return SplitEstimate(len(sources), num_shards, smallest, largest)
 
 
+def _spool_nbytes(collection: Collection) -> int:
+    return collection.origin.missing_nbytes() if isinstance(collection.origin, ParquetOrigin) else 0
+
+
 def _source_nbytes(collection: Collection) -> int | None:
     origin = collection.origin
+    if isinstance(origin, ParquetOrigin):
+        return origin.missing_nbytes()
     if not isinstance(origin, FileOrigin):
         return None
     sources = list(itertools.chain.from_iterable(collection.splits.values()))
@@ -154,11 +169,17 @@ def _measure(collection: Collection, fit: Fit, workers: int, seconds: float) -> 
     """(images per second of so many workers, sources tried, how many of them were refused, per reason)."""
     sources = list(itertools.chain.from_iterable(collection.splits.values()))
     order = spread(len(sources))
+    read: Callable[[Source], bytes | Given] = collection.origin.read
+    if isinstance(collection.origin, ParquetOrigin):
+        found = _read_ahead(collection.origin, (sources[number] for number in order[:_MOST_FROM_PARQUET]), seconds)
+        order, read = order[: len(found)], partial(_get, found)
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
         try:
-            fit.apply(decode_image(collection.origin.read(source)).pixels)
+            data = read(source)
+            assert isinstance(data, bytes)  # a path is no dataset
+            fit.apply(decode_image(data).pixels)
         except DecodeError as error:
             return error.reason
         return ""
@@ -179,6 +200,32 @@ def _measure(collection: Collection, fit: Fit, workers: int, seconds: float) -> 
         elapsed = time.monotonic() - start
     refused = {reason: count for reason, count in outcomes.most_common() if reason}
     return outcomes.total() / elapsed * workers / threads, outcomes.total(), refused
+
+
+def _read_ahead(
+    origin: ParquetOrigin, sources: Iterable[Source], seconds: float
+) -> Mapping[Source, bytes | DecodeError]:
+    """As many as can be read for so long, and at least one.
+
+    A conversion reads copies of the images, one by one; here every read takes as long as that of a row group.
+    """
+    deadline = time.monotonic() + seconds
+    found: dict[Source, bytes | DecodeError] = {}
+    for source in sources:
+        try:
+            found[source] = origin.read(source)
+        except DecodeError as error:
+            found[source] = error
+        if time.monotonic() > deadline:
+            break
+    return found
+
+
+def _get(found: Mapping[Source, bytes | DecodeError], source: Source) -> bytes:
+    data = found[source]
+    if isinstance(data, DecodeError):
+        raise data
+    return data
 
 
 def spread(count: int) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -38,10 +39,19 @@ MAX_SIDE = 1 << 16
 MAX_KEY_NBYTES = (1 << 16) - 4
 """A path of 4096 bytes is the longest that Linux takes."""
 
+# The text of an index's header must fit in its page: with so many columns, whatever their names, it does.
+MAX_COLUMNS = 50
+COLUMN_TYPES = ("<i8", "<f8")
+
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
+_COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
 SampleShape = tuple[int, int, int]
 """(height, width, channels) of every sample of a set."""
+
+
+IndexColumns = tuple[tuple[str, str], ...]
+"""(name, type) of the fields of an index that follow those of every index; type is one of COLUMN_TYPES."""
 
 
 def is_safe_name(name: str) -> bool:
@@ -95,27 +105,60 @@ def key_field_nbytes(longest_key_nbytes: int) -> int:
     return longest_key_nbytes + (4 - longest_key_nbytes) % 8
 
 
-def _index_fields(key_nbytes: int) -> list[tuple[str, str]]:
+def _index_fields(key_nbytes: int, columns: IndexColumns) -> list[tuple[str, str]]:
     return [
         ("label", "<i8"),
         ("key", f"|S{key_nbytes}"),
         ("source_width", "<u4"),
         ("source_height", "<u4"),
         ("crc32", "<u4"),
+        *columns,
     ]
 
 
-def index_dtype(key_nbytes: int) -> np.dtype[np.void]:
-    """One row: `label`, `key` (source path relative to SRC), source size in pixels, `crc32` of the pixels."""
+_FIELD_NAMES = tuple(name for name, _ in _index_fields(4, ()))
+"""Of every index, whatever its columns."""
+
+
+def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
+    """Return `columns` if an index may have them, each (name, type); ValueError otherwise."""
+    if len(columns) > MAX_COLUMNS:
+        raise ValueError(f"columns must be at most {MAX_COLUMNS}; found {len(columns)}")
+    checked: dict[str, str] = {}
+    for column in columns:
+        name, kind = column if len(column) == 2 else (column, None)
+        if not isinstance(name, str) or not _COLUMN_NAME.fullmatch(name):
+            raise ValueError(
+                f"a column's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {str(name)[:80]!r}"
+            )
+        if name in _FIELD_NAMES or name in checked:
+            found = "which every index has" if name in _FIELD_NAMES else "twice"
+            raise ValueError(f"columns must be named apart; found {name!r} {found}")
+        if not isinstance(kind, str) or kind not in COLUMN_TYPES:
+            raise ValueError(f"column {name!r} must be of type {' or '.join(COLUMN_TYPES)}; found {kind!r}")
+        checked[name] = kind
+    return tuple(checked.items())
+
+
+def index_dtype(key_nbytes: int, columns: IndexColumns = ()) -> np.dtype[np.void]:
+    """One row: `label`, `key` (source path relative to SRC), source size in pixels, `crc32` of the pixels; `columns`.
+
+    Columns take 8 bytes each and follow a multiple of 8 bytes, so that they are naturally aligned as all else is.
+    """
     if key_nbytes <= 0 or key_nbytes % 8 != 4:
         raise ValueError(f"key field must be 4 bytes more than a multiple of 8; found {key_nbytes}")
-    return np.dtype(_index_fields(key_nbytes))
+    return np.dtype(_index_fields(key_nbytes, columns))
 
 
-def index_header(num_samples: int, key_nbytes: int) -> bytes:
-    """The first HEADER_NBYTES bytes of an index of `num_samples` rows of `index_dtype(key_nbytes)`."""
-    return _npy_header(str(_index_fields(key_nbytes)), str((num_samples,)))
+def columns_of(dtype: np.dtype[np.void]) -> IndexColumns:
+    """The columns of an `index_dtype`."""
+    return tuple((name, dtype[name].str) for name in (dtype.names or ())[len(_FIELD_NAMES) :])
 
 
-def index_nbytes(num_samples: int, key_nbytes: int) -> int:
-    return HEADER_NBYTES + num_samples * index_dtype(key_nbytes).itemsize
+def index_header(num_samples: int, key_nbytes: int, columns: IndexColumns = ()) -> bytes:
+    """The first HEADER_NBYTES bytes of an index of `num_samples` rows of `index_dtype(key_nbytes, columns)`."""
+    return _npy_header(str(_index_fields(key_nbytes, columns)), str((num_samples,)))
+
+
+def index_nbytes(num_samples: int, key_nbytes: int, columns: IndexColumns = ()) -> int:
+    return HEADER_NBYTES + num_samples * index_dtype(key_nbytes, columns).itemsize

@@ -10,10 +10,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.files import open_regular, write_atomic
@@ -26,8 +28,12 @@ from shardio.format import (
     MAX_MANIFEST_NBYTES,
     MAX_SIDE,
     WORK_FOLDER,
+    IndexColumns,
     SampleShape,
+    check_columns,
     check_sample_shape,
+    index_dtype,
+    index_header,
     index_nbytes,
     is_safe_name,
     shard_nbytes,
@@ -53,6 +59,19 @@ class ShardEntry(FileEntry):
 @dataclass(frozen=True)
 class IndexEntry(FileEntry):
     key_nbytes: int
+    columns: IndexColumns = ()
+    """What its rows have beyond the fields of every index."""
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """Of one row."""
+        return index_dtype(self.key_nbytes, self.columns)
+
+    def _content(self) -> dict[str, Any]:
+        content = {**vars(self), "columns": [list(column) for column in self.columns]}
+        if not self.columns:
+            del content["columns"]  # one text for one content: the key is there only where it says something
+        return content
 
 
 @dataclass(frozen=True)
@@ -68,6 +87,11 @@ class Split:
     index: IndexEntry
     shards: tuple[ShardEntry, ...]
 
+    @property
+    def index_header(self) -> bytes:
+        """The bytes with which the index must begin."""
+        return index_header(self.num_samples, self.index.key_nbytes, self.index.columns)
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -78,6 +102,8 @@ class Manifest:
     splits: Mapping[str, Split]
     rejects: RejectsEntry
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    """What people call the classes, in their order; empty if the set does not say. Not distinct: cranes are two."""
 
     def __post_init__(self) -> None:
         check_sample_shape(self.sample_shape)
@@ -85,6 +111,10 @@ class Manifest:
             raise FormatError("splits: expected at least one, found none")
         if (repeated := first_repeated(self.classes)) is not None:
             raise FormatError(f"classes: expected distinct names, found {_show(repeated)} twice")
+        if self.class_names and len(self.class_names) != len(self.classes):
+            raise FormatError(
+                f"class_names: expected one for each of the {len(self.classes)} classes, found {len(self.class_names)}"
+            )
         names: set[str] = {MANIFEST_NAME}
         for entry in self._entries():
             # Names that differ only in case are one file on some filesystems.
@@ -111,7 +141,7 @@ class Manifest:
                     f"splits.{name}, {shard.file}: nbytes: expected {expected} for {shard.num_samples} samples of "
                     f"{self.sample_shape}, found {shard.nbytes}"
                 )
-        expected = index_nbytes(split.num_samples, split.index.key_nbytes)
+        expected = index_nbytes(split.num_samples, split.index.key_nbytes, split.index.columns)
         if split.index.nbytes != expected:
             raise FormatError(
                 f"splits.{name}, {split.index.file}: nbytes: expected {expected}, found {split.index.nbytes}"
@@ -126,7 +156,7 @@ class Manifest:
         ).hexdigest()
 
     def _content(self) -> dict[str, Any]:
-        return {
+        content = {
             "format": FORMAT_NAME,
             "format_version": FORMAT_VERSION,
             "sample_shape": list(self.sample_shape),
@@ -134,13 +164,16 @@ class Manifest:
             "splits": {
                 name: {
                     "num_samples": split.num_samples,
-                    "index": vars(split.index),
+                    "index": split.index._content(),
                     "shards": [vars(shard) for shard in split.shards],
                 }
                 for name, split in self.splits.items()
             },
             "rejects": vars(self.rejects),
         }
+        if self.class_names:
+            content["class_names"] = list(self.class_names)
+        return content
 
     def dumps(self) -> bytes:
         """The bytes of manifest.json: keys sorted, one entry a line as far as `json` does it, a newline at the end."""
@@ -166,11 +199,11 @@ def _fail(where: str, expected: str, found: object) -> FormatError:
     return FormatError(f"{where}: expected {expected}, found {_show(found)}")
 
 
-def _object(value: object, where: str, keys: set[str]) -> dict[str, Any]:
+def _object(value: object, where: str, keys: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:
     if type(value) is not dict:
         raise _fail(where, "an object", value)
-    if set(value) != keys:
-        missing, unknown = sorted(keys - set(value)), sorted(set(value) - keys)
+    if set(value) - optional != keys:
+        missing, unknown = sorted(keys - set(value)), sorted(set(value) - keys - optional)
         parts = [f"without {_show(missing)}"] if missing else []
         parts += [f"with unknown {_show(unknown)}"] if unknown else []
         raise FormatError(f"{where}: expected exactly the keys {sorted(keys)}, found it {' and '.join(parts)}")
@@ -181,6 +214,17 @@ def _list(value: object, where: str) -> list[Any]:
     if type(value) is not list:
         raise _fail(where, "a list", value)
     return value
+
+
+def _filled_list(value: object, where: str) -> list[Any]:
+    """Of a key that is left out rather than empty, so that equal sets have equal manifests."""
+    if not _list(value, where):
+        raise _fail(where, "at least one, or no such key", value)
+    return _list(value, where)
+
+
+def _strings(values: list[Any], where: str) -> tuple[str, ...]:
+    return tuple(_string(value, f"{where}[{i}]") for i, value in enumerate(values))
 
 
 def _count(value: object, where: str, minimum: int = 0) -> int:
@@ -225,11 +269,20 @@ def _shard(value: object, where: str) -> ShardEntry:
 
 
 def _index(value: object, where: str) -> IndexEntry:
-    fields = _object(value, where, _FILE_KEYS | {"key_nbytes"})
+    fields = _object(value, where, _FILE_KEYS | {"key_nbytes"}, optional={"columns"})
     key_nbytes = _count(fields["key_nbytes"], f"{where}.key_nbytes", minimum=4)
     if key_nbytes % 8 != 4 or key_nbytes > MAX_KEY_NBYTES:
         raise _fail(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_KEY_NBYTES}", key_nbytes)
-    return IndexEntry(**_file_fields(fields, where), key_nbytes=key_nbytes)
+    columns = _columns(fields["columns"], f"{where}.columns") if "columns" in fields else ()
+    return IndexEntry(**_file_fields(fields, where), key_nbytes=key_nbytes, columns=columns)
+
+
+def _columns(value: object, where: str) -> IndexColumns:
+    pairs = [_list(pair, f"{where}[{i}]") for i, pair in enumerate(_filled_list(value, where))]
+    try:
+        return check_columns(pairs)
+    except ValueError as error:
+        raise FormatError(f"{where}: {error}") from None
 
 
 def _split(value: object, where: str) -> Split:
@@ -294,7 +347,7 @@ def parse_manifest(data: bytes) -> Manifest:
         "provenance",
         "digest",
     }
-    _object(document, "manifest", keys)
+    _object(document, "manifest", keys, optional={"class_names"})
     shape = _list(document["sample_shape"], "sample_shape")
     try:
         sample_shape = check_sample_shape(tuple(shape))
@@ -307,10 +360,15 @@ def parse_manifest(data: bytes) -> Manifest:
         raise _fail("provenance", "an object", document["provenance"])
     manifest = Manifest(
         sample_shape=sample_shape,
-        classes=tuple(_string(name, f"classes[{i}]") for i, name in enumerate(_list(document["classes"], "classes"))),
+        classes=_strings(_list(document["classes"], "classes"), "classes"),
         splits={_name(name, "splits"): _split(split, f"splits.{name}") for name, split in splits.items()},
         rejects=_rejects(document["rejects"], "rejects"),
         provenance=document["provenance"],
+        class_names=(
+            _strings(_filled_list(document["class_names"], "class_names"), "class_names")
+            if "class_names" in document
+            else ()
+        ),
     )
     if document["digest"] != manifest.digest:
         raise _fail("digest", f"{manifest.digest} (computed from the content)", document["digest"])

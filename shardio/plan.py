@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from shardio.columns import ColumnTable
 from shardio.decode import DecodeOptions
 from shardio.format import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
 from shardio.resize import Fit
@@ -86,13 +87,16 @@ class Plan:
     collection: Collection
     options: ConvertOptions
     tasks: tuple[ShardTask, ...]
+    columns: ColumnTable | None = None
 
     @property
     def nbytes(self) -> int:
         """Size of all shards and indexes if no source is refused."""
         indexes = {task.split: task.key_nbytes for task in self.tasks}
+        columns = self.columns.columns if self.columns else ()
         return sum(task.nbytes for task in self.tasks) + sum(
-            index_nbytes(len(self.collection.splits[split]), key_nbytes) for split, key_nbytes in indexes.items()
+            index_nbytes(len(self.collection.splits[split]), key_nbytes, columns)
+            for split, key_nbytes in indexes.items()
         )
 
     def describe(self) -> dict[str, Any]:
@@ -110,6 +114,8 @@ class Plan:
             "background": list(options.decode.background),
             "num_sources": self.collection.num_sources,
             "sources_sha256": _hash_sources(self.collection),
+            **({"class_names_sha256": _hash_names(self.collection)} if self.collection.class_names else {}),
+            **({"columns_sha256": self.columns.sha256} if self.columns else {}),
         }
 
 
@@ -118,7 +124,14 @@ def library_versions() -> dict[str, str]:
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
 
 
-def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, hash_sources: bool = False) -> Plan:
+def make_plan(
+    out: Path,
+    collection: Collection,
+    options: ConvertOptions,
+    columns: ColumnTable | None = None,
+    *,
+    hash_sources: bool = False,
+) -> Plan:
     tasks: list[ShardTask] = []
     most = samples_per_shard(options.shard_nbytes, options.sample_shape)
     for split, sources in collection.splits.items():
@@ -142,7 +155,7 @@ def make_plan(out: Path, collection: Collection, options: ConvertOptions, *, has
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
-    return Plan(collection, options, tuple(tasks))
+    return Plan(collection, options, tuple(tasks), columns)
 
 
 def read_options(description: Mapping[str, Any]) -> ConvertOptions:
@@ -173,12 +186,23 @@ def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[So
 
 
 def _hash_sources(collection: Collection) -> str:
-    sha256 = hashlib.sha256(repr(collection.classes).encode("utf-8", "surrogateescape"))
+    sha256 = hashlib.sha256((repr(collection.classes) + collection.identity).encode("utf-8", "surrogateescape"))
     for split, sources in collection.splits.items():
         sha256.update(f"\0{split}\0{len(sources)}\0".encode())
         for source in sources:
             sha256.update(b"%d %s\0" % (source.label, source.key))
     return sha256.hexdigest()
+
+
+def _hash_names(collection: Collection) -> str:
+    return hashlib.sha256(repr(collection.class_names).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+_HASHED = {
+    "sources_sha256": "the list of sources",
+    "class_names_sha256": "what the classes are called",
+    "columns_sha256": "the columns",
+}
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
@@ -187,7 +211,7 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
-            what = "the list of sources" if name == "sources_sha256" else f"{name} {there.get(name)!r}"
-            found = "changed since" if name == "sources_sha256" else f"here {here.get(name)!r}"
+            what = _HASHED.get(name, f"{name} {there.get(name)!r}")
+            found = "changed since" if name in _HASHED else f"here {here.get(name)!r}"
             parts.append(f"{what}, {found}")
     return "; ".join(parts)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from shardio.crop import Windows
 from shardio.errors import FormatError
 from shardio.files import naming, open_regular
-from shardio.format import HEADER_NBYTES, index_dtype, index_header, sample_nbytes, shard_header
+from shardio.format import HEADER_NBYTES, sample_nbytes, shard_header
 from shardio.manifest import FileEntry
 from shardio.ring import aligned_empty
 from shardio.shardset import RETRY_SECONDS, ShardSet, check_not_cut, open_checked, reading_failed
@@ -253,13 +253,11 @@ class FileReader:
             _File(shards.path_of(shard), shard, shard_header(shard.num_samples, shards.sample_shape), direct)
             for shard in split.shards
         ]
-        header = index_header(split.num_samples, split.index.key_nbytes)
         self._index_number = len(files)
         # Labels are few bytes, and read again in every epoch: through the page cache.
-        files.append(_File(shards.path_of(split.index), split.index, header, False))
+        files.append(_File(shards.path_of(split.index), split.index, split.index_header, False))
         self._files = _OpenFiles(files, min(len(files), _most_open()))
-        dtype = index_dtype(split.index.key_nbytes)
-        self._index_stride = dtype.itemsize  # a row begins with its label
+        self._index_stride = split.index.dtype.itemsize  # a row begins with its label
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Read by the samples' rows of the index, so that opening costs the same for any number of samples."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +21,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.columns import read_columns
 from shardio.decode import read_size
 from shardio.errors import ConvertError, DecodeError
 from shardio.files import open_regular, sweep_temporaries, write_atomic
-from shardio.format import HEADER_NBYTES, index_dtype, index_header, sample_nbytes
+from shardio.format import HEADER_NBYTES, WORK_FOLDER, columns_of, index_header, sample_nbytes
 from shardio.machine import usable_cores
 from shardio.manifest import FileEntry, Manifest, ShardEntry, load_manifest
+from shardio.parquet import ParquetOrigin
 from shardio.plan import Plan, ShardTask, difference, library_versions, make_plan, read_options
 from shardio.scanner import SourceKind, scan
 from shardio.shardtask import ShardRecord, reject_of
@@ -52,30 +55,46 @@ def repair(
     src: str | os.PathLike[str],
     *,
     source: SourceKind = "auto",
+    columns: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     on_verify: Callable[[int, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RepairReport:
     """Make the damaged files of the set in the folder `path` again from `src`, which it was converted from.
 
-    The whole set is read to find them. `source` is that of `convert`. `workers` is how many cores to use, by default
-    all. `on_verify` is called, in any thread, with (bytes read since, bytes in all); `on_progress` in this thread with
-    (sources done, sources to do).
+    The whole set is read to find them. `source` and `columns` are those of `convert`; an index with columns can be made
+    again only from their file, all else without it. Of parquet files, the images are first copied out into the set's
+    folder, and the copies removed in the end: of two repairs at the same time, one may have to be run again. A set of a
+    dataset of Python cannot be repaired. `workers` is how many cores to use, by default all. `on_verify` is called, in
+    any thread, with (bytes read since, bytes in all); `on_progress` in this thread with (sources done, sources to do).
 
     ConvertError if the set cannot be made again, since `convert` did not make it or `src` lists other images now; and
-    if files come out other than they were, since an image or a library has changed: then these are left as they are
-    and all others are repaired. FormatError if the manifest itself is damaged, SetNotFoundError if there is none.
+    if files come out other than they were, since an image or a library has changed, or if an index lacks its columns:
+    then these are left as they are and all others are repaired. FormatError if the manifest itself is damaged,
+    SetNotFoundError if there is none.
     """
     folder = Path(os.path.abspath(path))
+    if not isinstance(src, (str, os.PathLike)):
+        raise TypeError(
+            f"expected the path of the images, found {type(src).__name__}. Sets of datasets of Python cannot be "
+            "repaired: convert the dataset again into a new folder"
+        )
     workers = usable_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
     manifest = load_manifest(folder)
-    plan = _plan_again(folder, manifest, Path(os.path.abspath(src)), source)
+    plan = _plan_again(folder, manifest, Path(os.path.abspath(src)), source, columns)
     sweep_temporaries(folder)
-    problems = verify(folder, workers=workers, on_progress=on_verify).problems
-    work = _Repair(folder, manifest, plan, frozenset(problem.file for problem in problems), workers)
-    work.run(on_progress or (lambda done, total: None))
+    damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)
+    lacking = _without_columns(manifest, plan) & damaged
+    work = _Repair(folder, manifest, plan, damaged - lacking, workers)
+    try:
+        if work.damaged and isinstance(plan.collection.origin, ParquetOrigin):
+            (folder / WORK_FOLDER).mkdir(exist_ok=True)
+            plan.collection.origin.fill_spool(lambda count: None)
+        work.run(on_progress or (lambda done, total: None))
+    finally:
+        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
     if work.faults:
         faults = "; ".join(f"{file}: {fault}" for file, fault in work.faults.items())
         raise ConvertError(
@@ -83,10 +102,23 @@ def repair(
             f"changed since, or the libraries have: the set was made with {manifest.provenance.get('libraries')}, and "
             f"these are {library_versions()}"
         )
+    if lacking:
+        raise ConvertError(
+            f"{folder}: {', '.join(sorted(lacking))} cannot be made again without the file of its columns: give it by "
+            "`--columns`, from Python `columns=`"
+        )
     return RepairReport(str(folder), tuple(work.repaired))
 
 
-def _plan_again(folder: Path, manifest: Manifest, src: Path, source: SourceKind) -> Plan:
+def _without_columns(manifest: Manifest, plan: Plan) -> frozenset[str]:
+    """Indexes that have columns, which nobody has given."""
+    indexes = [split.index for split in manifest.splits.values()]
+    return frozenset(index.file for index in indexes if index.columns and plan.columns is None)
+
+
+def _plan_again(
+    folder: Path, manifest: Manifest, src: Path, source: SourceKind, columns: str | os.PathLike[str] | None
+) -> Plan:
     """The plan by which the set was made."""
     there = manifest.provenance.get("conversion")
     if not isinstance(there, dict):
@@ -95,8 +127,15 @@ def _plan_again(folder: Path, manifest: Manifest, src: Path, source: SourceKind)
         options = read_options(there)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
-    plan = make_plan(folder, scan(src, source), options)
-    if changed := difference(there, plan.describe()):
+    collection = scan(src, source)
+    if isinstance(collection.origin, ParquetOrigin):
+        collection = replace(collection, origin=replace(collection.origin, spool=folder / WORK_FOLDER))
+    table = None if columns is None else read_columns(Path(columns), collection.splits)
+    plan = make_plan(folder, collection, options, table)
+    # What classes are called is in the manifest alone, and not every kind of storage says it.
+    ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
+    then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
+    if changed := difference(then, now):
         raise ConvertError(f"{folder}: cannot be made again from {src} ({changed})")
     return plan
 
@@ -219,7 +258,7 @@ class _Repair:
     def _read_index(self, split: str) -> NDArray[np.void]:
         index = self.manifest.splits[split].index
         data = (self.folder / index.file).read_bytes()
-        return np.frombuffer(data, index_dtype(index.key_nbytes), offset=HEADER_NBYTES)
+        return np.frombuffer(data, index.dtype, offset=HEADER_NBYTES)
 
     def _index_parts(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:
         rows = np.concatenate(
@@ -228,7 +267,8 @@ class _Repair:
                 for task in self._tasks(split)
             ]
         )
-        yield index_header(len(rows), rows.dtype["key"].itemsize)
+        rows = self.plan.columns.extend(rows) if self.plan.columns else rows
+        yield index_header(len(rows), rows.dtype["key"].itemsize, columns_of(rows.dtype))
         yield rows.view(np.uint8).data
 
     def _rows(self, task: ShardTask, refused: Sequence[Source]) -> NDArray[np.void]:
@@ -240,7 +280,9 @@ class _Repair:
 
         def size(source: Source) -> tuple[int, int]:
             try:
-                return read_size(task.origin.read(source), task.decode)
+                data = task.origin.read(source)
+                assert isinstance(data, bytes)  # a path is no dataset
+                return read_size(data, task.decode)
             except DecodeError as error:
                 raise DecodeError(error.reason, f"{os.fsdecode(source.key)}: {error.detail}") from None
 

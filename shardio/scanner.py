@@ -1,7 +1,8 @@
 """What SRC is, and the collection in it.
 
 A kind is chosen where nothing else could be meant: by the names of ImageNet's archives, by Kaggle's folders, by what a
-file begins with. Every other folder is a tree, whatever files lie beside its class folders.
+file begins with, by files that are named parquet. Every other folder is a tree, whatever files lie beside its class
+folders.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from shardio.errors import SourceError
 from shardio.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.kaggle import images_folder, scan_kaggle
 from shardio.listfile import scan_list
+from shardio.parquet import is_parquet, scan_parquet
 from shardio.sources import Collection
 from shardio.tar import BLOCK_NBYTES, compressed, compression, is_header, open_archive
 from shardio.tree import scan_tree
 from shardio.webdataset import is_pattern, scan_webdataset
 
-SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset"]
+SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]
 
 _SCANS: Mapping[str, Callable[[Path], Collection]] = {
     "tree": scan_tree,
@@ -28,6 +30,7 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
     "kaggle": scan_kaggle,
     "list": scan_list,
     "webdataset": scan_webdataset,
+    "parquet": scan_parquet,
 }
 
 # Archives and pictures have a NUL among their first bytes, text has none.
@@ -56,6 +59,8 @@ def find_kind(src: Path) -> str:
 def _kind_of_folder(src: Path) -> str:
     if images_folder(src) is not None:
         return "kaggle"
+    if is_parquet(src):
+        return "parquet"
     try:
         with os.scandir(src) as entries:
             is_folder = {entry.name: entry.is_dir() for entry in entries if not entry.name.startswith(".")}
@@ -88,6 +93,8 @@ def _holds_only_tars(folder: Path) -> bool:
 
 
 def _kind_of_file(src: Path) -> str:
+    if is_parquet(src):
+        return "parquet"
     with open(src, "rb") as file:
         first = file.read(_SNIFFED_NBYTES)
     if (method := compression(first)) is not None:
@@ -98,5 +105,6 @@ def _kind_of_file(src: Path) -> str:
     if b"\0" not in first:
         return "list"
     raise SourceError(
-        f"{src}: expected a folder, a tar or a list of images, found a file that begins with {first[:8].hex(' ')}"
+        f"{src}: expected a folder, a tar, a parquet file or a list of images, found a file that begins with "
+        f"{first[:8].hex(' ')}"
     )

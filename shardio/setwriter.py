@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ from shardio.format import (
     MAX_KEY_NBYTES,
     REJECTS_NAME,
     SampleShape,
+    check_columns,
     check_sample_shape,
+    columns_of,
     index_header,
     index_name,
     is_safe_name,
@@ -33,9 +35,11 @@ from shardio.format import (
 )
 from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest, first_repeated
 from shardio.version import __version__
-from shardio.writer import IndexRows, ShardFileWriter
+from shardio.writer import IndexRows, ShardFileWriter, with_columns
 
 DEFAULT_SHARD_NBYTES = 4 << 30
+
+_COLUMN_TYPES: dict[type, str] = {int: "<i8", float: "<f8"}
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,13 @@ def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
 
 
 def _write_index(folder: Path, split: str, rows: NDArray[np.void]) -> IndexEntry:
-    key_nbytes = rows.dtype["key"].itemsize
-    header = index_header(len(rows), key_nbytes)
+    key_nbytes, columns = rows.dtype["key"].itemsize, columns_of(rows.dtype)
+    header = index_header(len(rows), key_nbytes, columns)
     body = np.ascontiguousarray(rows).view(np.uint8).data
     sha256 = hashlib.sha256(header)
     sha256.update(body)
     write_atomic(folder / index_name(split), header, body)
-    return IndexEntry(index_name(split), len(header) + len(body), sha256.hexdigest(), key_nbytes)
+    return IndexEntry(index_name(split), len(header) + len(body), sha256.hexdigest(), key_nbytes, columns)
 
 
 def publish_set(
@@ -88,6 +92,7 @@ def publish_set(
     splits: Mapping[str, SplitContent],
     rejects: Iterable[Reject],
     provenance: Mapping[str, Any],
+    class_names: Sequence[str] = (),
 ) -> Manifest:
     """Write what goes with finished shards, the manifest last. The set exists when this returns, or not at all."""
     manifest = Manifest(
@@ -99,6 +104,7 @@ def publish_set(
         },
         rejects=_write_rejects(folder, rejects),
         provenance=provenance,
+        class_names=tuple(class_names),
     )
     commit_manifest(folder, manifest)
     return manifest
@@ -108,6 +114,7 @@ def publish_set(
 class _OpenSplit:
     shards: list[ShardEntry] = field(default_factory=list)
     rows: list[IndexRows] = field(default_factory=list)
+    columns: dict[str, list[int | float]] = field(default_factory=dict)
     writer: ShardFileWriter | None = None
 
 
@@ -118,8 +125,10 @@ class ShardWriter:
             for image, label in samples:
                 writer.append(image, label)
 
-    `classes` may be empty: then labels are any int64. An exception inside the block publishes nothing, and the shards
-    written so far are removed. `out` must not exist or be an empty folder. Not thread safe.
+    `classes` may be empty: then labels are any int64. `class_names` are what people call them, in the same order.
+    `columns` are numbers that the index shall hold for each sample: names and `int` (int64) or `float` (float64).
+    An exception inside the block publishes nothing, and the shards written so far are removed. `out` must not exist or
+    be an empty folder. Not thread safe.
     """
 
     def __init__(
@@ -128,6 +137,8 @@ class ShardWriter:
         sample_shape: tuple[int, int, int],
         *,
         classes: Sequence[str] = (),
+        class_names: Sequence[str] = (),
+        columns: Mapping[str, type[int] | type[float]] = MappingProxyType({}),
         shard_nbytes: int = DEFAULT_SHARD_NBYTES,
     ) -> None:
         self.out = Path(out)
@@ -135,6 +146,14 @@ class ShardWriter:
         self.classes = tuple(classes)
         if (repeated := first_repeated(self.classes)) is not None:
             raise ValueError(f"classes must be distinct, found {repeated!r} twice")
+        self.class_names = tuple(class_names)
+        if self.class_names and len(self.class_names) != len(self.classes):
+            raise ValueError(
+                f"class_names must be as many as the {len(self.classes)} classes, found {len(self.class_names)}"
+            )
+        if wrong := [name for name, kind in columns.items() if kind not in _COLUMN_TYPES]:
+            raise ValueError(f"columns must be int or float, found {columns[wrong[0]]!r} for {wrong[0]!r}")
+        self.columns = check_columns([(name, _COLUMN_TYPES[kind]) for name, kind in columns.items()])
         self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
         self._splits: dict[str, _OpenSplit] = {}
         self.out.mkdir(parents=True, exist_ok=True)
@@ -153,11 +172,12 @@ class ShardWriter:
         split: str = "train",
         key: bytes | str = b"",
         source_size: tuple[int, int] | None = None,
+        columns: Mapping[str, int | float] = MappingProxyType({}),
     ) -> None:
         """Add one sample, copying it. `image` is uint8 of the set's (height, width, channels).
 
         `key` is a name that finds the sample's origin again; by default its number in the split. `source_size` is the
-        original (height, width), by default the sample's own.
+        original (height, width), by default the sample's own. `columns` has a number for each of the set's columns.
         """
         label = operator.index(label)  # TypeError for anything that is not an integer
         if self.classes and not 0 <= label < len(self.classes):
@@ -172,6 +192,7 @@ class ShardWriter:
         source_size = self.sample_shape[:2] if source_size is None else source_size
         if not all(0 <= side < 1 << 32 for side in source_size):
             raise ValueError(f"source_size must be (height, width), each below 2**32, found {source_size!r}")
+        numbers = self._column_values(columns)
         if split not in self._splits:
             # A split's files must have safe names too, however many shards it gets.
             if not is_safe_name(shard_name(split, 999_999)):
@@ -188,8 +209,22 @@ class ShardWriter:
             key=key,
             source_size=source_size or (self.sample_shape[0], self.sample_shape[1]),
         )
+        for name, number in numbers.items():
+            state.columns.setdefault(name, []).append(number)
         if len(state.writer.rows) == self._samples_per_shard:
             self._finish_shard(state)
+
+    def _column_values(self, columns: Mapping[str, int | float]) -> dict[str, int | float]:
+        if columns.keys() != {name for name, _ in self.columns}:
+            expected = ", ".join(name for name, _ in self.columns) or "none"
+            raise ValueError(f"columns must be those of the set ({expected}), found {', '.join(columns) or 'none'}")
+        numbers: dict[str, int | float] = {}
+        for name, kind in self.columns:
+            value: Any = columns[name]
+            numbers[name] = operator.index(value) if kind == "<i8" else float(value)
+            if kind == "<i8" and not -(1 << 63) <= numbers[name] < 1 << 63:
+                raise ValueError(f"column {name!r} must fit in int64, found {value}")
+        return numbers
 
     def _finish_shard(self, state: _OpenSplit) -> None:
         writer, state.writer = state.writer, None
@@ -221,12 +256,20 @@ class ShardWriter:
             self._finish_shard(state)
             if state.rows:
                 key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for key in rows.keys))
-                splits[name] = SplitContent(
-                    state.shards, np.concatenate([rows.to_array(key_nbytes) for rows in state.rows])
-                )
+                rows = np.concatenate([rows.to_array(key_nbytes) for rows in state.rows])
+                values = {column: np.array(state.columns[column], kind) for column, kind in self.columns}
+                splits[name] = SplitContent(state.shards, with_columns(rows, self.columns, values))
         if not splits:
             raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")
-        publish_set(self.out, self.sample_shape, self.classes, splits, (), {"shardio": __version__})
+        publish_set(
+            self.out,
+            self.sample_shape,
+            self.classes,
+            splits,
+            (),
+            {"shardio": __version__},
+            class_names=self.class_names,
+        )
 
     def _discard(self) -> None:
         """Remove what this writer wrote, unless the set was published already."""

@@ -24,8 +24,6 @@ from shardio.files import open_regular
 from shardio.format import (
     HEADER_NBYTES,
     SampleShape,
-    index_dtype,
-    index_header,
     sample_nbytes,
     shard_header,
 )
@@ -141,14 +139,14 @@ class ShardSet(Sequence[Sample]):
         # Sample i is in the shard s with starts[s] <= i < starts[s + 1], and there in row i + shifts[s].
         self._starts = np.cumsum([0, *counts])
         self._shifts = np.array(shards.first_rows) - self._starts[:-1]
-        dtype = index_dtype(entry.index.key_nbytes)
+        dtype = entry.index.dtype
         table = RowMapping([entry.num_samples], dtype.itemsize)
-        header = index_header(entry.num_samples, entry.index.key_nbytes)
-        _map(table, 0, self.path_of(entry.index), entry.index, header)
+        _map(table, 0, self.path_of(entry.index), entry.index, entry.index_header)
         self._table = table.rows
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
         self.index: NDArray[np.void] = table.rows.view(dtype)[:, 0]  # type: ignore[assignment]
-        """One row per sample: label, key, source_width, source_height, crc32. A read-only view of the mapped file."""
+        """One row per sample: label, key, source_width, source_height, crc32, then the set's own columns, if any. A
+        read-only view of the mapped file."""
 
     def path_of(self, entry: FileEntry) -> str:
         """The absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as much as
@@ -163,6 +161,11 @@ class ShardSet(Sequence[Sample]):
     @property
     def classes(self) -> tuple[str, ...]:
         return self.manifest.classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What people call the classes, in their order: "tench" for n01440764. `classes` if the set does not say."""
+        return self.manifest.class_names or self.manifest.classes
 
     @property
     def digest(self) -> str:

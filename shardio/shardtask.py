@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.decode import decode_image
+from shardio.decode import decode_image, decode_object
 from shardio.duplicates import HASH_NBYTES, UNREAD, hash_source
 from shardio.errors import DecodeError
 from shardio.files import write_atomic
@@ -29,7 +29,7 @@ from shardio.format import WORK_FOLDER, index_dtype
 from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
 from shardio.setwriter import Reject
-from shardio.sources import Source
+from shardio.sources import Given, Source
 from shardio.writer import ShardFileWriter, crc32
 
 # Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with
@@ -86,6 +86,7 @@ class Control:
 class _Sample:
     """What is known of a sample whose pixels are where they belong."""
 
+    label: int
     source_size: tuple[int, int]
     crc32: int
     warning: str
@@ -98,13 +99,16 @@ _Hashes = dict[bytes, bytes]
 def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8], hashes: _Hashes) -> _Outcome:
     """Read, decode and resize one source into `place`, which holds anything if it is refused."""
     try:
-        data = task.origin.read(source)
-        if task.hash_sources:
-            hashes[source.key] = hash_source(data)
+        found = task.origin.read(source)
         least_size = task.fit.least_size if task.quality == "fast" else None
-        decoded = decode_image(data, task.decode, least_size=least_size)
+        if isinstance(found, Given):
+            decoded, label = decode_object(found.image, task.decode, least_size=least_size), found.label
+        else:
+            if task.hash_sources:
+                hashes[source.key] = hash_source(found)
+            decoded, label = decode_image(found, task.decode, least_size=least_size), source.label
         np.copyto(place, task.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
-        return _Sample(decoded.source_size, crc32(place), decoded.warning)
+        return _Sample(label, decoded.source_size, crc32(place), decoded.warning)
     except DecodeError as error:
         return error
 
@@ -189,7 +193,7 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
                     continue
                 kept.append(row)
                 shard.rows.append(
-                    label=source.label, key=source.key, source_size=outcome.source_size, crc32=outcome.crc32
+                    label=outcome.label, key=source.key, source_size=outcome.source_size, crc32=outcome.crc32
                 )
                 if outcome.warning:
                     mended.append(Mended(task.split, source.key, outcome.warning))

@@ -18,6 +18,9 @@ from typing import NamedTuple, Protocol
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
 
+# More are not class numbers, but numbers of something else.
+MAX_CLASSES = 1 << 20
+
 
 class Extent(NamedTuple):
     """Bytes of a larger file: an image in an archive."""
@@ -34,23 +37,41 @@ class Fault(NamedTuple):
     detail: str
 
 
+class Item(NamedTuple):
+    """An image that has a number: a row of a table, an item of a dataset."""
+
+    where: bytes
+    """A file relative to the origin's folder, or the name of a dataset."""
+    number: int
+
+
+class Given(NamedTuple):
+    """An image as a dataset gives it, with a label that was not known before."""
+
+    image: object
+    """What `decode_object` takes."""
+    label: int
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One image to convert."""
 
     key: bytes
     label: int
-    place: bytes | Extent | Fault | None = None
-    """Where it is: a file of its own, relative to the origin's folder, or an extent of one. None: the file `key`."""
+    place: bytes | Extent | Item | Fault | None = None
+    """Where it is: a file of its own, relative to the origin's folder, or an extent or item of one. None: the file
+    `key`."""
 
 
 class Origin(Protocol):
     """Where the images of a collection are. Picklable, for tasks carry it to other processes. Thread safe."""
 
-    def read(self, source: Source) -> bytes:
+    def read(self, source: Source) -> bytes | Given:
         """One encoded image. DecodeError if it cannot be read, is not a regular file, or is too large to be an image.
 
-        OSError where the fault is not the source's: want of descriptors or memory.
+        Or what a dataset gives: then its label counts, and not the source's. OSError where the fault is not the
+        source's: want of descriptors or memory.
         """
 
     def fingerprint(self, sources: Sequence[Source]) -> str:
@@ -63,12 +84,15 @@ class Collection:
 
     origin: Origin
     classes: tuple[str, ...]
+    """Empty if they are to be numbers, up to the largest label that an image turns out to have."""
     splits: Mapping[str, tuple[Source, ...]]
     ignored: Mapping[str, int]
     class_names: tuple[str, ...] = ()
     """What people call the classes, in their order, where the collection says so: "tench" for n01440764."""
     kind: str = "tree"
     """What SRC was taken for."""
+    identity: str = ""
+    """What tells it from another with the same keys and labels, where these do not name the images."""
 
     @property
     def num_sources(self) -> int:
@@ -81,7 +105,8 @@ class FileOrigin:
 
     folder: Path
 
-    def _path(self, place: bytes | Extent) -> str:
+    def _path(self, place: bytes | Extent | Item) -> str:
+        assert not isinstance(place, Item)
         return os.path.join(self.folder, os.fsdecode(place.file if isinstance(place, Extent) else place))
 
     def read(self, source: Source) -> bytes:

@@ -21,14 +21,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.files import open_regular
-from shardio.format import (
-    HEADER_NBYTES,
-    MANIFEST_NAME,
-    index_dtype,
-    index_header,
-    sample_nbytes,
-    shard_header,
-)
+from shardio.format import HEADER_NBYTES, MANIFEST_NAME, sample_nbytes, shard_header
 from shardio.manifest import FileEntry, Manifest, ShardEntry, Split, load_manifest
 from shardio.shardset import open_checked, open_sized
 
@@ -115,8 +108,7 @@ class _Verifier:
         return checks
 
     def check_index(self, split: Split) -> Problem | None:
-        header = index_header(split.num_samples, split.index.key_nbytes)
-        problem = self.check_file(split.index, header)
+        problem = self.check_file(split.index, split.index_header)
         if problem is None and not self.quick and self.manifest.classes:
             path = self.folder / split.index.file
             try:
@@ -179,14 +171,13 @@ def _describe(damaged: Sequence[int], rows: NDArray[np.void], first: int) -> str
 
 def _read_rows(folder: Path, split: Split) -> NDArray[np.void]:
     """The split's index, read and not mapped. FormatError or OSError if it cannot be trusted."""
-    header = index_header(split.num_samples, split.index.key_nbytes)
-    descriptor = open_checked(folder / split.index.file, split.index, header)
+    descriptor = open_checked(folder / split.index.file, split.index, split.index_header)
     with os.fdopen(descriptor, "rb") as file:
         data = file.read()
     found = hashlib.sha256(data).hexdigest()
     if found != split.index.sha256:
         raise FormatError(f"{folder / split.index.file}: sha256: expected {split.index.sha256}, found {found}")
-    return np.frombuffer(data, index_dtype(split.index.key_nbytes), offset=HEADER_NBYTES)
+    return np.frombuffer(data, split.index.dtype, offset=HEADER_NBYTES)
 
 
 def _damaged(path: Path, manifest: Manifest, rows: NDArray[np.void]) -> Iterator[int]:

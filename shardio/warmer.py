@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
 from shardio.files import naming
-from shardio.format import index_header, shard_header
+from shardio.format import shard_header
 from shardio.machine import memory_left
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.shardset import ShardSet, open_checked
@@ -90,7 +90,7 @@ def warm(
 
 def _files(manifest: Manifest, name: str) -> Iterator[tuple[FileEntry, bytes]]:
     split = manifest.splits[name]
-    yield split.index, index_header(split.num_samples, split.index.key_nbytes)
+    yield split.index, split.index_header
     for shard in split.shards:
         yield shard, shard_header(shard.num_samples, manifest.sample_shape)
 

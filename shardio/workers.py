@@ -28,13 +28,15 @@ from shardio.torchthreads import one_torch_thread
 THREADS_PER_PROCESS = 4
 
 
-def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report) -> list[ShardRecord]:
+def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report, *, serial: bool = False) -> list[ShardRecord]:
     """Do all tasks; their records in the order of the tasks. `report` is called in the calling thread.
 
-    If `report` raises, or on Ctrl-C, the work stops: tasks under way leave nothing behind and finished ones stay.
+    With `serial`, every process has one thread, and a single worker is the calling thread. If `report` raises, or on
+    Ctrl-C, the work stops: tasks under way leave nothing behind and finished ones stay.
     """
-    processes = min(-(-workers // THREADS_PER_PROCESS), len(tasks))
-    threads = max(1, workers // max(processes, 1))  # rather an idle core than one more than was asked for
+    processes = min(-(-workers // (1 if serial else THREADS_PER_PROCESS)), len(tasks))
+    # Rather an idle core than one more than was asked for.
+    threads = 1 if serial else max(1, workers // max(processes, 1))
     if processes <= 1:
         with one_torch_thread():
             control = Control(report, lambda: False, threads)

@@ -15,7 +15,7 @@ import hashlib
 import math
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from shardio.files import AtomicFile, bypass_page_cache, naming, reserve, write_all
 from shardio.format import (
+    IndexColumns,
     SampleShape,
     check_sample_shape,
     index_dtype,
@@ -86,6 +87,19 @@ class IndexRows:
         rows["source_height"] = self.source_heights
         rows["crc32"] = self.crc32s
         return rows
+
+
+def with_columns(
+    rows: NDArray[np.void], columns: IndexColumns, values: Mapping[str, NDArray[np.generic]]
+) -> NDArray[np.void]:
+    """Index rows with these columns added to their fields: a copy. `values` has one value per row for each."""
+    fields = rows.dtype.names or ()
+    extended = np.empty(len(rows), index_dtype(rows.dtype["key"].itemsize, columns))
+    for name in fields:
+        extended[name] = rows[name]
+    for name, _ in columns:
+        extended[name] = values[name]
+    return extended
 
 
 class ShardFileWriter:

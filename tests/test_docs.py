@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import random_picture, write_jpeg
 from storages import draw_imagenet, write_archives, write_kaggle, write_list, write_webdataset
@@ -22,7 +24,8 @@ from shardio.errors import Reason
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
-GOLDEN = ROOT / "tests" / "data" / "golden"
+DATA = ROOT / "tests" / "data"
+GOLDEN = DATA / "golden"
 
 
 def code_blocks(text: str, language: str) -> list[str]:
@@ -31,7 +34,8 @@ def code_blocks(text: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the README's reader has it: imagenet/ with train and val, and a small one in other storages."""
+    """A folder as the README's reader has it: imagenet/ with train and val, a small one in other storages, and some as
+    parquet in imagenet-1k/."""
     folder = tmp_path_factory.mktemp("reader")
     rng = np.random.default_rng(0)
     for split, count in (("train", 260), ("val", 10)):
@@ -43,6 +47,10 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_kaggle(small, folder / "kaggle")
     write_list(small, folder / "images.csv")
     write_webdataset(small, folder / "tars")
+    images = [{"bytes": path.read_bytes(), "path": path.name} for path in sorted(folder.glob("imagenet/val/*/*"))]
+    (folder / "imagenet-1k" / "data").mkdir(parents=True)
+    table = pa.table({"image": images, "label": [number % 3 for number in range(len(images))]})
+    pq.write_table(table, folder / "imagenet-1k" / "data" / "train-00000-of-00001.parquet")
     return folder
 
 
@@ -77,9 +85,9 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
 
 def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
     blocks = re.findall(r"^```hexdump (\S+)\n(.*?)^```", FORMAT, re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in blocks] == ["train-00000.npy", "train-index.npy"]
+    assert [name for name, _ in blocks] == ["train-00000.npy", "train-index.npy", "golden-columns/train-index.npy"]
     for name, block in blocks:
-        data = (GOLDEN / name).read_bytes()
+        data = (DATA / name if "/" in name else GOLDEN / name).read_bytes()
         for line in block.splitlines():
             if line == "*":
                 continue
@@ -87,13 +95,18 @@ def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
             assert data[offset : offset + len(shown)] == shown, f"{name} at {offset:#x}"
 
 
-def test_the_worked_example_states_the_digest_of_the_golden_set() -> None:
-    assert json.loads((GOLDEN / "manifest.json").read_bytes())["digest"] in FORMAT
+GOLDEN_SETS = [GOLDEN, DATA / "golden-columns"]
 
 
-def test_the_digest_is_what_the_format_says(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("folder", GOLDEN_SETS, ids=lambda folder: folder.name)
+def test_the_worked_example_states_the_digest_of_the_golden_set(folder: Path) -> None:
+    assert json.loads((folder / "manifest.json").read_bytes())["digest"] in FORMAT
+
+
+@pytest.mark.parametrize("folder", GOLDEN_SETS, ids=lambda folder: folder.name)
+def test_the_digest_is_what_the_format_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = code_blocks(FORMAT, "python")
-    monkeypatch.chdir(GOLDEN)
+    monkeypatch.chdir(folder)
     # The document's own code ends in an assertion; it leaves its file open, which is not for us to judge.
     exec(
         block.replace('json.load(open("manifest.json"))', 'json.loads(open_text("manifest.json"))'),

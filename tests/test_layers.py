@@ -50,7 +50,11 @@ LAYERS: dict[str, tuple[int, str]] = {
     "shardset": (3, "t"),
     "resize": (3, "c"),
     "sources": (3, "c"),
+    "arrow": (2, "c"),
     "tree": (4, "c"),
+    "columns": (4, "c"),
+    "indexed": (5, "c"),
+    "parquet": (5, "c"),
     "writer": (3, "c"),
     "readers": (4, "t"),
     "prefetch": (4, "t"),
@@ -166,6 +170,7 @@ def test_what_both_halves_share_depends_on_neither() -> None:
         ("simplejpeg", {"decode"}),
         ("scipy", {"ilsvrc"}),
         ("distributed", {"dask_cluster"}),
+        ("pyarrow", {"arrow"}),
     ],
 )
 def test_a_heavy_package_is_imported_only_where_it_is_wanted(package: str, allowed: set[str]) -> None:

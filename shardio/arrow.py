@@ -1,0 +1,39 @@
+"""Parquet files through pyarrow, which the extra `parquet` installs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shardio.errors import SourceError
+
+# What bounds memory: columns are read in pieces of this size, and nothing ahead of them. pyarrow would otherwise keep
+# every row group that was read until the last one is.
+_BUFFER_NBYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """A pyarrow.parquet.ParquetFile, for the `with` block. Whatever of it is damaged is a SourceError, then and there.
+
+    SourceError, too, if pyarrow is not installed. Other errors inside the block pass through.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise SourceError(
+            f'{path}: expected pyarrow to read parquet with, found none. Install it: pip install "shardio[parquet]"'
+        ) from None
+    try:
+        # Checksums of pages are compared where a file has them.
+        with pyarrow.parquet.ParquetFile(
+            path, buffer_size=_BUFFER_NBYTES, pre_buffer=False, page_checksum_verification=True
+        ) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's; what pyarrow says of damage has no number
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SourceError(f"{path}: expected a sound parquet file, found: {first_line}") from None
