@@ -26,6 +26,7 @@ from storages import (
 
 from shardio.converter import convert
 from shardio.errors import ConvertError, SourceError
+from shardio.repairer import repair
 from shardio.scanner import find_kind, scan
 from shardio.shardset import open_shards
 
@@ -148,6 +149,18 @@ def test_a_conversion_may_end_from_another_storage_than_it_began_from_that_calls
     convert(archives, tmp_path / "out", **OPTIONS)
     assert content(tmp_path / "out") == expected
     assert convert(write_kaggle(imagenet, tmp_path / "kaggle"), tmp_path / "out", **OPTIONS).num_converted == 0
+
+
+def test_a_set_is_repaired_from_another_storage_even_one_that_has_no_names_for_the_classes(
+    imagenet: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(write_archives(imagenet, tmp_path / "src"), out, **OPTIONS)
+    whole = content(out)
+    (out / "val-index.npy").unlink()
+    (out / "train-00000.npy").unlink()
+    assert set(repair(out, imagenet).repaired) == {"val-index.npy", "train-00000.npy"}
+    assert content(out) == whole
 
 
 def test_worker_processes_read_archives_as_threads_do(
