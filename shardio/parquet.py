@@ -8,6 +8,7 @@ needs room for all images as they are encoded, until the set is published.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -201,11 +202,24 @@ def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> 
 
 
 def is_parquet(src: Path) -> bool:
-    """Whether SRC is a parquet file, or a folder with some in it, in data/ or in a folder named like a split."""
+    """Whether SRC is a parquet file, or a folder with some in it, in data/ or in a folder named like a split.
+
+    Files that lie beside folders do not count: they describe what is in these.
+    """
     if src.is_file():
         return src.name.endswith(SUFFIX)
-    folders = (src, *(src / name for name in ("data", *_SPLITS_BY_WORD)))
-    return any(next(folder.glob(f"[!.]*{SUFFIX}"), None) for folder in folders)
+    return any(_holds_files(src / name) for name in (".", "data", *_SPLITS_BY_WORD))
+
+
+def _holds_files(folder: Path) -> bool:
+    found = False
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                if entry.is_dir():
+                    return False
+                found = found or entry.name.endswith(SUFFIX)
+    return found
 
 
 def scan_parquet(src: Path) -> Collection:

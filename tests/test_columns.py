@@ -21,6 +21,7 @@ from test_converter import OPTIONS, everything, hashes, interrupted
 from shardio.columns import ColumnTable, read_columns
 from shardio.converter import convert
 from shardio.errors import ConvertError, SourceError
+from shardio.repairer import repair
 from shardio.shardset import open_shards
 from shardio.sources import Source
 from shardio.tree import scan_tree
@@ -341,3 +342,50 @@ def test_the_command_takes_columns(image_tree: Path, tmp_path: Path) -> None:
     assert facts["columns"]["val"] == {"n": "<i8", "share": "<f8"}
     result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--columns", tmp_path / "gone.csv")
     assert_one_clear_error(result, 1, "gone.csv: expected a CSV or parquet file of columns, found nothing")
+
+
+# --- repair ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table_file(image_tree: Path, tmp_path: Path) -> Path:
+    keys = [str(path.relative_to(image_tree)) for path in sorted(image_tree.glob("*/*/*"))]
+    return write_csv(tmp_path / "m.csv", "path,x,y", *(f"{key},{i},{i / 8}" for i, key in enumerate(keys)))
+
+
+def test_a_lost_index_is_made_again_from_the_file_of_its_columns(
+    image_tree: Path, table_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS, columns=table_file)
+    whole = hashes(out)
+    (out / "train-index.npy").unlink()
+    (out / "train-00001.npy").unlink()
+    assert set(repair(out, image_tree, columns=table_file).repaired) == {"train-00001.npy", "train-index.npy"}
+    assert hashes(out) == whole
+
+
+def test_without_that_file_all_else_is_repaired_and_the_way_out_is_told(
+    image_tree: Path, table_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS, columns=table_file)
+    whole = hashes(out)
+    (out / "train-00001.npy").unlink()
+    (out / "val-index.npy").unlink()
+    result = shardio("repair", out, image_tree)
+    assert_one_clear_error(result, 1, "val-index.npy cannot be made again without the file of its columns", "--columns")
+    assert whole.keys() - hashes(out).keys() == {"val-index.npy"}
+    result = shardio("repair", out, image_tree, "--columns", table_file)
+    assert (result.returncode, hashes(out)) == (0, whole)
+
+
+def test_other_columns_than_those_of_the_set_are_refused(image_tree: Path, table_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS, columns=table_file)
+    other = write_csv(tmp_path / "other.csv", table_file.read_text().replace(",x,", ",z,").rstrip())
+    with pytest.raises(ConvertError, match=r"cannot be made again from .* \(the columns, changed since\)"):
+        repair(out, image_tree, columns=other)
+    convert(image_tree, tmp_path / "plain", **OPTIONS)
+    with pytest.raises(ConvertError, match=r"the columns, changed since"):
+        repair(tmp_path / "plain", image_tree, columns=table_file)

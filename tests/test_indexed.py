@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from shardio.converter import convert
 from shardio.decode import Decoded, decode_image, decode_object
 from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.indexed import collect_datasets
+from shardio.repairer import repair
 from shardio.setwriter import ShardWriter
 from shardio.shardset import open_shards
 from shardio.sources import Item, Source
@@ -642,3 +645,70 @@ def test_a_collection_of_datasets_names_each_item_by_its_number() -> None:
         "val": (Source(b"val/0", -1, Item(b"val", 0)),),
     }
     assert [source.key for source in collect_datasets(Pictures(2)).splits["train"]] == [b"0", b"1"]
+
+
+# --- with everything else that a conversion can do ------------------------------------------------------------------
+
+
+def test_parts_and_executors_make_the_same_set(tmp_path: Path) -> None:
+    convert(Pictures(23), tmp_path / "reference", **OPTIONS)
+    assert convert(Pictures(23), tmp_path / "parts", **OPTIONS, part=(1, 2)).unfinished is not None
+    report = convert(Pictures(23), tmp_path / "parts", **OPTIONS, part=(2, 2))
+    assert (report.source, report.unfinished) == ("dataset", None)
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
+        convert(Pictures(23), tmp_path / "executor", **OPTIONS, executor=executor)
+    for name in ("parts", "executor"):
+        assert hashes(tmp_path / name) == hashes(tmp_path / "reference")
+
+
+def test_an_executor_takes_only_what_can_be_sent_and_one_thread_for_each_shard(tmp_path: Path) -> None:
+    unsendable = Pictures(23)
+    unsendable.lock = threading.Lock()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(TypeError, match=r"cannot pickle .* Without `workers`, `executor` and `scheduler`"):
+            convert(unsendable, tmp_path / "out", **OPTIONS, executor=executor)
+        with pytest.raises(ValueError, match=r"made by one thread: workers must be 1 or left out; found 2"):
+            convert(Pictures(23), tmp_path / "out", **OPTIONS, executor=executor, workers=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_only_files_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="report_duplicates compares the bytes of files"):
+        convert(Pictures(3), tmp_path / "out", **OPTIONS, report_duplicates=True)
+    with pytest.raises(ValueError, match=r"source says what a path is, .*found 'tree'"):
+        convert(Pictures(3), tmp_path / "out", **OPTIONS, source="tree")
+    assert not (tmp_path / "out").exists()
+    convert(Pictures(3), tmp_path / "out", **OPTIONS)
+    with pytest.raises(TypeError, match="expected the path of the images, found Pictures"):
+        repair(tmp_path / "out", Pictures(3))  # type: ignore[arg-type]
+
+
+def test_transparent_pixels_are_laid_over_the_background_that_was_asked_for(tmp_path: Path) -> None:
+    array = np.zeros((SIZE, SIZE, 4), np.uint8)
+    data: list[tuple[object, int]] = [(array, 0), (Image.fromarray(array), 0), (torch.from_numpy(array.T.copy()), 0)]
+    convert(data, tmp_path / "out", **OPTIONS, background=(1, 2, 3))
+    for image, _ in open_shards(tmp_path / "out"):
+        np.testing.assert_array_equal(image, np.broadcast_to(np.uint8([1, 2, 3]), (SIZE, SIZE, 3)))
+
+
+def test_encoded_items_are_turned_and_reduced_as_files_are_and_decoded_ones_left_as_they_are(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 3
+    file = io.BytesIO()
+    Image.fromarray(picture(0, 160, 160)).save(file, "JPEG", exif=turned)
+    data = file.getvalue()
+    folder = tmp_path / "tree" / "a"
+    folder.mkdir(parents=True)
+    (folder / "1.jpg").write_bytes(data)
+    made: dict[str, NDArray[np.uint8]] = {}
+    for name, options in {"plain": {}, "turned": {"exif_rotate": True}, "fast": {"quality": "fast"}}.items():
+        convert(tmp_path / "tree", tmp_path / f"{name}-tree", **OPTIONS, **options)
+        convert([(data, 0)], tmp_path / name, **OPTIONS, **options)
+        made[name] = open_shards(tmp_path / name)[0].image
+        np.testing.assert_array_equal(made[name], open_shards(tmp_path / f"{name}-tree")[0].image)
+    assert not np.array_equal(made["plain"], made["turned"])
+    assert not np.array_equal(made["plain"], made["fast"])
+    with Image.open(io.BytesIO(data)) as image:
+        convert([(image, 0)], tmp_path / "decoded", **OPTIONS)
+        convert([(image, 0)], tmp_path / "decoded-turned", **OPTIONS, exif_rotate=True)
+    np.testing.assert_array_equal(*(open_shards(tmp_path / f"decoded{x}")[0].image for x in ("", "-turned")))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ from test_files import FailingDisk
 from shardio import converter, parquet
 from shardio.converter import Progress, convert
 from shardio.errors import ConvertError, SourceError, SpaceError
+from shardio.estimate import estimate
 from shardio.parquet import ParquetOrigin, is_parquet, scan_parquet
 from shardio.plan import ConvertOptions, make_plan
+from shardio.repairer import repair
 from shardio.shardset import open_shards
 from shardio.sources import Collection, Source
 from shardio.tree import scan_tree
@@ -771,3 +774,78 @@ def test_the_command_converts_parquet(src: Path, tmp_path: Path, picture: bytes)
     put(tmp_path / "bad.parquet", table([picture], [7]))
     result = shardio("convert", tmp_path / "bad.parquet", tmp_path / "other")
     assert_one_clear_error(result, 1, "bad.parquet: row 0: label: expected 0 to 2")
+
+
+# --- with everything else that a conversion can do ------------------------------------------------------------------
+
+
+def test_parts_and_executors_read_one_spool_and_make_the_set_of_the_folder_tree(
+    image_tree: Path, src: Path, tmp_path: Path
+) -> None:
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    first = convert(src, tmp_path / "parts", **OPTIONS, part=(2, 2))
+    assert first.source == "parquet"
+    assert first.unfinished is not None
+    spool = list((tmp_path / "parts" / ".convert").glob("*.images"))
+    assert len(spool) == 4
+    written = [path.stat().st_mtime_ns for path in spool]
+    seen: list[list[int]] = []
+
+    def look(progress: Progress) -> None:
+        seen.append([path.stat().st_mtime_ns for path in spool])
+
+    convert(src, tmp_path / "parts", **OPTIONS, part=(1, 2), on_progress=look)
+    assert seen
+    assert all(times == written for times in seen)  # copied once
+    with ThreadPoolExecutor(2) as executor:
+        convert(src, tmp_path / "executor", **OPTIONS, executor=executor)
+    for name in ("parts", "executor"):
+        assert hashes(tmp_path / name) == hashes(tmp_path / "reference")
+        assert not (tmp_path / name / ".convert").exists()
+
+
+def test_duplicates_are_found_as_among_files_when_the_set_is_made_and_after(image_tree: Path, tmp_path: Path) -> None:
+    shutil.copy(image_tree / "train" / "n01" / "n01_0.JPEG", image_tree / "val" / "n02" / "again.JPEG")
+    src = parquet_of(image_tree, tmp_path / "hub")
+    found = convert(src, tmp_path / "out", **OPTIONS, report_duplicates=True).duplicates
+    assert found is not None
+    assert [[one.key for one in group.sources] for group in found] == [[b"train/n01/n01_0.JPEG", b"val/n02/again.JPEG"]]
+    again = convert(src, tmp_path / "out", **OPTIONS, report_duplicates=True)
+    assert (again.num_converted, again.duplicates) == (0, found)
+    assert not (tmp_path / "out" / ".convert").exists()
+
+
+@pytest.mark.parametrize("damaged", [["train-00001.npy"], ["val-index.npy"], ["train-00000.npy", "rejects.jsonl"]])
+def test_a_set_is_repaired_from_parquet_and_the_copies_are_gone_then(
+    src: Path, tmp_path: Path, damaged: list[str]
+) -> None:
+    out = tmp_path / "out"
+    convert(src, out, **OPTIONS)
+    whole = hashes(out)
+    for name in damaged:
+        (out / name).unlink()
+    assert set(repair(out, src).repaired) == set(damaged)
+    assert hashes(out) == whole
+    assert not (out / ".convert").exists()
+    assert repair(out, src).repaired == ()
+
+
+def test_a_plan_of_parquet_measures_decoding_and_counts_the_room_for_the_copies(src: Path, tmp_path: Path) -> None:
+    report = estimate(src, tmp_path / "out", size=16, seconds=0.01)
+    assert (report.source, report.num_sources) == ("parquet", 18)
+    assert 0 < report.num_measured <= 18
+    assert report.images_per_second > 0
+    assert report.source_nbytes is not None
+    assert report.spool_nbytes == report.source_nbytes > 0
+    needed = report.nbytes + report.spool_nbytes
+    assert [replace(report, free_nbytes=free).fits for free in (needed - 1, needed)] == [False, True]
+    result = shardio("plan", src, "--size", "16", "--seconds", "0.01")
+    assert result.returncode == 0
+    assert "of images out of parquet, until the set is published" in result.stdout
+    assert "(without copying out of parquet or writing)" in result.stdout
+    assert not list(src.rglob("*.images"))
+
+
+def test_a_plan_of_parquet_counts_rows_that_would_be_refused(tmp_path: Path, picture: bytes) -> None:
+    put(tmp_path / "train.parquet", table([picture, None, b"", picture], [0, 0, 1, 1]))
+    assert estimate(tmp_path, size=16, seconds=5).refused == {"empty": 2}

@@ -240,11 +240,11 @@ def test_what_parts_that_run_at_once_refuse_together_counts_before_publication(
 ) -> None:
     real = converter.run_tasks
 
-    def after_the_other(*arguments: Any) -> Any:
+    def after_the_other(*arguments: Any, **options: Any) -> Any:
         monkeypatch.undo()
         report = convert(image_tree, out, **OPTIONS, max_bad=2, part=(2, 2))
         assert report.unfinished == Unfinished(6, 3, (1,))
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(converter, "run_tasks", after_the_other)
     with pytest.raises(ConvertError, match="found 3, 1 of them by other parts, after 9"):
@@ -258,12 +258,12 @@ def test_a_part_that_accepts_less_than_what_another_has_published_leaves_that_al
 ) -> None:
     real = converter.run_tasks
 
-    def after_the_other(tasks: Any, workers: int, report: Any) -> Any:
+    def after_the_other(tasks: Any, workers: int, report: Any, **options: Any) -> Any:
         monkeypatch.undo()
         convert(image_tree, out, **OPTIONS, max_bad=3)
         published.update(hashes(out))
         report(3, 3)
-        return real(tasks, workers, report)
+        return real(tasks, workers, report, **options)
 
     published: dict[str, str] = {}
     monkeypatch.setattr(converter, "run_tasks", after_the_other)

@@ -25,7 +25,8 @@ from storages import (
 )
 
 from shardio.converter import convert
-from shardio.errors import SourceError
+from shardio.errors import ConvertError, SourceError
+from shardio.repairer import repair
 from shardio.scanner import find_kind, scan
 from shardio.shardset import open_shards
 
@@ -33,26 +34,29 @@ SIZE = 16
 OPTIONS = {"size": SIZE, "shard_size": 4096 + 6 * SIZE * SIZE * 3, "workers": 1, "max_bad": 3}
 
 
+_TOLD_APART_BY = ("class_names", "digest", "provenance")
+
+
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_imagenet(tmp_path_factory.mktemp("scanner") / "imagenet")
 
 
-def content(out: Path) -> dict[str, str]:
-    """Of every file of a set but the manifest, which tells where it came from; and the digest."""
-    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
-    del files["manifest.json"]
-    return files | {"digest": json.loads((out / "manifest.json").read_bytes())["digest"]}
+def content(out: Path) -> dict[str, object]:
+    """Of every file of a set; of the manifest all but the digest, where it came from, and what classes are called."""
+    files: dict[str, object] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
+    manifest = json.loads((out / "manifest.json").read_bytes())
+    return files | {"manifest.json": {k: v for k, v in manifest.items() if k not in _TOLD_APART_BY}}
 
 
 @pytest.fixture(scope="module")
-def expected(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def expected(imagenet: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     out = tmp_path_factory.mktemp("tree") / "out"
     report = convert(imagenet, out, **OPTIONS)
     assert report.source == "tree"
     assert report.num_samples == {"train": 18, "val": 7}
     assert report.refused == {"empty": 1, "damaged": 1, "unsupported": 1}
-    assert len(content(out)) == 4 + 2 + 2 + 1 + 1  # shards of train and val, indexes, rejects, digest
+    assert len(content(out)) == 4 + 2 + 2 + 1 + 1  # shards of train and val, indexes, rejects, manifest
     return content(out)
 
 
@@ -76,8 +80,8 @@ STORAGES: dict[str, tuple[str, Callable[[Path, Path], Path]]] = {
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_every_storage_gives_the_set_of_the_folder_tree(
-    storage: str, imagenet: Path, expected: dict[str, str], tmp_path: Path
+def test_every_storage_gives_the_shards_and_the_index_of_the_folder_tree(
+    storage: str, imagenet: Path, expected: dict[str, object], tmp_path: Path
 ) -> None:
     tree = Path(shutil.copytree(imagenet, tmp_path / "tree"))
     kind, write = STORAGES[storage]
@@ -85,7 +89,9 @@ def test_every_storage_gives_the_set_of_the_folder_tree(
     report = convert(src, tmp_path / "out", **OPTIONS)
     assert report.source == kind
     assert content(tmp_path / "out") == expected
-    assert open_shards(tmp_path / "out").classes == CLASSES
+    shards = open_shards(tmp_path / "out")
+    assert shards.classes == CLASSES
+    assert shards.manifest.class_names == (WORDS if kind in ("ilsvrc", "kaggle") else ())
     # Said or found out, a kind is the same.
     assert convert(src, tmp_path / "out", source=kind, **OPTIONS).num_converted == 0
 
@@ -103,9 +109,10 @@ def test_real_images_give_the_same_set_from_every_storage(imagenet_sample: Path,
             text = src.read_text().replace(os.path.relpath(imagenet_sample, tmp_path), "link")
             src.write_text(text)
         assert convert(src, tmp_path / name, **options).source == name
+        one, other = open_shards(tmp_path / name), open_shards(tmp_path / "tree")
         if name != "list":
             assert content(tmp_path / name) == content(tmp_path / "tree")
-        one, other = open_shards(tmp_path / name), open_shards(tmp_path / "tree")
+            assert (one.digest == other.digest) == (not one.manifest.class_names)
         assert one.classes == other.classes
         assert sorted(one.index["crc32"]) == sorted(other.index["crc32"])
 
@@ -124,8 +131,8 @@ def test_the_order_of_the_source_is_that_of_the_folder_tree(storage: str, imagen
             assert found.origin.read(one) == tree.origin.read(other)
 
 
-def test_a_conversion_may_end_from_another_storage_than_it_began_from(
-    imagenet: Path, expected: dict[str, str], tmp_path: Path
+def test_a_conversion_may_end_from_another_storage_than_it_began_from_that_calls_the_classes_the_same(
+    imagenet: Path, expected: dict[str, object], tmp_path: Path
 ) -> None:
     class Stop(Exception):
         pass
@@ -134,14 +141,31 @@ def test_a_conversion_may_end_from_another_storage_than_it_began_from(
         if progress.done > 10:  # type: ignore[attr-defined]
             raise Stop
 
+    archives = write_archives(imagenet, tmp_path / "src")
     with pytest.raises(Stop):
-        convert(imagenet, tmp_path / "out", **OPTIONS, on_progress=stop)
-    convert(write_archives(imagenet, tmp_path / "src"), tmp_path / "out", **OPTIONS)
+        convert(archives, tmp_path / "out", **OPTIONS, on_progress=stop)
+    with pytest.raises(ConvertError, match=r"unfinished conversion of another kind \(what the classes are called"):
+        convert(imagenet, tmp_path / "out", **OPTIONS)
+    convert(archives, tmp_path / "out", **OPTIONS)
     assert content(tmp_path / "out") == expected
     assert convert(write_kaggle(imagenet, tmp_path / "kaggle"), tmp_path / "out", **OPTIONS).num_converted == 0
 
 
-def test_worker_processes_read_archives_as_threads_do(imagenet: Path, expected: dict[str, str], tmp_path: Path) -> None:
+def test_a_set_is_repaired_from_another_storage_even_one_that_has_no_names_for_the_classes(
+    imagenet: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(write_archives(imagenet, tmp_path / "src"), out, **OPTIONS)
+    whole = content(out)
+    (out / "val-index.npy").unlink()
+    (out / "train-00000.npy").unlink()
+    assert set(repair(out, imagenet).repaired) == {"val-index.npy", "train-00000.npy"}
+    assert content(out) == whole
+
+
+def test_worker_processes_read_archives_as_threads_do(
+    imagenet: Path, expected: dict[str, object], tmp_path: Path
+) -> None:
     convert(write_archives(imagenet, tmp_path / "src"), tmp_path / "out", **OPTIONS | {"workers": 5})
     assert content(tmp_path / "out") == expected
 
@@ -171,6 +195,11 @@ def test_a_tree_of_one_tar_in_each_class_beside_images_stays_a_tree(tmp_path: Pa
         (["Data/CLS-LOC/train/n01/1.JPEG", "ImageSets/x"], "kaggle"),
         (["train-000.tar", "train-001.tar", "README.md"], "webdataset"),
         (["train/000.tar", "val/000.tar", ".DS_Store", "val/.x"], "webdataset"),
+        (["train-00000-of-00001.parquet", "README.md"], "parquet"),
+        (["data/train-00000-of-00001.parquet", "assets/logo.png"], "parquet"),
+        (["train/0.parquet", "validation/0.parquet"], "parquet"),
+        (["train/a/1.jpg", "val/a/1.jpg", "scores.parquet"], "tree"),
+        (["train/a/1.jpg", "train/scores.parquet"], "tree"),
         (["a/000.tar", "b/1.jpg"], "tree"),
         (["a/000.tar", "b/c/1.tar"], "tree"),
         (["a/"], "tree"),
@@ -207,7 +236,9 @@ def test_files_are_told_by_what_they_begin_with(imagenet: Path, tmp_path: Path) 
     with pytest.raises(SourceError, match=r"devkit_t12.tar.gz: expected a plain tar.*compressed by gzip"):
         find_kind(archives / "ILSVRC2012_devkit_t12.tar.gz")
     image = next((imagenet / "val").rglob("*01.JPEG"))
-    with pytest.raises(SourceError, match=r"expected a folder, a tar or a list of images, found .* ff d8 ff"):
+    with pytest.raises(
+        SourceError, match=r"expected a folder, a tar, a parquet file or a list of images, found .* ff d8"
+    ):
         find_kind(image)
 
 
