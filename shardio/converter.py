@@ -8,6 +8,7 @@ from there; a call with other options or other sources is refused.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from shardio.errors import ConvertError, SpaceError
-from shardio.files import is_temporary, sweep_temporaries, write_atomic
+from shardio.files import is_temporary, make_folder, naming, sweep_temporaries, write_atomic
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
@@ -137,7 +138,7 @@ def convert(
                     "command again"
                 ) from error
             raise
-    _remove_work(out)
+    _clean_up(out)
     return ConvertReport(
         out=str(out),
         digest=manifest.digest,
@@ -202,13 +203,15 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
                 f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
                 "Convert into a new folder"
             )
-    work.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
+    make_folder(work)
     here = {**plan.describe(), "libraries": library_versions()}
     try:
         write_atomic(work / _PLAN_NAME, json.dumps(here).encode("ascii"), replace=False)
     except FileExistsError:
         try:
-            there = json.loads((work / _PLAN_NAME).read_bytes())
+            with naming(work / _PLAN_NAME):
+                there = json.loads((work / _PLAN_NAME).read_bytes())
         except ValueError:
             there = {}
         if changed := difference(there, here):
@@ -222,12 +225,15 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
     return _published(plan, out)
 
 
-def _remove_work(out: Path) -> None:
+def _clean_up(out: Path) -> None:
+    """Remove what the work has left beside the set: also of others that did the same work and were killed."""
     # A worker whose parent was killed may still put a file in while we remove the others.
     for _ in range(_REMOVAL_TRIES):
-        shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
-        if not (out / WORK_FOLDER).exists():
-            return
+        with contextlib.suppress(OSError):  # the set is there, whatever remains beside it
+            sweep_temporaries(out)
+            shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
+            if not (out / WORK_FOLDER).exists():
+                return
 
 
 def _check_space(plan: Plan, out: Path, todo: int) -> None:
@@ -302,5 +308,5 @@ def _publish(plan: Plan, out: Path, records: Sequence[ShardRecord]) -> Manifest:
 
 
 def _count_reasons(out: Path) -> dict[str, int]:
-    with (out / REJECTS_NAME).open(encoding="ascii") as lines:
+    with naming(out / REJECTS_NAME), (out / REJECTS_NAME).open(encoding="ascii") as lines:
         return dict(Counter(json.loads(line)["reason"] for line in lines).most_common())

@@ -43,9 +43,24 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 def fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, so that their names are durable. It may be there already.
+
+    Then its name is synced all the same: who made it may have been killed before that.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a folder above that may be passed but not read
+        fsync_folder(folder.parent)
 
 
 class AtomicFile:
@@ -122,21 +137,19 @@ def is_temporary(name: str) -> bool:
 def sweep_temporaries(folder: Path) -> int:
     """Remove the temporary files in `folder` that no living process is writing; how many there were."""
     swept = 0
-    for entry in os.scandir(folder):
-        if not is_temporary(entry.name) or not entry.is_file(follow_symlinks=False):
-            continue
-        try:
-            descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue  # published or swept by somebody else in between, or not ours to touch
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Path(entry.path).unlink()
-            swept += 1
-        except OSError:
-            pass  # being written, or no locks here, or swept by somebody else
-        finally:
-            os.close(descriptor)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not is_temporary(entry.name) or not entry.is_file(follow_symlinks=False):
+                continue
+            # Published or swept by somebody else in between, being written, not ours to touch, or no locks here.
+            with contextlib.suppress(OSError):
+                descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    Path(entry.path).unlink()
+                    swept += 1
+                finally:
+                    os.close(descriptor)
     return swept
 
 
@@ -186,7 +199,8 @@ def open_regular(path: Path) -> tuple[int, int]:
             raise FormatError(f"{path}: expected a regular file, found a socket or device") from None
         raise
     try:
-        status = os.fstat(descriptor)
+        with naming(path):
+            status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(f"{path}: expected a regular file, found {stat.filemode(status.st_mode)}")
     except BaseException:

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from shardio.decode import decode_image
 from shardio.errors import DecodeError
-from shardio.files import write_atomic
+from shardio.files import naming, write_atomic
 from shardio.format import WORK_FOLDER, index_dtype
 from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
 from shardio.setwriter import Reject
-from shardio.sources import Source
+from shardio.sources import UNREADABLE, Source
 from shardio.writer import ShardFileWriter, crc32
 
 # Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with
@@ -145,9 +145,9 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
     rejects: list[Reject] = []
     mended: list[Mended] = []
     entry = None
+    _refused_path(task).unlink(missing_ok=True)  # of an earlier try
     with (
         ShardFileWriter(task.out / task.name, (*task.fit.size, 3), len(task.sources)) as shard,
-        open(_refused_path(task), "wb", buffering=0) as refused,
         # Closed here and not when the garbage collector comes by: it may have threads.
         contextlib.closing(_prepare_blocks(task, shard, control.threads)) as blocks,
     ):
@@ -158,7 +158,7 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
                     raise Stopped
                 if isinstance(outcome, DecodeError):
                     rejects.append(Reject(task.split, source.key, outcome.reason, outcome.detail))
-                    refused.write(rejects[-1].to_line())
+                    _note_refused(task, rejects[-1])
                     control.report(1, 1)
                     continue
                 kept.append(row)
@@ -189,12 +189,21 @@ def _refused_path(task: ShardTask) -> Path:
     return task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
 
 
+def _note_refused(task: ShardTask, reject: Reject) -> None:
+    path = _refused_path(task)
+    with naming(path), open(path, "ab", buffering=0) as file:
+        file.write(reject.to_line())
+
+
 def refused_so_far(task: ShardTask) -> bytes:
     """The lines of rejects.jsonl for a task in any state."""
+    path = _refused_path(task)
     try:
-        return _refused_path(task).read_bytes()
+        with naming(path):
+            lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return b""
+    return b"".join(dict.fromkeys(lines))  # two conversions may do a task at the same time
 
 
 def _dump_record(record: ShardRecord) -> bytes:
@@ -209,7 +218,10 @@ def _dump_record(record: ShardRecord) -> bytes:
 
 
 def load_record(task: ShardTask) -> ShardRecord | None:
-    """The record of a task that is done and whose sources are still the same; None if it must be done."""
+    """The record of a task that is done and whose sources are still the same; None if it must be done.
+
+    It must also be done where sources could not be read: they are tried again.
+    """
     try:
         document = json.loads(_record_path(task).read_bytes())
         entry = document["entry"] and ShardEntry(**document["entry"])
@@ -224,4 +236,6 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             return None
     except (OSError, ValueError, TypeError, KeyError):
         return None  # no record, or one that somebody spoilt: the work is done again
+    if any(reject.reason == UNREADABLE for reject in record.rejects):
+        return None  # that may have been a passing fault of the storage
     return record if record.sources_sha256 == task.origin.fingerprint(task.sources) else None
