@@ -7,6 +7,8 @@ are one or two lines on stderr, and some more where a list has many faults. Resu
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import errno
 import io
@@ -724,23 +726,43 @@ def main() -> NoReturn:
     """The console script. Turns every expected error into a line on stderr and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # file names need not be UTF-8: they go out as they are
+    codes: list[int] = []
+    # What is registered first is run last, when threads, files and semaphores are done with.
+    atexit.register(_end_at_once, codes)
+    codes.append(_run())
+    sys.exit(codes[0])
+
+
+def _end_at_once(codes: Sequence[int]) -> None:
+    """Spare the interpreter the taking apart of torch, which would take most of the time that a Ctrl-C may."""
+    if codes:  # or there is a traceback to be printed
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(codes[0])
+
+
+def _run() -> int:
+    """Run the command that sys.argv says; the exit code."""
     try:
         cli(prog_name="shardio", standalone_mode=False)
+    except SystemExit as verdict:  # of a command that checks something
+        return int(verdict.code or 0)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("shardio: interrupted", err=True)
-        sys.exit(130)
+        return 130
     except BrokenPipeError:
         # Whoever read our output went away. Keep the interpreter from writing the rest, and complaining, at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return 1
     except (ShardioError, OSError) as error:
         hint = ": raise the limit (`ulimit -n`) or use fewer workers" if _errno(error) == errno.EMFILE else ""
         click.echo(f"shardio: error: {error}{hint}", err=True)
-        sys.exit(1)
+        return 1
     except ValueError as error:  # an option's value that only the code behind it can judge
         click.echo(f"shardio: error: {error}", err=True)
-        sys.exit(2)
-    sys.exit(0)
+        return 2
+    return 0

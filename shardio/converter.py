@@ -9,6 +9,7 @@ executor of the caller's, or a Dask cluster.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -28,7 +29,14 @@ from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.errors import ConvertError, SpaceError
 from shardio.executors import Pool, run_on_pool
-from shardio.files import is_temporary, remove_temporaries, sweep_temporaries, write_atomic
+from shardio.files import (
+    is_temporary,
+    make_folder,
+    naming,
+    remove_temporaries,
+    sweep_temporaries,
+    write_atomic,
+)
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
 from shardio.machine import usable_cores
@@ -203,13 +211,7 @@ def convert(
     if manifest is None:
         return _report_part(plan, out, chosen, records, missing, monitor, start)
     duplicates = _find_duplicates(plan, out, records, workers or usable_cores()) if report_duplicates else None
-    _remove_work(out)
-    if len(records) == len(plan.tasks):
-        # Whoever is still at work, say a lost machine that is not lost, shall not replace a file that is published.
-        # Without the work folder nobody begins, and without its temporary file nobody ends.
-        remove_temporaries(out)
-    else:
-        sweep_temporaries(out)
+    _clean_up(out, sweep=remove_temporaries if len(records) == len(plan.tasks) else sweep_temporaries)
     return ConvertReport(
         out=str(out),
         digest=manifest.digest,
@@ -359,13 +361,15 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
             f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
             "Convert into a new folder"
         )
-    work.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
+    make_folder(work)
     here = {**plan.describe(), "libraries": library_versions()}
     try:
         write_atomic(work / _PLAN_NAME, json.dumps(here).encode("ascii"), replace=False)
     except FileExistsError:
         try:
-            there = json.loads((work / _PLAN_NAME).read_bytes())
+            with naming(work / _PLAN_NAME):
+                there = json.loads((work / _PLAN_NAME).read_bytes())
         except ValueError:
             there = {}
         if changed := difference(there, here):
@@ -379,12 +383,15 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
     return _published(plan, out)
 
 
-def _remove_work(out: Path) -> None:
+def _clean_up(out: Path) -> None:
+    """Remove what the work has left beside the set: also of others that did the same work and were killed."""
     # A worker whose parent was killed may still put a file in while we remove the others.
     for _ in range(_REMOVAL_TRIES):
-        shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
-        if not (out / WORK_FOLDER).exists():
-            return
+        with contextlib.suppress(OSError):  # the set is there, whatever remains beside it
+            sweep_temporaries(out)
+            shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
+            if not (out / WORK_FOLDER).exists():
+                return
 
 
 def _check_space(plan: Plan, out: Path, todo: int, spool: int) -> None:
@@ -524,5 +531,5 @@ def _find_duplicates(plan: Plan, out: Path, records: Mapping[str, ShardRecord], 
 
 
 def _count_reasons(out: Path) -> dict[str, int]:
-    with (out / REJECTS_NAME).open(encoding="ascii") as lines:
+    with naming(out / REJECTS_NAME), (out / REJECTS_NAME).open(encoding="ascii") as lines:
         return dict(Counter(json.loads(line)["reason"] for line in lines).most_common())

@@ -49,7 +49,8 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 def fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -57,6 +58,20 @@ def fsync_folder(folder: Path) -> None:
 @functools.cache
 def _machine() -> str:
     return hashlib.sha256(os.fsencode(os.uname().nodename)).hexdigest()[:8]
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, so that their names are durable. It may be there already.
+
+    Then its name is synced all the same: who made it may have been killed before that.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a folder above that may be passed but not read
+        fsync_folder(folder.parent)
 
 
 class AtomicFile:
@@ -139,21 +154,18 @@ def sweep_temporaries(folder: Path) -> int:
     """
     swept = 0
     for entry in _temporaries(folder):
-        try:
+        # Published or swept by somebody else in between, being written, not ours to touch, or no locks here.
+        with contextlib.suppress(OSError):
             descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue  # published or swept by somebody else in between, or not ours to touch
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            machine, known, _ = entry.name.split(".")[-2].rpartition("-")
-            if known and machine != _machine() and time.time() - os.fstat(descriptor).st_mtime < _ABANDONED_SECONDS:
-                continue
-            Path(entry.path).unlink()
-            swept += 1
-        except OSError:
-            pass  # being written, or no locks here, or swept by somebody else
-        finally:
-            os.close(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                machine, known, _ = entry.name.split(".")[-2].rpartition("-")
+                if known and machine != _machine() and time.time() - os.fstat(descriptor).st_mtime < _ABANDONED_SECONDS:
+                    continue
+                Path(entry.path).unlink()
+                swept += 1
+            finally:
+                os.close(descriptor)
     return swept
 
 
@@ -215,7 +227,8 @@ def open_regular(path: str | Path) -> tuple[int, int]:
             raise FormatError(f"{path}: expected a regular file, found a socket or device") from None
         raise
     try:
-        status = os.fstat(descriptor)
+        with naming(path):
+            status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(f"{path}: expected a regular file, found {stat.filemode(status.st_mode)}")
     except BaseException:

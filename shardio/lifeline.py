@@ -5,6 +5,7 @@ This module imports nothing heavy, so that a worker watches its parent before it
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import struct
@@ -61,6 +62,8 @@ _lifeline: Lifeline | None = None
 
 def tie(progress: Connection, alive: Connection, threads: int) -> None:
     """The initializer of a worker process."""
+    # At its end nothing is left to do but taking torch apart, for which the parent would wait.
+    atexit.register(os._exit, 0)
     global _lifeline
     _lifeline = Lifeline(progress, alive, threads)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import ConvertError
-from shardio.files import sweep_temporaries, write_atomic
+from shardio.files import make_folder, sweep_temporaries, write_atomic
 from shardio.format import (
     HEADER_NBYTES,
     MANIFEST_NAME,
@@ -156,7 +156,7 @@ class ShardWriter:
         self.columns = check_columns([(name, _COLUMN_TYPES[kind]) for name, kind in columns.items()])
         self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
         self._splits: dict[str, _OpenSplit] = {}
-        self.out.mkdir(parents=True, exist_ok=True)
+        make_folder(self.out)
         sweep_temporaries(self.out)
         if found := sorted(entry.name for entry in self.out.iterdir()):
             raise ConvertError(

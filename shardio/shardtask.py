@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from shardio.decode import decode_image, decode_object
 from shardio.duplicates import HASH_NBYTES, UNREAD, hash_source
 from shardio.errors import DecodeError
-from shardio.files import write_atomic
+from shardio.files import naming, write_atomic
 from shardio.format import WORK_FOLDER, index_dtype
 from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
 from shardio.setwriter import Reject
-from shardio.sources import Given, Source
+from shardio.sources import UNREADABLE, Given, Source
 from shardio.writer import ShardFileWriter, crc32
 
 # Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with
@@ -175,9 +175,10 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
     mended: list[Mended] = []
     hashes: dict[bytes, bytes] = {}
     entry = None
+    if task.expected_sha256 is None:
+        _refused_path(task).unlink(missing_ok=True)  # of an earlier try
     with (
         ShardFileWriter(task.out / task.name, (*task.fit.size, 3), len(task.sources)) as shard,
-        open(_refused_path(task) if task.expected_sha256 is None else os.devnull, "wb", buffering=0) as refused,
         # Closed here and not when the garbage collector comes by: it may have threads.
         contextlib.closing(_prepare_blocks(task, shard, control.threads, hashes)) as blocks,
     ):
@@ -188,7 +189,8 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
                     raise Stopped
                 if isinstance(outcome, DecodeError):
                     rejects.append(_reject(task, source, outcome))
-                    refused.write(rejects[-1].to_line())
+                    if task.expected_sha256 is None:
+                        _note_refused(task, rejects[-1])
                     control.report(1, 1)
                     continue
                 kept.append(row)
@@ -234,16 +236,21 @@ def _refused_path(task: ShardTask) -> Path:
     return task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
 
 
+def _note_refused(task: ShardTask, reject: Reject) -> None:
+    path = _refused_path(task)
+    with naming(path), open(path, "ab", buffering=0) as file:
+        file.write(reject.to_line())
+
+
 def refused_so_far(task: ShardTask) -> list[bytes]:
     """The lines of rejects.jsonl for a task in any state."""
+    path = _refused_path(task)
     try:
-        lines = _refused_path(task).read_bytes().splitlines(keepends=True)
+        with naming(path):
+            lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    # Where two do the task at once, the second cuts off what the first has written. Both write the same at the same
-    # place, so that zeros stand between what the first goes on with and what the second has found again so far.
-    lines = [line.lstrip(b"\0") for line in lines]
-    return [line for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
+    return list(dict.fromkeys(lines))  # two may do a task at the same time
 
 
 def _dump_record(record: ShardRecord) -> bytes:
@@ -259,7 +266,10 @@ def _dump_record(record: ShardRecord) -> bytes:
 
 
 def load_record(task: ShardTask) -> ShardRecord | None:
-    """The record of a task that is done and whose sources are still the same; None if it must be done."""
+    """The record of a task that is done and whose sources are still the same; None if it must be done.
+
+    It must also be done where sources could not be read: they are tried again.
+    """
     try:
         document = json.loads(_record_path(task).read_bytes())
         entry = document["entry"] and ShardEntry(**document["entry"])
@@ -277,4 +287,6 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             return None
     except (OSError, ValueError, TypeError, KeyError):
         return None  # no record, or one that somebody spoilt: the work is done again
+    if any(reject.reason == UNREADABLE for reject in record.rejects):
+        return None  # that may have been a passing fault of the storage
     return record if record.sources_sha256 == task.origin.fingerprint(task.sources) else None

@@ -20,6 +20,8 @@ from shardio.errors import DecodeError
 
 # More are not class numbers, but numbers of something else.
 MAX_CLASSES = 1 << 20
+UNREADABLE = "unreadable"
+"""The reason class of a source that could not be read: it may be sound, and readable at the next try."""
 
 
 class Extent(NamedTuple):
@@ -157,7 +159,7 @@ def identify(path: str | os.PathLike[str]) -> str:
     try:
         status = os.stat(path)
     except OSError:
-        return "unreadable"
+        return UNREADABLE
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
@@ -172,7 +174,7 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
         with open(path, "rb", buffering=0, opener=_open_without_blocking) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise DecodeError("unreadable", "not a regular file")
+                raise DecodeError(UNREADABLE, "not a regular file")
             nbytes = status.st_size if extent is None else extent.nbytes
             if nbytes > MAX_SOURCE_NBYTES:
                 raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
@@ -180,9 +182,9 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
                 return file.read()
             data = os.pread(file.fileno(), nbytes, extent.offset)
             if len(data) < nbytes:
-                raise DecodeError("unreadable", f"expected {nbytes} bytes at {extent.offset}, found {len(data)}")
+                raise DecodeError(UNREADABLE, f"expected {nbytes} bytes at {extent.offset}, found {len(data)}")
             return data
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise  # our own want, and not the fault of the source
-        raise DecodeError("unreadable", error.strerror or str(error)) from None
+        raise DecodeError(UNREADABLE, error.strerror or str(error)) from None

@@ -26,10 +26,10 @@ from conftest import random_picture, write_jpeg
 from PIL import Image
 from test_files import FailingDisk
 
-from shardio import converter
+from shardio import converter, sources
 from shardio.converter import ConvertReport, Progress, convert
 from shardio.decode import DecodeOptions, decode_image
-from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
+from shardio.errors import ConvertError, DecodeError, FormatError, SourceError, SpaceError
 from shardio.manifest import commit_manifest, load_manifest
 from shardio.plan import ConvertOptions, library_versions, order_sources
 from shardio.resize import Fit
@@ -976,6 +976,36 @@ def test_a_shard_without_a_sound_record_is_done_again(
             os.truncate(shard, shard.stat().st_size - 1)
     assert convert(image_tree, out, **OPTIONS).num_converted == 6
     assert hashes(out) == finished
+
+
+def test_sources_that_could_not_be_read_are_tried_again(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, broken = sources.FileOrigin.read, b"train/n02/n02_1.JPEG"
+
+    def read(origin: sources.FileOrigin, source: sources.Source) -> bytes:
+        if source.key == broken:
+            raise DecodeError("unreadable", os.strerror(errno.EIO))
+        return real(origin, source)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sources.FileOrigin, "read", read)
+        interrupted(image_tree, out, 18, max_bad=1)  # all shards but the last are finished
+    assert broken.decode() in "".join(path.read_text() for path in (out / ".convert").glob("*.refused.jsonl"))
+    assert convert(image_tree, out, **OPTIONS).num_converted == 2 * PER_SHARD
+    assert hashes(out) == finished
+
+
+def test_what_a_killed_competitor_left_is_swept_when_the_set_is_there(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    convert(image_tree, out, **OPTIONS)
+    (out / ".train-00000.npy.0123456789abcdef.tmp").write_bytes(b"half")
+    (out / ".convert").mkdir()
+    (out / ".convert" / "train-00000.npy.refused.jsonl").write_bytes(b"")
+    assert convert(image_tree, out, **OPTIONS).num_converted == 0
+    assert hashes(out) == finished
+    assert not (out / ".convert").exists()
 
 
 @pytest.mark.parametrize("step", ["_claim_folder", "_make_shards", "_publish"])

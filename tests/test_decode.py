@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import SHARED, random_picture
+from mutate_images import claimed_sizes, mutate
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
@@ -1054,63 +1055,14 @@ SEEDS: dict[str, list[bytes]] = {
 }
 
 
-def mutate(rng: np.random.Generator, data: bytes) -> bytes:
-    """A few bytes replaced, inserted, removed, zeroed, repeated or cut off; PNG checksums made right half the time."""
-    changed = bytearray(data)
-    for _ in range(int(rng.integers(1, 5))):
-        if not changed:
-            break
-        # Half of the changes go to the head, where sizes and lengths are.
-        end = len(changed) if rng.random() < 0.5 else min(len(changed), 64)
-        at, count = int(rng.integers(end)), int(rng.integers(1, 17))
-        match rng.integers(7):
-            case 0:
-                changed[at] = int(rng.integers(256))
-            case 1:
-                changed[at] = int(rng.choice([0, 1, 0x7F, 0x80, 0xFF, 0xD9, 0xDA]))
-            case 2:
-                changed[at:at] = rng.integers(0, 256, count, dtype=np.uint8).tobytes()
-            case 3:
-                del changed[at : at + count]
-            case 4:
-                changed[at : at + count] = bytes(len(changed[at : at + count]))
-            case 5:
-                changed[at:at] = changed[at : at + count]
-            case _:
-                del changed[len(changed) // 2 + at // 2 :]
-    if data.startswith(PNG_MAGIC) and rng.random() < 0.5:
-        _mend_checksums(changed)
-    return bytes(changed)
-
-
-def _mend_checksums(data: bytearray) -> None:
-    position = len(PNG_MAGIC)
-    while position + 12 <= len(data):
-        end = position + 8 + int.from_bytes(data[position : position + 4], "big")
-        if end + 4 > len(data):
-            break
-        data[end : end + 4] = struct.pack(">I", zlib.crc32(data[position + 4 : end]))
-        position = end + 4
-
-
-def claimed_sizes(data: bytes) -> set[tuple[int, int]]:
-    """Every (height, width) that these bytes could be said to claim, read without the code under test."""
-    if data.startswith(PNG_MAGIC):
-        return {(int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))}
-    if data.startswith(b"RIFF"):
-        with Image.open(io.BytesIO(data)) as image:
-            return {(image.height, image.width)}
-    frames = re.finditer(rb"\xff[\xc0-\xcf]..[\x08](..)(..)", data, re.DOTALL)
-    return {(int.from_bytes(one[1], "big"), int.from_bytes(one[2], "big")) for one in frames}
-
-
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", SEEDS)
 def test_mutated_images_give_a_picture_of_the_claimed_size_or_a_decode_error(kind: str, seed: int) -> None:
     rng = np.random.default_rng([seed, len(kind)])
     refused = 0
     for i in range(50):
-        data = mutate(rng, SEEDS[kind][i % len(SEEDS[kind])])
+        seeds = SEEDS[kind]
+        data = mutate(rng, seeds[i % len(seeds)], seeds[(i + 1) % len(seeds)])
         outcome = decode_or_refuse(data)
         if isinstance(outcome, DecodeError):
             assert outcome.reason in ("damaged", "too large", "unsupported", "empty"), (seed, i)

@@ -29,6 +29,7 @@ from shardio.files import (
     _machine,
     fsync_folder,
     is_temporary,
+    make_folder,
     open_regular,
     remove_temporaries,
     reserve,
@@ -383,6 +384,43 @@ def test_a_missing_folder_is_the_callers_error(tmp_path: Path) -> None:
         write_atomic(tmp_path / "nowhere" / "x", b"")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         fsync_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("there", [0, 1, 2])
+def test_the_names_of_folders_that_are_made_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
+    for folder in folders[:there]:
+        folder.mkdir()
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    make_folder(folders[2])
+    assert folders[2].is_dir()
+    assert synced == [str(folder.parent) for folder in folders[there:]]
+    make_folder(folders[2])  # who made it may have been killed in between
+    assert synced[-1] == str(folders[1])
+
+
+def test_a_folder_in_one_that_may_not_be_read_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECTORY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    make_folder(tmp_path / "a")
+    assert (tmp_path / "a").is_dir()
+
+
+def test_a_folder_cannot_be_made_in_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(FileExistsError, match="file"):
+        make_folder(tmp_path / "file")
+    with pytest.raises(NotADirectoryError, match="file"):
+        make_folder(tmp_path / "file" / "a")
 
 
 def test_reserve_allocates_and_passes_a_full_disk_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

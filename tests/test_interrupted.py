@@ -1,7 +1,14 @@
-"""Conversions killed at random moments: a short form of what tools/kill_convert.py does for as long as one likes."""
+"""Conversions that are killed, fail and compete: short forms of what the tools do for as long as one likes.
+
+Those that fork are run in a process of their own, which has no other threads.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import kill_convert as tool
@@ -23,7 +30,95 @@ def test_kills_at_random_moments_tear_nothing_and_lose_nothing(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-# --- the tool would notice -------------------------------------------------------------------------------------------
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_python(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "error", *map(str, words)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+def numbers_in(line: str) -> dict[str, int]:
+    """Of a line such as "80 points, 0 torn": by their words."""
+    return {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", line)}
+
+
+def test_failures_at_any_call_to_the_disk_tear_nothing_and_lose_nothing(tmp_path: Path) -> None:
+    result = run_python(ROOT / "tools" / "fail_convert.py", "--points", "40", "--seed", "1", "--folder", tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    numbers = numbers_in(result.stdout.splitlines()[-1])
+    assert numbers.pop("points") >= 40
+    assert numbers == {"torn": 0, "lost": 0, "aborts": 0, "hangs": 0, "other": 0}
+    assert not list(tmp_path.iterdir())
+
+
+def test_competing_conversions_make_one_set_or_none(tmp_path: Path) -> None:
+    result = run_python(ROOT / "tools" / "race_convert.py", "--rounds", "10", "--seed", "1", "--folder", tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    numbers = numbers_in(result.stdout.splitlines()[-1])
+    assert numbers == {"rounds": 10, "torn": 0, "mixed": 0, "hangs": 0, "violations": 0}
+    assert not list(tmp_path.iterdir())
+
+
+# --- the tools would notice -------------------------------------------------------------------------------------------
+
+FAIL = """
+import os, sys
+import fail_convert
+from shardio import converter, files
+{fault}
+counts = fail_convert.fail_conversions(12, seed=2, only={only!r}, say=lambda line: None)
+print(counts.torn, counts.lost, counts.aborts + counts.hangs, counts.other)
+"""
+NO_FSYNC = """
+def commit(self, *, replace=True):
+    if replace:
+        os.rename(self._temporary, self.path)
+    else:
+        os.link(self._temporary, self.path)
+        os.unlink(self._temporary)
+    self._close()
+    files.fsync_folder(self.path.parent)
+files.AtomicFile.commit = commit
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "only", "kind"),
+    [
+        (NO_FSYNC, "power", "torn"),
+        ("files.fsync_folder = lambda folder: None", "power", "lost"),
+        ("converter.sweep_temporaries = lambda folder: 0", "kill halfway", "other"),
+        ("converter.load_record = lambda task: None", "kill", "lost"),
+    ],
+    ids=["content not synced", "names not synced", "nothing swept", "finished shards made again"],
+)
+def test_a_converter_that_is_not_careful_is_noticed(fault: str, only: str, kind: str) -> None:
+    result = run_python("-c", FAIL.format(fault=fault, only=only))
+    assert result.returncode == 0, result.stderr
+    found = dict(zip(("torn", "lost", "broken", "other"), map(int, result.stdout.split()), strict=True))
+    assert found[kind] > 0, found
+    assert found["broken"] == 0, found
+
+
+def test_conversions_that_mix_are_noticed() -> None:
+    script = """
+import race_convert
+from shardio import converter
+converter.difference = lambda there, here: ""
+counts = race_convert.race_conversions(8, seed=1, say=lambda line: None)
+print(counts.mixed, len(counts.violations))
+"""
+    result = run_python("-c", script)
+    assert result.returncode == 0, result.stderr
+    mixed, violations = map(int, result.stdout.split())
+    assert violations >= mixed > 0
+
+
+# --- what is torn ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

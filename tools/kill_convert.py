@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Kill conversions at random moments, and check after every kill that nothing is torn and nothing finished is lost.
 
-    python tools/kill_convert.py [--rounds 200] [--seed 0] [--images DIR]
+    python tools/kill_convert.py [--rounds 500] [--seed 0] [--images DIR]
 
 Each round converts in a process group of its own and kills, with SIGKILL, the whole group or only the process that
 started the workers. What is left is checked against an undisturbed conversion: no manifest unless the set is whole,
@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from shardio.errors import ShardioError
 from shardio.verifier import verify
 
 Say = Callable[[str], None]
@@ -275,7 +276,7 @@ def torn_files(out: Path, reference: Path) -> list[str]:
         if path.suffix == ".npy":
             try:
                 array = np.load(path, mmap_mode="r")
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, EOFError) as error:
                 faults.append(f"{path.name}: NumPy cannot open it: {error}")
                 continue
             nbytes = 4096 + array.nbytes
@@ -285,11 +286,14 @@ def torn_files(out: Path, reference: Path) -> list[str]:
         if path.read_bytes() != expected.read_bytes():
             faults.append(f"{path.name}: differs from the undisturbed one")
     if (out / "manifest.json").exists():
-        faults += [f"published, but {problem.detail}" for problem in verify(out).problems]
+        try:
+            faults += [f"published, but {problem.detail}" for problem in verify(out).problems]
+        except ShardioError as error:
+            faults.append(f"published, but {error}")
     return faults
 
 
-def _recorded_shards(out: Path) -> dict[str, int]:
+def recorded_shards(out: Path) -> dict[str, int]:
     """Inode of each shard that has a record: such a shard is finished, and must not be made again."""
     records = (out / ".convert").glob("*.npy.json")
     names = [record.name.removesuffix(".json") for record in records if not record.name.startswith(".")]
@@ -388,7 +392,7 @@ class Killer:
         counts.rounds += 1
         counts.parent_only += parent_only
         counts.with_workers += workers == IN_WORKERS
-        recorded = _recorded_shards(out)
+        recorded = recorded_shards(out)
         with self._next_driver() as driver:
             moment = self._random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             delay = self._random.random() * self._spans[workers, moment]
@@ -494,7 +498,7 @@ def kill_conversions(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=200, help="kills; default %(default)s")
+    parser.add_argument("--rounds", type=int, default=500, help="kills; default %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and of the images drawn")
     parser.add_argument("--images", type=Path, help="a small image tree to convert; drawn if not given")
     parser.add_argument("--folder", type=Path, help="where to make everything; a temporary folder by default")

@@ -1,0 +1,389 @@
+#!/usr/bin/env python
+"""Decode images that were damaged in every way that comes to mind: a picture or a DecodeError must come of each.
+
+    python tools/mutate_images.py [--images 100000] [--seed 0] [--processes N]
+    python tools/mutate_images.py --seed 0 --save 1234 image.bin
+
+JPEGs (baseline, progressive, grey, CMYK, with restarts and metadata), PNGs (of several depths, interlaced, animated)
+and WebPs (lossy, lossless, with alpha, animated) have bits flipped, bytes replaced, inserted, removed, zeroed and
+repeated, fields of their headers set to extremes, are cut off, or spliced with another; PNGs with their checksums made
+right, or not. Each is decoded, half of them with leave to be reduced, in a process whose memory and time are limited:
+it must not die, nor hang, nor raise anything but DecodeError, and a picture must have a size that the header claims.
+
+Exit code 1 if anything was otherwise. With --save one image is written to a file, to be looked at. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import resource
+import select
+import signal
+import struct
+import sys
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from shardio.decode import decode_image
+from shardio.errors import DecodeError
+from shardio.machine import usable_cores
+
+Say = Callable[[str], None]
+
+# 24 bytes for each of the most pixels that a picture may have, and the interpreter with its libraries.
+MEMORY_NBYTES = 3 << 30
+# Of CPU time for one image. The largest picture with the most scans takes a few.
+PATIENCE_SECONDS = 30
+REASONS = ("damaged", "too large", "unsupported", "empty")
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+# --- sound images ----------------------------------------------------------------------------------------------------
+
+
+def _picture(rng: np.random.Generator, height: int, width: int, channels: int = 3) -> Image.Image:
+    coarse = rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, channels), dtype=np.uint8)
+    if channels == 1:
+        coarse = coarse[:, :, 0]
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+@cache
+def sound_images() -> dict[str, tuple[bytes, ...]]:
+    """By kind, images that decode."""
+    rng = np.random.default_rng(0)
+    plain, large = _picture(rng, 40, 56), _picture(rng, 150, 130)
+    with_alpha = _picture(rng, 31, 24, 4)
+    deep = Image.fromarray(rng.integers(0, 1 << 16, (19, 23), dtype=np.uint16))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    frames = {"save_all": True, "append_images": [_picture(rng, 40, 56) for _ in range(2)], "duration": 40}
+    return {
+        "baseline JPEG": (
+            _encode(plain, "JPEG", quality=90),
+            _encode(large, "JPEG", quality=75, restart_marker_rows=1),
+            _encode(plain.convert("L"), "JPEG"),
+            _encode(plain.convert("CMYK"), "JPEG", subsampling=0),
+            _encode(plain, "JPEG", exif=exif, comment=b"a comment", icc_profile=bytes(300)),
+            _encode(_picture(rng, 9, 3), "JPEG", quality=30, optimize=True),
+        ),
+        "progressive JPEG": (
+            _encode(plain, "JPEG", progressive=True),
+            _encode(large, "JPEG", progressive=True, quality=60),
+            _encode(plain.convert("L"), "JPEG", progressive=True, restart_marker_blocks=3),
+        ),
+        "PNG": (
+            _encode(plain, "PNG"),
+            _encode(with_alpha, "PNG"),
+            _encode(plain.quantize(16), "PNG", transparency=3),
+            _encode(plain.convert("L"), "PNG"),
+            _encode(plain.convert("1"), "PNG"),
+            _encode(deep, "PNG"),
+            _encode(plain, "PNG", **frames),
+            _interlaced_png(rng),
+        ),
+        "WebP": (
+            _encode(plain, "WEBP", quality=80),
+            _encode(plain, "WEBP", lossless=True),
+            _encode(with_alpha, "WEBP", lossless=True),
+            _encode(with_alpha, "WEBP", quality=50, exif=exif),
+        ),
+        "animated WebP": (
+            _encode(plain, "WEBP", **frames),
+            _encode(plain, "WEBP", lossless=True, **frames),
+        ),
+    }
+
+
+def _interlaced_png(rng: np.random.Generator) -> bytes:
+    """Pillow reads such files and does not write them: 8 x 8 grey, one row of bytes for each row of each pass."""
+    passes = [(1, 1), (1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8)]  # (rows, columns)
+    rows = b"".join(b"\0" + rng.bytes(columns) for height, columns in passes for _ in range(height))
+    header = struct.pack(">IIBBBBB", 8, 8, 8, 0, 0, 0, 1)
+    return PNG_MAGIC + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+# --- mutations -------------------------------------------------------------------------------------------------------
+
+
+def mutate(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
+    """`data` with one to four changes; `other` is another image, to splice it with."""
+    changed = bytearray(data)
+    for _ in range(int(rng.integers(1, 5))):
+        if not changed:
+            break
+        # Half of the changes go to the head, where sizes and lengths are.
+        end = len(changed) if rng.random() < 0.5 else min(len(changed), 64)
+        _CHANGES[rng.integers(len(_CHANGES))](rng, changed, int(rng.integers(end)), int(rng.integers(1, 17)), other)
+    if data.startswith(PNG_MAGIC) and rng.random() < 0.5:
+        mend_checksums(changed)
+    return bytes(changed)
+
+
+def _flip_bits(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    for place in rng.integers(at, len(data), count):
+        data[place] ^= 1 << int(rng.integers(8))
+
+
+def _set_byte(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    telling = [0, 1, 0x7F, 0x80, 0xFF, 0xC0, 0xC2, 0xC4, 0xD8, 0xD9, 0xDA, 0xDB]
+    data[at] = int(rng.choice(telling) if rng.random() < 0.7 else rng.integers(256))
+
+
+def _set_field(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    """A number of two or four bytes, as sizes and lengths have."""
+    number = int(rng.choice([0, 1, 2, 7, 8, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 65500, 9459]))
+    nbytes, order = (2 if number < 1 << 16 and count % 2 else 4), ("big", "little")[count % 3 == 0]
+    data[at : at + nbytes] = number.to_bytes(nbytes, order)  # type: ignore[arg-type]
+
+
+def _insert(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    data[at:at] = rng.bytes(count)
+
+
+def _remove(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    del data[at : at + count]
+
+
+def _fill(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    """As a lost sector is filled, or a shorter stretch."""
+    stop = min(len(data), at + count * int(rng.choice([1, 32])))
+    data[at:stop] = bytes([rng.choice([0, 0xFF])]) * (stop - at)
+
+
+def _repeat(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    data[at:at] = data[at : at + count * int(rng.choice([1, 16]))]
+
+
+def _cut_off(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    del data[int(rng.integers(len(data))) :]
+
+
+def _splice(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    """The rest of the other image behind the beginning of this one."""
+    data[at:] = other[int(rng.integers(len(other))) :]
+
+
+def _transplant(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
+    start = int(rng.integers(len(other)))
+    data[at : at + count * 8] = other[start : start + count * 8]
+
+
+_CHANGES = (_flip_bits, _set_byte, _set_field, _insert, _remove, _fill, _repeat, _cut_off, _splice, _transplant)
+
+
+def mend_checksums(data: bytearray) -> None:
+    """Make those of a PNG's chunks right, as far as the chunks can be told."""
+    position = len(PNG_MAGIC)
+    while position + 12 <= len(data):
+        end = position + 8 + int.from_bytes(data[position : position + 4], "big")
+        if end + 4 > len(data):
+            break
+        data[end : end + 4] = struct.pack(">I", zlib.crc32(data[position + 4 : end]))
+        position = end + 4
+
+
+def claimed_sizes(data: bytes) -> set[tuple[int, int]]:
+    """Every (height, width) that these bytes could be said to claim, read without the code under test."""
+    if data.startswith(PNG_MAGIC):
+        return {(int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))}
+    if data.startswith(b"RIFF"):
+        with Image.open(io.BytesIO(data)) as image:
+            return {(image.height, image.width)}
+    frames = re.finditer(rb"\xff[\xc0-\xcf]..[\x08](?=(..)(..))", data, re.DOTALL)
+    return {(int.from_bytes(one[1], "big"), int.from_bytes(one[2], "big")) for one in frames}
+
+
+def mutated_image(seed: int, number: int) -> tuple[str, bytes]:
+    """The kind and the bytes of one mutated image: the same for ever, with the same libraries."""
+    rng = np.random.default_rng([seed, number])
+    images = sound_images()
+    kind = list(images)[number % len(images)]
+    data = images[kind][rng.integers(len(images[kind]))]
+    others = images[kind if rng.random() < 0.7 else list(images)[rng.integers(len(images))]]
+    return kind, mutate(rng, data, others[rng.integers(len(others))])
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+def judge(data: bytes, reduce: bool) -> tuple[str, str]:
+    """(outcome, what is wrong with it) of decoding: a reason class, "decoded", or "exception"."""
+    try:
+        decoded = decode_image(data, (lambda height, width: (16, 16)) if reduce else None)
+    except DecodeError as error:
+        if error.reason not in REASONS or not error.detail:
+            return "exception", f"a DecodeError without a known reason and a detail: {error!r}"
+        return error.reason, ""
+    except BaseException:
+        return "exception", traceback.format_exc()
+    pixels, factor = decoded.pixels, decoded.reduction
+    height, width = decoded.source_size
+    if pixels.dtype != np.uint8 or pixels.shape != (-(-height // factor), -(-width // factor), 3):
+        return "exception", f"pixels of {pixels.dtype} {pixels.shape} for a source of {height, width} over {factor}"
+    if (height, width) not in (claimed := claimed_sizes(data)):
+        return "exception", f"a picture of {height, width}, but the header claims {claimed}"
+    return "decoded", ""
+
+
+@dataclass
+class Counts:
+    """What happened; the counts from `aborts` on should stay zero."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Of "kind: outcome"."""
+    aborts: int = 0
+    hangs: int = 0
+    exceptions: int = 0
+    """Other than DecodeError, and pictures of a wrong shape."""
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def num_images(self) -> int:
+        return self.outcomes.total()
+
+    def __str__(self) -> str:
+        table: dict[str, list[str]] = {}
+        for name, count in sorted(self.outcomes.items()):
+            kind, _, outcome = name.partition(": ")
+            table.setdefault(kind, []).append(f"{outcome} {count}")
+        lines = [f"{kind:<18}{', '.join(outcomes)}" for kind, outcomes in table.items()]
+        return "\n".join(lines) + (
+            f"\n{self.num_images} images, {self.aborts} aborts, {self.hangs} hangs, "
+            f"{self.exceptions} other exceptions or wrong shapes"
+        )
+
+
+class Lane:
+    """A process that decodes every `step`-th image from `first` on, and another one when it dies."""
+
+    def __init__(self, seed: int, first: int, step: int, stop: int) -> None:
+        self.seed = seed
+        self.next = first
+        self.step = step
+        self.stop = stop
+        self.reader = -1
+        self._child = 0
+        self._unread = b""
+        self.start()
+
+    def start(self) -> None:
+        self.reader, told = os.pipe()
+        self._child = os.fork()
+        if not self._child:
+            os.close(self.reader)
+            self._work(told)
+        os.close(told)
+
+    def _work(self, told: int) -> None:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_NBYTES, MEMORY_NBYTES))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            for number in range(self.next, self.stop, self.step):
+                # By default SIGPROF ends the process: also one that is deep in a decoder.
+                signal.setitimer(signal.ITIMER_PROF, PATIENCE_SECONDS)
+                kind, data = mutated_image(self.seed, number)
+                outcome, wrong = judge(data, number % 2 == 1)
+                os.write(told, json.dumps([number, kind, outcome, wrong[-2000:]]).encode() + b"\n")
+            code = 0
+        finally:
+            os._exit(code)
+
+    def read(self) -> tuple[list[tuple[int, str, str, str]], int | None]:
+        """What it told since the last call, and how it ended, if it did."""
+        data = os.read(self.reader, 1 << 16)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        results = [json.loads(line) for line in lines]
+        if results:
+            self.next = results[-1][0] + self.step
+        if data:
+            return results, None
+        os.close(self.reader)
+        self._unread = b""
+        return results, os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+
+
+def mutate_images(images: int, seed: int = 0, processes: int | None = None, say: Say = print) -> Counts:
+    """Decode so many mutated images. In a process that has no other threads."""
+    counts = Counts()
+    processes = usable_cores() if processes is None else processes
+    for kind, sound in sound_images().items():
+        for data in sound:
+            outcome, wrong = judge(data, False)
+            if outcome != "decoded":
+                raise RuntimeError(f"a sound {kind} gives: {outcome} {wrong}")
+    lanes = {lane.reader: lane for lane in (Lane(seed, n, processes, images) for n in range(processes))}
+    while lanes:
+        for reader in select.select(list(lanes), [], [])[0]:
+            lane = lanes[reader]
+            results, code = lane.read()
+            for number, kind, outcome, wrong in results:
+                counts.outcomes[f"{kind}: {outcome}"] += 1
+                if wrong:
+                    counts.exceptions += 1
+                    counts.violations.append(f"image {number} of seed {seed}, {kind}: {wrong}")
+                if counts.num_images % 10_000 == 0:
+                    say(f"{counts.num_images} of {images} images: {len(counts.violations)} violations")
+            if code is None:
+                continue
+            del lanes[reader]
+            if code == 0:
+                continue
+            hang = code == -signal.SIGPROF
+            counts.hangs += hang
+            counts.aborts += not hang
+            kind, _ = mutated_image(seed, lane.next)
+            counts.outcomes[f"{kind}: {'hang' if hang else 'abort'}"] += 1
+            counts.violations.append(f"image {lane.next} of seed {seed}, {kind}: the process ended with {code}")
+            lane.next += lane.step
+            if lane.next < lane.stop:
+                lane.start()
+                lanes[lane.reader] = lane
+    return counts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--images", type=int, default=100_000, help="default %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutations")
+    parser.add_argument("--processes", type=int, help="by default as many as there are cores")
+    parser.add_argument("--save", nargs=2, metavar=("NUMBER", "FILE"), help="write one image to a file, and do no more")
+    chosen = parser.parse_args(arguments)
+    if chosen.save:
+        number, path = chosen.save
+        Path(path).write_bytes(mutated_image(chosen.seed, int(number))[1])
+        return 0
+    counts = mutate_images(chosen.images, chosen.seed, chosen.processes)
+    for violation in counts.violations:
+        print(violation)
+    print(counts)
+    return 1 if counts.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
