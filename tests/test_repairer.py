@@ -218,9 +218,9 @@ def test_only_what_was_refused_is_decoded_for_the_list_of_what_was_refused(
 
     decoded = []
 
-    def counting(data: bytes, *options: Any) -> Any:
+    def counting(data: bytes, *options: Any, **named: Any) -> Any:
         decoded.append(data)
-        return decode(data, *options)
+        return decode(data, *options, **named)
 
     decode = shardtask.decode_image
     (out / "rejects.jsonl").unlink()
