@@ -22,8 +22,8 @@ from shardio.lifeline import lifeline, receive_progress, send_progress, tie
 from shardio.plan import ShardTask
 from shardio.shardtask import Control, ShardRecord, do_task
 
-# Decoding and resizing run without the GIL, so that one process keeps a few cores busy. Beyond that its one writing
-# thread, which copies and checksums, would become the limit.
+# Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. What is left, a tenth
+# of the time that an image takes, would have more threads wait for each other.
 _THREADS_PER_PROCESS = 4
 
 Report = Callable[[int, int], None]
