@@ -47,7 +47,15 @@ from shardio.plan import ConvertOptions, Order, Plan, Quality, ShardTask, differ
 from shardio.resize import Fit, FitMode, Resample
 from shardio.scanner import SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
-from shardio.shardtask import Mended, Report, ShardRecord, load_record, refused_so_far, without_record
+from shardio.shardtask import (
+    Mended,
+    Report,
+    ShardRecord,
+    discard_record,
+    load_record,
+    refused_so_far,
+    without_record,
+)
 from shardio.sources import Collection
 from shardio.workers import run_tasks
 
@@ -211,7 +219,9 @@ def convert(
     if manifest is None:
         return _report_part(plan, out, chosen, records, missing, monitor, start)
     duplicates = _find_duplicates(plan, out, records, workers or usable_cores()) if report_duplicates else None
-    _clean_up(out, sweep=remove_temporaries if len(records) == len(plan.tasks) else sweep_temporaries)
+    # Whoever is still at work, say a lost machine that is not lost, shall not replace a file that is published. Without
+    # the work folder nobody begins, and without its temporary file nobody ends.
+    _clean_up(out, remove_temporaries if len(records) == len(plan.tasks) else sweep_temporaries)
     return ConvertReport(
         out=str(out),
         digest=manifest.digest,
@@ -383,13 +393,13 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
     return _published(plan, out)
 
 
-def _clean_up(out: Path) -> None:
+def _clean_up(out: Path, sweep: Callable[[Path], object]) -> None:
     """Remove what the work has left beside the set: also of others that did the same work and were killed."""
     # A worker whose parent was killed may still put a file in while we remove the others.
     for _ in range(_REMOVAL_TRIES):
         with contextlib.suppress(OSError):  # the set is there, whatever remains beside it
-            sweep_temporaries(out)
             shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
+            sweep(out)
             if not (out / WORK_FOLDER).exists():
                 return
 
@@ -458,6 +468,10 @@ def _make_shards(
     names = {task.name for task in mine}
     others = [task for task in plan.tasks if task.name not in names]
     records = _load_records(mine)
+    for task in mine:
+        if task.name in records and records[task.name].has_unreadable:
+            discard_record(task)
+            del records[task.name]
     todo = [task for task in mine if task.name not in records]
     origin = plan.collection.origin
     spooling = origin if todo and isinstance(origin, ParquetOrigin) else None

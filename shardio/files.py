@@ -29,7 +29,7 @@ _ABANDONED_SECONDS = 3600.0
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: str | Path) -> Iterator[None]:
     """Give an OSError from inside the block the file's name, which calls on descriptors do not know."""
     try:
         yield
@@ -48,11 +48,11 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 def fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with naming(folder):
+    with naming(folder):
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @functools.cache

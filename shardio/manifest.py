@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.files import open_regular, write_atomic
+from shardio.files import naming, open_regular, write_atomic
 from shardio.format import (
     FORMAT_NAME,
     FORMAT_VERSION,
@@ -381,7 +381,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     if not os.path.lexists(path):
         raise SetNotFoundError(f"{path}: not found: {_what_is_there(Path(folder))}")
     descriptor, nbytes = open_regular(path)
-    with os.fdopen(descriptor, "rb") as file:
+    with naming(path), os.fdopen(descriptor, "rb") as file:
         if nbytes > MAX_MANIFEST_NBYTES:
             raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
         # One byte more than allowed is asked for: the file may have grown since.

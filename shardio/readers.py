@@ -31,7 +31,7 @@ from shardio.files import naming, open_regular
 from shardio.format import HEADER_NBYTES, sample_nbytes, shard_header
 from shardio.manifest import FileEntry
 from shardio.ring import aligned_empty
-from shardio.shardset import RETRY_SECONDS, ShardSet, check_not_cut, open_checked, reading_failed
+from shardio.shardset import RETRY_SECONDS, TRANSIENT, ShardSet, check_not_cut, open_checked, reading_failed
 
 try:
     from shardio import _rowread
@@ -50,8 +50,8 @@ _MOST_LOOKED_FOR = 8
 # So many requests keep a local disk or a server busy; their threads wait and need no core.
 _FILE_THREADS = 8
 
-# What passes, or may: a server that restarts, a path that fails over, a signal.
-_TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN, errno.EMFILE, errno.ENFILE}
+# Descriptors that are wanting now may be there soon.
+_TRANSIENT = TRANSIENT | {errno.EMFILE, errno.ENFILE}
 
 
 class ReadCounts(NamedTuple):

@@ -33,6 +33,8 @@ from shardio.rowcopy import copy_rows, copy_windows
 
 # Before what storage did not give is asked for again: a server that restarts, a path that fails over come back.
 RETRY_SECONDS = (0.05, 0.2, 0.8)
+# What passes, or may: a server that restarts, a path that fails over, a signal.
+TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN})
 
 
 class Sample(NamedTuple):

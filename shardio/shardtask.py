@@ -64,6 +64,11 @@ class ShardRecord:
     def num_sources(self) -> int:
         return len(self.rows) + len(self.rejects)
 
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether a source could not be read, which may have been a passing fault of its storage."""
+        return any(reject.reason == UNREADABLE for reject in self.rejects)
+
 
 Report = Callable[[int, int], None]
 """Called with (sources done, of these refused) since the last call."""
@@ -231,6 +236,11 @@ def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
     return [task for task in tasks if _record_path(task).name not in there]
 
 
+def discard_record(task: ShardTask) -> None:
+    """Have the task count as not done: nobody publishes its shard, which is about to be replaced by another."""
+    _record_path(task).unlink(missing_ok=True)
+
+
 def _refused_path(task: ShardTask) -> Path:
     """Lines of rejects.jsonl, one as each source is refused: what is known of a task that does not come to its end."""
     return task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
@@ -266,10 +276,7 @@ def _dump_record(record: ShardRecord) -> bytes:
 
 
 def load_record(task: ShardTask) -> ShardRecord | None:
-    """The record of a task that is done and whose sources are still the same; None if it must be done.
-
-    It must also be done where sources could not be read: they are tried again.
-    """
+    """The record of a task that is done and whose sources are still the same; None if it must be done."""
     try:
         document = json.loads(_record_path(task).read_bytes())
         entry = document["entry"] and ShardEntry(**document["entry"])
@@ -287,6 +294,4 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             return None
     except (OSError, ValueError, TypeError, KeyError):
         return None  # no record, or one that somebody spoilt: the work is done again
-    if any(reject.reason == UNREADABLE for reject in record.rejects):
-        return None  # that may have been a passing fault of the storage
     return record if record.sources_sha256 == task.origin.fingerprint(task.sources) else None

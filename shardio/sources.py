@@ -13,14 +13,14 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
 
 # More are not class numbers, but numbers of something else.
 MAX_CLASSES = 1 << 20
-UNREADABLE = "unreadable"
+UNREADABLE: Final = "unreadable"
 """The reason class of a source that could not be read: it may be sound, and readable at the next try."""
 
 

@@ -23,8 +23,8 @@ from shardio.plan import ShardTask
 from shardio.shardtask import Control, Report, ShardRecord, do_task
 from shardio.torchthreads import one_torch_thread
 
-# Decoding and resizing run without the GIL, so that one process keeps a few cores busy. Beyond that its one writing
-# thread, which copies and checksums, would become the limit.
+# Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. What is left, a tenth
+# of the time that an image takes, would have more threads wait for each other.
 THREADS_PER_PROCESS = 4
 
 

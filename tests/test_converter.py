@@ -978,20 +978,26 @@ def test_a_shard_without_a_sound_record_is_done_again(
     assert hashes(out) == finished
 
 
-def test_sources_that_could_not_be_read_are_tried_again(
-    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, broken = sources.FileOrigin.read, b"train/n02/n02_1.JPEG"
+@contextlib.contextmanager
+def failing_storage(key: str) -> Iterator[None]:
+    """The file of this source cannot be read for the time being."""
+    real = sources.FileOrigin.read
 
     def read(origin: sources.FileOrigin, source: sources.Source) -> bytes:
-        if source.key == broken:
+        if source.key == key.encode():
             raise DecodeError("unreadable", os.strerror(errno.EIO))
         return real(origin, source)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources.FileOrigin, "read", read)
+        yield
+
+
+def test_sources_that_could_not_be_read_are_tried_again(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+    broken = "train/n02/n02_1.JPEG"
+    with failing_storage(broken):
         interrupted(image_tree, out, 18, max_bad=1)  # all shards but the last are finished
-    assert broken.decode() in "".join(path.read_text() for path in (out / ".convert").glob("*.refused.jsonl"))
+    assert broken in "".join(path.read_text() for path in (out / ".convert").glob("*.refused.jsonl"))
     assert convert(image_tree, out, **OPTIONS).num_converted == 2 * PER_SHARD
     assert hashes(out) == finished
 

@@ -56,6 +56,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "indexed": (5, "c"),
     "parquet": (5, "c"),
     "writer": (3, "c"),
+    "storage": (4, "t"),
     "readers": (4, "t"),
     "prefetch": (4, "t"),
     "dataset": (4, "t"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import random_picture, write_jpeg
 from test_cli import assert_one_clear_error, shardio
-from test_converter import everything, hashes, rejects
+from test_converter import everything, failing_storage, hashes, rejects
 
 from shardio import converter
 from shardio.converter import ConvertReport, Progress, convert
@@ -269,6 +269,39 @@ def test_a_part_that_accepts_less_than_what_another_has_published_leaves_that_al
     monkeypatch.setattr(converter, "run_tasks", after_the_other)
     assert convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2)).refused == {"empty": 3}
     assert hashes(out) == published
+
+
+def test_what_a_part_could_not_read_is_refused_unless_that_part_is_run_again(
+    image_tree: Path, out: Path, tmp_path: Path, finished: dict[str, str]
+) -> None:
+    for again in (False, True):
+        out = tmp_path / f"out-{again}"
+        with failing_storage("train/n01/n01_1.JPEG"):  # in the first shard
+            convert(image_tree, out, **OPTIONS, max_bad=1, part=(1, 2))
+        if again:
+            assert convert(image_tree, out, **OPTIONS, part=(1, 2)).num_converted == 3
+        report = convert(image_tree, out, **OPTIONS, max_bad=1, part=(2, 2))
+        assert report.unfinished is None
+        assert report.refused == ({} if again else {"unreadable": 1})
+        assert (hashes(out) == finished) == again
+
+
+def test_nobody_publishes_a_shard_that_is_being_made_again(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with failing_storage("train/n01/n01_1.JPEG"):
+        convert(image_tree, out, **OPTIONS, max_bad=1, part=(1, 2))
+    real = converter.run_tasks
+
+    def after_the_other(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        report = convert(image_tree, out, **OPTIONS, max_bad=1, part=(2, 2))
+        assert report.unfinished == Unfinished(6, 5, (1,))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(converter, "run_tasks", after_the_other)
+    assert convert(image_tree, out, **OPTIONS, part=(1, 2)).unfinished is None
+    assert hashes(out) == finished
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -234,7 +234,7 @@ def mutated_image(seed: int, number: int) -> tuple[str, bytes]:
 def judge(data: bytes, reduce: bool) -> tuple[str, str]:
     """(outcome, what is wrong with it) of decoding: a reason class, "decoded", or "exception"."""
     try:
-        decoded = decode_image(data, (lambda height, width: (16, 16)) if reduce else None)
+        decoded = decode_image(data, least_size=(lambda height, width: (16, 16)) if reduce else None)
     except DecodeError as error:
         if error.reason not in REASONS or not error.detail:
             return "exception", f"a DecodeError without a known reason and a detail: {error!r}"

@@ -1,0 +1,85 @@
+"""Where a published set lies, to be copied or read from a distance: a folder, or what an fsspec URL names.
+
+A storage gives whole ranges of named files and nothing else, so that all that can go wrong on the way, and what is to
+be tried again, is behind one call.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import Protocol
+
+from shardio.files import open_regular
+from shardio.manifest import FileEntry, Manifest, load_manifest
+from shardio.shardset import RETRY_SECONDS, TRANSIENT, check_not_cut, open_sized, reading_failed
+
+
+class Storage(Protocol):
+    """Read-only, and thread safe."""
+
+    name: str
+    """The folder or URL, for people to read and to open it again."""
+
+    def load_manifest(self) -> Manifest:
+        """SetNotFoundError if there is none, FormatError if it is not sound, OSError if it cannot be read."""
+
+    def path_of(self, entry: FileEntry) -> str:
+        """What to call one of the set's files in a message."""
+
+    def check(self, entry: FileEntry) -> None:
+        """FormatError if the file is missing or has another size than the manifest says; reads nothing of it."""
+
+    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the file's bytes from `offset` on, all of which the manifest says there are.
+
+        What may pass is tried again for a while. Then OSError names file and offset; FormatError if the file ends
+        before.
+        """
+
+
+class FolderStorage:
+    """A set in a folder, on any filesystem. No descriptor stays open between calls."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(folder)
+        self._folder = os.path.abspath(folder)  # wherever the process may go
+
+    def load_manifest(self) -> Manifest:
+        return load_manifest(self._folder)
+
+    def path_of(self, entry: FileEntry) -> str:
+        return f"{self._folder}/{entry.file}"
+
+    def check(self, entry: FileEntry) -> None:
+        os.close(open_sized(self.path_of(entry), entry))
+
+    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        path = self.path_of(entry)
+        done = failures = 0
+        while done < len(buffer):
+            try:
+                done += _read_some(path, entry, offset + done, buffer[done:])
+            except OSError as error:
+                if error.errno not in TRANSIENT or failures == len(RETRY_SECONDS):
+                    raise reading_failed(error, path, f"{len(buffer):,} bytes", offset, failures + 1) from None
+                time.sleep(RETRY_SECONDS[failures])
+                failures += 1
+
+
+def _read_some(path: str, entry: FileEntry, offset: int, buffer: memoryview) -> int:
+    """At least one byte."""
+    descriptor, nbytes = open_regular(path)
+    try:
+        check_not_cut(path, entry, nbytes)
+        if count := os.preadv(descriptor, [buffer], offset):
+            return count
+        raise OSError(errno.EIO, "no bytes came")
+    finally:
+        os.close(descriptor)
+
+
+def open_storage(place: str | os.PathLike[str]) -> Storage:
+    """The storage that a path or a URL names. Nothing is looked at yet."""
+    return FolderStorage(place)
