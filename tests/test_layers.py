@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "_rowread": (0, "t"),
     "format": (1, "b"),
     "files": (1, "b"),
+    "boxes": (1, "t"),
     "permutation": (1, "t"),
     "rowcopy": (1, "t"),
     "launch": (1, "t"),
