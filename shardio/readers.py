@@ -13,11 +13,10 @@ import errno
 import fcntl
 import mmap
 import os
-import resource
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -30,6 +29,7 @@ from shardio.errors import FormatError
 from shardio.files import naming, open_regular
 from shardio.format import HEADER_NBYTES, sample_nbytes, shard_header
 from shardio.manifest import FileEntry
+from shardio.openfiles import OpenFiles, most_open
 from shardio.ring import aligned_empty
 from shardio.shardset import RETRY_SECONDS, TRANSIENT, ShardSet, check_not_cut, open_checked, reading_failed
 
@@ -158,75 +158,21 @@ class _File(NamedTuple):
     direct: bool
 
 
-class _OpenFile:
-    """A descriptor that closes when nobody uses it any more, which reference counting knows without a lock."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
-
-
-class _OpenFiles:
-    """A few of many files, open: those used last. Thread safe, by single operations of an OrderedDict.
-
-    Two threads may open a file at the same time; one of the descriptors then closes at once. A lock would be worse:
-    `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it is at
-    work, as assignment and clear() do: closing a file lets other threads run, who would find the dictionary torn.
-    """
-
-    def __init__(self, files: Sequence[_File], most: int) -> None:
-        self.files = files
-        self.most = most
-        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
-        self._closed = False
-
-    def get(self, number: int) -> _OpenFile:
-        """The file, opened and checked if it is not open. OSError, or FormatError if it is not what it was."""
-        if self._closed:
-            raise RuntimeError("the reader was closed")
-        file = self._open.get(number)
-        if file is not None:
-            with contextlib.suppress(KeyError):
-                self._open.move_to_end(number)
-            return file
-        opened = self._opened(number)
-        file = self._open.setdefault(number, opened)
-        if len(self._open) > self.most:  # by one, or by as many as there are threads here
-            self._forget_oldest()
-        if self._closed:
-            self.forget_all()
-        return file
-
-    def _forget_oldest(self) -> None:
-        with contextlib.suppress(KeyError):  # somebody else did
-            self._open.popitem(last=False)
-
-    def _opened(self, number: int) -> _OpenFile:
-        path, entry, header, direct = self.files[number]
-        file = _OpenFile(open_checked(path, entry, header))
+def _open_one(files: Sequence[_File], number: int) -> int:
+    path, entry, header, direct = files[number]
+    descriptor = open_checked(path, entry, header)
+    try:
         if direct:
-            with naming(Path(path)):
-                set_direct(file.descriptor)
+            with naming(path):
+                set_direct(descriptor)
         elif hasattr(os, "posix_fadvise"):
             # The kernel shall read what is asked for and nothing around it.
             with contextlib.suppress(OSError):
-                os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return file
-
-    def forget(self, number: int) -> None:
-        """Open the file anew next time."""
-        self._open.pop(number, None)
-
-    def forget_all(self) -> None:
-        for _ in range(len(self._open)):
-            self._forget_oldest()
-
-    def close(self) -> None:
-        self._closed = True
-        self.forget_all()
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class FileReader:
@@ -256,7 +202,8 @@ class FileReader:
         self._index_number = len(files)
         # Labels are few bytes, and read again in every epoch: through the page cache.
         files.append(_File(shards.path_of(split.index), split.index, split.index_header, False))
-        self._files = _OpenFiles(files, min(len(files), _most_open()))
+        self._entries = files
+        self._files = OpenFiles(partial(_open_one, files), min(len(files), most_open()))
         self._index_stride = split.index.dtype.itemsize  # a row begins with its label
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -416,7 +363,7 @@ class FileReader:
 
     def _check_length(self, number: int, descriptor: int) -> None:
         """After a read that came short: if the file was cut, there is nothing to wait for."""
-        file = self._files.files[number]
+        file = self._entries[number]
         check_not_cut(file.path, file.entry, os.fstat(descriptor).st_size)
 
     def _explained(self, error: OSError, number: int, offset: int, attempts: int) -> OSError:
@@ -430,7 +377,7 @@ class FileReader:
             hint = 'the filesystem refuses O_DIRECT here: use io="pread"'
         elif error.errno == errno.ESTALE:
             hint = "the file was replaced or removed on the server: put the set back, or make a new loader"
-        return reading_failed(error, self._files.files[number].path, what, offset, attempts, hint)
+        return reading_failed(error, self._entries[number].path, what, offset, attempts, hint)
 
     def reads_ahead(self) -> bool:
         return False
@@ -473,12 +420,6 @@ def set_direct(descriptor: int) -> None:
     if not hasattr(os, "O_DIRECT"):  # macOS
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
-
-
-def _most_open() -> int:
-    """A part of what this process may open, as it opens other files, too."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1024 if soft < 0 else max(4, min(1024, soft // 4))
 
 
 def _behind(buffers: Sequence[NDArray[np.uint8]], done: int) -> list[memoryview]:

@@ -11,8 +11,8 @@ import os
 import time
 from typing import Protocol
 
-from shardio.files import open_regular
 from shardio.manifest import FileEntry, Manifest, load_manifest
+from shardio.openfiles import OpenFiles, most_open
 from shardio.shardset import RETRY_SECONDS, TRANSIENT, check_not_cut, open_sized, reading_failed
 
 
@@ -40,11 +40,12 @@ class Storage(Protocol):
 
 
 class FolderStorage:
-    """A set in a folder, on any filesystem. No descriptor stays open between calls."""
+    """A set in a folder, on any filesystem. The files that were read last stay open."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.name = os.fspath(folder)
         self._folder = os.path.abspath(folder)  # wherever the process may go
+        self._files: OpenFiles[tuple[str, FileEntry]] = OpenFiles(_open_sized, most_open())
 
     def load_manifest(self) -> Manifest:
         return load_manifest(self._folder)
@@ -60,24 +61,28 @@ class FolderStorage:
         done = failures = 0
         while done < len(buffer):
             try:
-                done += _read_some(path, entry, offset + done, buffer[done:])
+                done += self._read_some(path, entry, offset + done, buffer[done:])
             except OSError as error:
+                self._files.forget((path, entry))  # it may have become stale
                 if error.errno not in TRANSIENT or failures == len(RETRY_SECONDS):
                     raise reading_failed(error, path, f"{len(buffer):,} bytes", offset, failures + 1) from None
                 time.sleep(RETRY_SECONDS[failures])
                 failures += 1
 
+    def _read_some(self, path: str, entry: FileEntry, offset: int, buffer: memoryview) -> int:
+        """At least one byte."""
+        file = self._files.get((path, entry))
+        try:
+            if count := os.preadv(file.descriptor, [buffer], offset):
+                return count
+            check_not_cut(path, entry, os.fstat(file.descriptor).st_size)
+            raise OSError(errno.EIO, "no bytes came")
+        finally:
+            del file  # or whoever keeps an error would keep the file open
 
-def _read_some(path: str, entry: FileEntry, offset: int, buffer: memoryview) -> int:
-    """At least one byte."""
-    descriptor, nbytes = open_regular(path)
-    try:
-        check_not_cut(path, entry, nbytes)
-        if count := os.preadv(descriptor, [buffer], offset):
-            return count
-        raise OSError(errno.EIO, "no bytes came")
-    finally:
-        os.close(descriptor)
+
+def _open_sized(file: tuple[str, FileEntry]) -> int:
+    return open_sized(*file)
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:

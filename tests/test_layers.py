@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "sampler": (3, "t"),
     "shufflecheck": (3, "t"),
     "mapping": (2, "t"),
+    "openfiles": (2, "t"),
     "ring": (2, "t"),
     "decode": (2, "c"),
     "shardset": (3, "t"),

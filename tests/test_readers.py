@@ -151,7 +151,7 @@ def test_eight_threads_at_once_get_their_own_samples(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = (28, 28, 3)
-    monkeypatch.setattr(shardio.readers, "_most_open", lambda: 2)
+    monkeypatch.setattr(shardio.readers, "most_open", lambda: 2)
     reader = reader_of(open_shards(make_set(120, shape, 10)), engine)
     pictures = pixels_of(range(120), shape)
     wrong: list[Any] = []
@@ -353,7 +353,7 @@ def descriptors() -> int:
 def test_few_files_are_open_at_a_time_and_none_after_the_end(
     direct: bool, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.readers, "_most_open", lambda: 5)
+    monkeypatch.setattr(shardio.readers, "most_open", lambda: 5)
     shards = open_shards(make_set(60, (6, 5, 3), 2))
     before = descriptors()
     reader = make_reader(shards, "direct 4096" if direct else "pread")
@@ -426,7 +426,7 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
 def test_closing_while_others_read_ends_them_well(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.readers, "_most_open", lambda: 2)
+    monkeypatch.setattr(shardio.readers, "most_open", lambda: 2)
     shape = (6, 5, 3)
     shards = open_shards(make_set(60, shape, 2))
     pictures = pixels_of(range(60), shape)
@@ -644,7 +644,7 @@ def test_a_shard_that_is_cut_while_it_is_open_is_an_error_and_no_signal(
 def test_a_shard_that_is_replaced_by_another_is_an_error_when_it_is_opened_again(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.readers, "_most_open", lambda: 1)
+    monkeypatch.setattr(shardio.readers, "most_open", lambda: 1)
     path = make_set(20)
     reader = reader_of(open_shards(path), engine)
     other = make_set(20, (6, 5, 3), 9)
