@@ -97,9 +97,8 @@ def reading_failed(error: OSError, path: str | Path, what: str, offset: int, att
     return OSError(error.errno, text, str(path))
 
 
-def _map(mapping: RowMapping, number: int, path: str | Path, entry: FileEntry, header: bytes) -> None:
-    """Check a file and map it; its descriptor is open no longer than that."""
-    descriptor = open_checked(path, entry, header)
+def _place(mapping: RowMapping, number: int, descriptor: int) -> None:
+    """Map a file that was checked; its descriptor is open no longer than that."""
     try:
         mapping.place(number, descriptor)
     finally:
@@ -130,25 +129,41 @@ class ShardSet(Sequence[Sample]):
         counts = [shard.num_samples for shard in entry.shards]
         self._folder = os.path.abspath(path)  # wherever the process may go
         try:
-            shards = RowMapping(counts, sample_nbytes(shape))
+            self._mapping = RowMapping(counts, sample_nbytes(shape))
         except OSError:
-            for shard in entry.shards:  # is it the manifest that claims what no file has?
-                os.close(open_sized(self.path_of(shard), shard))
+            self._check_sizes()  # is it the manifest that claims what no file has?
             raise
-        for number, shard in enumerate(entry.shards):
-            _map(shards, number, self.path_of(shard), shard, shard_header(shard.num_samples, shape))
-        self._rows = shards.rows
+        self._rows = self._mapping.rows
         # Sample i is in the shard s with starts[s] <= i < starts[s + 1], and there in row i + shifts[s].
         self._starts = np.cumsum([0, *counts])
-        self._shifts = np.array(shards.first_rows) - self._starts[:-1]
+        self._shifts = np.array(self._mapping.first_rows) - self._starts[:-1]
+        self._map_shards()
         dtype = entry.index.dtype
         table = RowMapping([entry.num_samples], dtype.itemsize)
-        _map(table, 0, self.path_of(entry.index), entry.index, entry.index_header)
+        _place(table, 0, self._open_index())
         self._table = table.rows
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
         self.index: NDArray[np.void] = table.rows.view(dtype)[:, 0]  # type: ignore[assignment]
         """One row per sample: label, key, source_width, source_height, crc32, then the set's own columns, if any. A
         read-only view of the mapped file."""
+
+    def _check_sizes(self) -> None:
+        for shard in self._split.shards:
+            os.close(open_sized(self.path_of(shard), shard))
+
+    def _map_shards(self) -> None:
+        for number in range(len(self._split.shards)):
+            self._map_shard(number)
+
+    def _map_shard(self, number: int) -> None:
+        shard = self._split.shards[number]
+        header = shard_header(shard.num_samples, self.sample_shape)
+        _place(self._mapping, number, open_checked(self.path_of(shard), shard, header))
+
+    def _open_index(self) -> int:
+        """A descriptor of the index, checked."""
+        index = self._split.index
+        return open_checked(self.path_of(index), index, self._split.index_header)
 
     def path_of(self, entry: FileEntry) -> str:
         """The absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as much as

@@ -38,6 +38,9 @@ class Storage(Protocol):
         before.
         """
 
+    def close(self) -> None:
+        """Give back descriptors and connections. Nothing can be read any more; may be called again."""
+
 
 class FolderStorage:
     """A set in a folder, on any filesystem. The files that were read last stay open."""
@@ -79,6 +82,9 @@ class FolderStorage:
             raise OSError(errno.EIO, "no bytes came")
         finally:
             del file  # or whoever keeps an error would keep the file open
+
+    def close(self) -> None:
+        self._files.close()
 
 
 def _open_sized(file: tuple[str, FileEntry]) -> int:

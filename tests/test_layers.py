@@ -58,6 +58,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "parquet": (5, "c"),
     "writer": (3, "c"),
     "storage": (4, "t"),
+    "stagedset": (5, "t"),
     "readers": (4, "t"),
     "prefetch": (4, "t"),
     "dataset": (4, "t"),
