@@ -16,6 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.profiler import record_function
 
+from shardio.cached import CachedSplit
 from shardio.crop import Crop, CropAt, Windows
 from shardio.engine import Io, make_reader, read_ahead_batches
 from shardio.errors import LaunchError
@@ -88,6 +89,11 @@ class ShardLoader:
     sets larger than memory. "auto" looks at the filesystem, the memory that is left and the page cache; `stats()` says
     what it chose and why.
 
+    `cache` is a folder on this node's own disk, in which the set is copied once for all processes of the node that ask
+    for it; `path` may then be a URL. Training begins at once: what has not been copied yet is read from `path`, and
+    what the first batches need is copied first. As long as the loader is open, nobody evicts the copy. If it cannot be
+    made, as there is no room, a warning says so, and `path` is read all the time.
+
     Opening raises SetNotFoundError or FormatError. What storage fails to give is asked for again for a second; then it
     is an OSError that names file, byte and sample. An error in a gather thread is raised where its batch was due. An
     iterator belongs to one thread. `close()`, or leaving the `with` block, or forgetting the loader ends the threads.
@@ -114,6 +120,7 @@ class ShardLoader:
         num_threads: int | None = None,
         prefetch: int = 2,
         io: Io = "auto",
+        cache: str | os.PathLike[str] | None = None,
         crop: int | tuple[int, int] | None = None,
         crop_at: CropAt = "center",
         transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
@@ -122,9 +129,11 @@ class ShardLoader:
         if (num_threads is not None and num_threads < 1) or prefetch < 0:
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {num_threads}, {prefetch}")
         self.world: World = find_world(rank, world_size)
-        self.shards = open_shards(path, split)
+        self._cached = None if cache is None else CachedSplit(path, cache, split)
+        if self._cached is None:
+            self.shards = open_shards(path, split)
         order = make_order(
-            len(self.shards),
+            self._cached.num_samples if self._cached else len(self.shards),
             shuffle=shuffle,
             seed=seed,
             block_size=block_size,
@@ -143,6 +152,8 @@ class ShardLoader:
                 'batch_size, or tail="pad" or "short"'
             )
         self.device = _choose_device(device, self.world)
+        if self._cached is not None:
+            self.shards = self._cached.open(self._sampler.batches(0))
         self.prefetch = prefetch
         self.transform = transform
         self.return_indices = return_indices
@@ -162,13 +173,14 @@ class ShardLoader:
         self._counts = _Counts()
         self._pid = os.getpid()
         num_distinct = len(self.shards) if indices is None else min(len(self.shards), np.asarray(indices).size)
-        self._reader, self._io_reason = make_reader(self.shards, io, num_distinct)
+        make_the_reader = self._cached.make_reader if self._cached else make_reader
+        self._reader, self._io_reason = make_the_reader(self.shards, io, num_distinct)
         self._read_ahead = read_ahead_batches(self._sampler.batch_size * sample_nbytes(shape), memory_left())
         if num_threads is None:
             num_threads = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
         self._threads = GatherThreads(num_threads)
         # Runs when the loader is forgotten, and at the latest when the interpreter exits.
-        self._close = weakref.finalize(self, _close, self._threads, self._ring, self._reader)
+        self._close = weakref.finalize(self, _close, self._threads, self._ring, self._reader, self._cached)
 
     @property
     def num_threads(self) -> int:
@@ -275,7 +287,8 @@ class ShardLoader:
         `io` is how samples are read, for `io_reason`; `read_nbytes` that were read so, `read_retries` because of
         errors; `read_ahead_batches` announced to the kernel, and `read_ahead_hits`, the share of their samples that was
         in the page cache when it was due (told by a few of each batch; None if none were announced, or if the files are
-        not ours and the kernel does not tell). `slots` were made for batches, of which `slots_free` wait
+        not ours and the kernel does not tell). `staging` tells how far the copy in the cache is: None without `cache`.
+        `slots` were made for batches, of which `slots_free` wait
         for reuse: the others are being filled, are ready, or are in the consumer's hands.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
@@ -293,6 +306,7 @@ class ShardLoader:
             "read_nbytes": read.nbytes,
             "read_retries": read.retries,
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
+            "staging": self._cached.describe(self.shards) if self._cached else None,
         }
 
     def close(self) -> None:
@@ -462,10 +476,12 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         return Tensors(images.permute(0, 3, 1, 2), labels, indices)
 
 
-def _close(threads: GatherThreads, ring: Ring, reader: Reader) -> None:
+def _close(threads: GatherThreads, ring: Ring, reader: Reader, cached: CachedSplit | None) -> None:
     threads.close()
     ring.clear()
     reader.close()
+    if cached is not None:
+        cached.close()
 
 
 def _abandon(pending: deque[Pending], hints: Hints, ring: Ring, device: DevicePrefetch | None) -> None:

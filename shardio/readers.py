@@ -89,7 +89,7 @@ class Reader(Protocol):
         """Give back descriptors. Reads under way finish; others fail. Idempotent."""
 
 
-class _Tally:
+class Tally:
     """Sums that many threads add to without a lock: each to its own."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class MappedReader:
 
     def __init__(self, shards: ShardSet) -> None:
         self._shards = shards
-        self._tally = _Tally()
+        self._tally = Tally()
         self._announced = False
         self.labels_of = shards.labels_of
         shards.expect_random_reads()
@@ -191,7 +191,7 @@ class FileReader:
         self._drop_behind = drop_behind and alignment is None and hasattr(os, "posix_fadvise")
         self._row_nbytes = sample_nbytes(shards.sample_shape)
         self._lands = True  # what O_DIRECT reads, in the caller's memory
-        self._tally = _Tally()
+        self._tally = Tally()
         self._thread = threading.local()
         split = shards.manifest.splits[shards.split]
         direct = alignment is not None

@@ -63,6 +63,11 @@ class StagedSet(ShardSet):
                 self._is_away[number] = False
         return not self._is_away.any()
 
+    @property
+    def num_away(self) -> int:
+        """Shards that were not in the copy at the last look."""
+        return int(self._is_away.sum())
+
     def _open_index(self) -> int:
         entry = self._split.index
         if self._copy.has(entry):
