@@ -83,6 +83,12 @@ def _parse_background(text: str) -> tuple[int, int, int]:
         raise ValueError("a colour such as 255,255,255, #ffffff or white") from None
 
 
+def _parse_digest(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError("the 64 hexadecimal digits that `shardio info` prints")
+    return text
+
+
 def _parse_part(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
@@ -141,6 +147,8 @@ def cli() -> None:
     shardio repair out/ imagenet/      if not, make the damaged files again
     shardio bench out/                 how fast does this machine read it?
     shardio warm out/                  bring it into memory before a job reads it
+    shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
+    shardio evict /nvme/cache          remove copies there that nobody uses
     shardio check-shuffle 1281167      how random is the order?
     """
 
@@ -495,6 +503,78 @@ def warm(out: Path, split: str | None, workers: int, force: bool, as_json: bool)
         click.echo("  what is in the page cache, the kernel tells only whoever owns the files or may write to them")
     else:
         click.echo(f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}")
+
+
+@cli.command(short_help="Copy a set to a node's own disk.")
+@click.argument("src")
+@click.argument("cache", type=_folder)
+@click.option("--digest", callback=_parsed(_parse_digest), metavar="HEX", help="Of the set that SRC must be.")
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Files to copy at a time.")
+@click.option("--verify", is_flag=True, help="Read all of a copy that is there, and copy again what is damaged.")
+@_json_option
+def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
+    """Have a verified copy of the set in SRC, a folder or URL, in the folder CACHE, and print its path.
+
+    However many processes of a node ask at once, one copies, and the others wait for it. Interrupted or killed, any of
+    them goes on with the files that are finished. Copies that nobody uses make room, those not used for longest first.
+    The copy may be evicted once the command has ended, unless a job holds it.
+    """
+    import shardio.staging as staging
+
+    def tell_wait(process: int | None) -> None:
+        who = "another process" if process is None else f"process {process}"
+        click.echo(f"shardio: {who} is copying {src} to {cache}: waiting for it", err=True)
+
+    # With a delay the bar is not there before something is copied, and never where another process copies.
+    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True, delay=1e-3) as bar:
+
+        def show(nbytes: int, total: int) -> None:
+            bar.total = total
+            bar.update(nbytes)
+
+        try:
+            report = staging.stage(src, cache, on_progress=show, on_wait=tell_wait, **options)
+        except KeyboardInterrupt:
+            bar.close()
+            click.echo(f"shardio: finished files are kept in {cache}: the same command goes on with them", err=True)
+            raise
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+        return
+    for digest in report.evicted:
+        click.echo(f"shardio: removed {digest[:16]} from {cache}, to make room", err=True)
+    click.echo(report.path)
+
+
+@cli.command(short_help="Remove copies that nobody uses from a cache.")
+@click.argument("cache", type=_folder)
+@click.option(
+    "--keep",
+    callback=_parsed(_parse_bytes),
+    metavar="SIZE",
+    required=True,
+    help="Most bytes of copies that may stay, such as 500GB; 0 for none.",
+)
+@_json_option
+def evict(cache: Path, keep: int, as_json: bool) -> None:
+    """Remove copies from CACHE, those not used for longest first, until they have SIZE together.
+
+    What a job uses is never removed, nor is anything that `shardio stage` has not put there.
+    """
+    from shardio.cache import Cache
+
+    report = Cache(cache).evict(keep=keep)
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+        return
+    for copy in report.removed:
+        click.echo(f"removed  {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {_printable(copy.source)}")
+    for copy in report.kept:
+        why = "in use" if copy.in_use else "another user's"
+        if copy.processes:
+            why += f" by process {_some(copy.processes)}"
+        click.echo(f"kept     {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {_printable(copy.source)}: {why}")
+    click.echo(f"{cache}: {_bytes(report.nbytes)} of copies remain")
 
 
 @cli.command(short_help="Measure how fast this machine reads a set.")

@@ -1,0 +1,345 @@
+"""`stage`: a verified copy of a set in a cache, made once however many processes ask for it at the same time.
+
+One of them has the right to fill the copy; the others wait for it, or read from the source meanwhile. Files are hashed
+while they are copied, and get their names only with the sha256 of the manifest. So the next one goes on with the files
+that are there when the first is killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from shardio.cache import Cache, CachedCopy, Lease
+from shardio.errors import FormatError, SpaceError
+from shardio.files import AtomicFile, make_folder, naming, remove_temporaries, reserve, write_all
+from shardio.format import shard_header
+from shardio.manifest import FileEntry, Manifest, commit_manifest
+from shardio.shardset import open_checked, open_sized
+from shardio.storage import FolderStorage, Storage, open_storage
+
+# Long enough for the streaming rate of disks and servers, short enough to stop soon.
+_PIECE_NBYTES = 8 << 20
+# The kernel is told to write after so much of a file: what the final fsync has to wait for stays small.
+_SYNC_NBYTES = 128 << 20
+# A lock cannot be waited for so that another thread can end the waiting, so it is asked for again and again.
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class StageReport:
+    path: str
+    """The folder of the copy."""
+    source: str
+    digest: str
+    num_files: int
+    nbytes: int
+    """Of all files but the manifest."""
+    num_copied: int
+    """Files that this call has copied. The others were there, or another process has copied them meanwhile."""
+    nbytes_copied: int
+    evicted: tuple[str, ...]
+    """The digests of copies that were removed to make room."""
+    seconds: float
+
+
+def stage(
+    src: str | os.PathLike[str],
+    cache: str | os.PathLike[str],
+    *,
+    digest: str | None = None,
+    workers: int = 4,
+    verify: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_wait: Callable[[int | None], None] | None = None,
+) -> StageReport:
+    """Have a verified copy of the set `src`, a folder or URL, in the folder `cache`, which is made if need be.
+
+    A copy that is there is looked at as `shardio verify --quick` does, and with `verify` read as a whole; what is
+    damaged is copied again. With `digest`, which pins the set, the source is not looked at if nothing is to be copied.
+    `workers` files are copied at a time. To make room, copies that nobody uses are evicted, first those that were not
+    used for longest. The copy is held until the call returns, and may be evicted after that: see `Cache.lease`.
+
+    `on_progress` is called in the `workers` threads with (bytes since, bytes in all) where this call copies or
+    verifies; `on_wait` once if another process copies, with its number or None if that is unknown.
+
+    SetNotFoundError, FormatError or OSError as the source is not there, damaged or not to be read; FormatError if it
+    is another set than `digest` says; CacheError if the folder is something else than a cache; SpaceError if there is
+    too little room. Files that were finished are kept, and the same call goes on with them.
+    """
+    start = time.perf_counter()
+    storage = open_storage(src)
+    manifest = None
+    if digest is None:
+        manifest = storage.load_manifest()
+        digest = manifest.digest
+    with Cache(cache).lease(digest) as lease:
+        if manifest is None:
+            manifest = lease.manifest() or storage.load_manifest()
+        if manifest.digest != digest:
+            raise FormatError(f"{storage.name}: digest: expected {digest}, found {manifest.digest}, another set")
+        stager = Stager(
+            storage, manifest, lease, workers=workers, verify=verify, on_progress=on_progress, on_wait=on_wait
+        )
+        stager.run()
+    return StageReport(
+        path=str(lease.path),
+        source=storage.name,
+        digest=digest,
+        num_files=len(stager.files),
+        nbytes=manifest.nbytes,
+        num_copied=len(stager.copied),
+        nbytes_copied=sum(entry.nbytes for entry in stager.copied),
+        evicted=tuple(copy.digest for copy in stager.evicted),
+        seconds=time.perf_counter() - start,
+    )
+
+
+class Stager:
+    """Makes the copy that `lease` is for from `storage`: in `run`, by `workers` threads.
+
+    The lease remains the caller's, and must be held until `run` has returned. Files in `order` are copied first, as
+    they come there, behind the indexes; all others after them. Whoever reads from the source meanwhile sees by
+    `lease.has` what is there already, whichever process has copied it.
+
+    `stop` may be set by any thread: `run` then returns within the time that a piece of 8 MiB takes, or a sync that is
+    under way. It is to be set before the interpreter ends, which would wait for the threads otherwise. `on_progress`
+    and `on_wait` are those of `stage`.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        lease: Lease,
+        *,
+        order: Sequence[FileEntry] = (),
+        workers: int = 4,
+        verify: bool = False,
+        stop: threading.Event | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        on_wait: Callable[[int | None], None] | None = None,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1; found {workers}")
+        self.files = _in_order(manifest, order)
+        """All files of the set but the manifest, as they are copied."""
+        self.copied: list[FileEntry] = []
+        """By this one; whole and durable."""
+        self.evicted: list[CachedCopy] = []
+        """To make room."""
+        self._storage = storage
+        self._manifest = manifest
+        self._lease = lease
+        self._headers = _headers(manifest)
+        self._workers = workers
+        self._verify = verify
+        self._stop = stop or threading.Event()
+        self._failed = False
+        self._on_progress = on_progress
+        self._on_wait = on_wait
+        self._total = 0
+
+    def run(self) -> bool:
+        """Return when the copy is complete, be it by this process or by another: True. False if `stop` was set before.
+
+        Errors are those of `stage`.
+        """
+        self._lease.cache.sweep()
+        waiting = False
+        while not self._stop.is_set():
+            if not self._verify and self._is_complete():
+                return True
+            filling = self._lease.try_filling(_absolute(self._storage.name))
+            if filling is not None:
+                with filling:
+                    return self._fill()
+            if not waiting and self._on_wait is not None:
+                self._on_wait(self._lease.filler())
+            waiting = True
+            self._stop.wait(_POLL_SECONDS)
+        return False
+
+    def _is_complete(self) -> bool:
+        return self._lease.is_complete() and self._lease.manifest() is not None and not self._missing()
+
+    def _missing(self) -> list[FileEntry]:
+        """What is not there with the right size and header."""
+        return [entry for entry in self.files if not self._is_there(FolderStorage(self._lease.path), entry)]
+
+    def _is_there(self, copy: FolderStorage, entry: FileEntry) -> bool:
+        header = self._headers.get(entry.file)
+        path = copy.path_of(entry)
+        try:
+            os.close(open_sized(path, entry) if header is None else open_checked(path, entry, header))
+        except FormatError:
+            return False
+        return True
+
+    # --- by the one that fills ---------------------------------------------------------------------------------------
+
+    def _fill(self) -> bool:
+        folder = self._lease.path
+        if folder.exists():
+            remove_temporaries(folder)  # nobody else writes here: these are of one that was killed
+        todo = self._missing()
+        if self._verify:
+            there = [entry for entry in self.files if entry not in todo]
+            self._total += sum(entry.nbytes for entry in there)
+            sound = self._each(self._is_sound, there)
+            todo += [entry for entry in there if not sound.get(entry.file, True)]
+        if self._stop.is_set():
+            return False
+        self._make_room(todo)
+        make_folder(folder)
+        self._total += sum(entry.nbytes for entry in todo)
+        self._each(self._copy, todo)
+        if self._stop.is_set():
+            return False
+        if self._lease.manifest() is None:
+            commit_manifest(folder, self._manifest)
+        return True
+
+    def _make_room(self, todo: Sequence[FileEntry]) -> None:
+        needed = sum(entry.nbytes for entry in todo) + len(self._manifest.dumps())
+        cache = self._lease.cache
+        free = cache.free_nbytes()
+        if needed <= free:
+            return
+        # Nothing is evicted if that would not do.
+        if needed <= free + sum(copy.nbytes for copy in cache.copies() if not copy.in_use):
+            self.evicted += cache.evict(free=needed).removed
+            if needed <= cache.free_nbytes():
+                return
+        raise self._no_room(needed)
+
+    def _no_room(self, needed: int) -> SpaceError:
+        cache = self._lease.cache
+        copies = [copy for copy in cache.copies() if copy.digest != self._lease.digest]
+        held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use)))
+        unused = sum(copy.nbytes for copy in copies if not copy.in_use)
+        return SpaceError(
+            f"{cache.folder}: expected room for {needed:,} bytes, found {cache.free_nbytes():,} free, and {unused:,} in "
+            f"copies that nobody uses; in use: {held or 'no other copy'}. Finished files are kept. Make room, choose a "
+            "larger disk for the cache, or read from the source"
+        )
+
+    def _each(self, do: Callable[[FileEntry], bool], entries: Sequence[FileEntry]) -> dict[str, bool]:
+        """What `do` says of each file, by name, in `workers` threads. When one fails, the others end soon."""
+        if not entries:
+            return {}
+        with ThreadPoolExecutor(self._workers, thread_name_prefix="shardio-stage") as pool:
+            try:
+                futures = {entry.file: pool.submit(do, entry) for entry in entries}
+                done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            except BaseException:
+                self._failed = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return {name: future.result() for name, future in futures.items()}
+
+    def _ends(self) -> bool:
+        return self._failed or self._stop.is_set()
+
+    def _progress(self, nbytes: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(nbytes, self._total)
+
+    def _is_sound(self, entry: FileEntry) -> bool:
+        """Whether a file of the copy has its sha256; one that the disk no longer gives has not."""
+        try:
+            return self._pour(FolderStorage(self._lease.path), entry, None) in (entry.sha256, None)
+        except FormatError:  # it is being cut
+            return False
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+
+    def _copy(self, entry: FileEntry) -> bool:
+        """Whether that was done: not if it is to end before."""
+        path = self._lease.path / entry.file
+        found: str | None = ""
+        for _ in range(2):  # what was damaged on the way is not so again
+            try:
+                with AtomicFile(path) as file, naming(path):
+                    reserve(file.descriptor, entry.nbytes)
+                    found = self._pour(self._storage, entry, file.descriptor)
+                    if found is None:
+                        return False
+                    if found == entry.sha256:
+                        file.commit()
+                        self.copied.append(entry)
+                        return True
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise self._no_room(entry.nbytes) from error
+                raise
+            self._progress(-entry.nbytes)
+        raise FormatError(
+            f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
+            f"`shardio verify {self._storage.name}` names the samples"
+        )
+
+    def _pour(self, storage: Storage, entry: FileEntry, descriptor: int | None) -> str | None:
+        """Read a file and hash it, and write it to a descriptor on the way: its sha256, or None if it is to end before.
+
+        The GIL is free while pieces are read, hashed and written.
+        """
+        sha256 = hashlib.sha256()
+        unsynced = 0
+        sync: Future[None] | None = None
+        buffer = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes)))
+        with ThreadPoolExecutor(1, thread_name_prefix="shardio-stage-sync") as pool:  # idle before the file is closed
+            for offset in range(0, entry.nbytes, _PIECE_NBYTES):
+                if self._ends():
+                    return None
+                piece = buffer[: entry.nbytes - offset]
+                storage.read_into(entry, offset, piece)
+                sha256.update(piece)
+                if descriptor is not None:
+                    write_all(descriptor, piece)
+                    unsynced += len(piece)
+                    if unsynced >= _SYNC_NBYTES and (sync is None or sync.done()):
+                        if sync is not None:
+                            sync.result()  # raises what it has met
+                        sync, unsynced = pool.submit(os.fdatasync, descriptor), 0
+                self._progress(len(piece))
+            if sync is not None:
+                sync.result()
+        return sha256.hexdigest()
+
+
+def _absolute(name: str) -> str:
+    """Of a storage, for whoever reads it elsewhere."""
+    return name if "://" in name else os.path.abspath(name)
+
+
+def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
+    """Indexes, what is wanted first, and the rest, each file once."""
+    splits = manifest.splits.values()
+    shards = [shard for split in splits for shard in split.shards]
+    files = {entry.file: entry for entry in (*(split.index for split in splits), *order, *shards, manifest.rejects)}
+    return tuple(files.values())
+
+
+def _headers(manifest: Manifest) -> dict[str, bytes]:
+    """With which bytes each file begins; rejects.jsonl with any."""
+    headers = {split.index.file: split.index_header for split in manifest.splits.values()}
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            headers[shard.file] = shard_header(shard.num_samples, manifest.sample_shape)
+    return headers
+
+
+def _describe_use(copy: CachedCopy) -> str:
+    by = f" by process {', '.join(map(str, copy.processes))}" if copy.processes else ""
+    return f"{copy.digest[:16]} ({copy.source or 'source unknown'}), {copy.nbytes:,} bytes{by}"
