@@ -134,6 +134,9 @@ _columns_option = click.option(
 )
 
 
+_workers_option = click.option("--workers", type=click.IntRange(1), help="Cores to use.  [default: all]")
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="shardio")
 def cli() -> None:
@@ -153,7 +156,7 @@ def cli() -> None:
     """
 
 
-@cli.command(short_help="Turn a folder of images into a shard set.")
+@cli.command(short_help="Turn images into a shard set.")
 @click.argument("src", type=_folder)
 @click.argument("out", type=_folder)
 @_source_option
@@ -321,6 +324,8 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
 @cli.command(short_help="Say what convert would do.")
 @click.argument("src", type=_folder)
 @click.argument("out", type=_folder, required=False)
+@_workers_option
+@_columns_option
 @click.option("--seconds", type=click.FloatRange(0.01), default=2, show_default=True, help="To measure the rate for.")
 @_json_option
 def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
@@ -360,7 +365,7 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
 
 # What they have in common, they have from one place.
 plan.params[2:2] = [
-    option for option in convert.params if option.name in ("source", "size", "fit", "resample", "shard_size", "workers")
+    option for option in convert.params if option.name in ("source", "size", "fit", "resample", "quality", "shard_size")
 ]
 
 
@@ -442,7 +447,7 @@ def verify(out: Path, quick: bool, workers: int, as_json: bool) -> None:
 @click.argument("src", type=_folder)
 @_source_option
 @_columns_option
-@click.option("--workers", type=click.IntRange(1), help="Cores to use.  [default: all]")
+@_workers_option
 @_json_option
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     """Make what `shardio verify` finds damaged in OUT again from SRC, which it was converted from.

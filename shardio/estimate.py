@@ -18,11 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.columns import read_columns
 from shardio.decode import decode_image
 from shardio.errors import DecodeError
 from shardio.machine import usable_cores
 from shardio.parquet import ParquetOrigin
-from shardio.plan import ConvertOptions, make_plan
+from shardio.plan import ConvertOptions, Quality, make_plan
 from shardio.resize import Fit, FitMode, Resample
 from shardio.scanner import SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES
@@ -94,7 +95,9 @@ def estimate(
     size: int | tuple[int, int] = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
+    quality: Quality = "exact",
     shard_size: int = DEFAULT_SHARD_NBYTES,
+    columns: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     seconds: float = DEFAULT_SECONDS,
 ) -> Estimate:
@@ -104,14 +107,17 @@ def estimate(
     """
     src = Path(os.path.abspath(src))
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
-    options = ConvertOptions(Fit((size, size) if isinstance(size, int) else size, fit, resample), shard_size, "source")
+    options = ConvertOptions(
+        Fit((size, size) if isinstance(size, int) else size, fit, resample), shard_size, "source", quality=quality
+    )
     workers = usable_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
     collection = scan(src, source)
-    plan = make_plan(Path(os.devnull), collection, options)
+    table = None if columns is None else read_columns(Path(columns), collection.splits)
+    plan = make_plan(Path(os.devnull), collection, options, table)
     shards = Counter(task.split for task in plan.tasks)
-    rate, measured, refused = _measure(collection, options.fit, workers, seconds)
+    rate, measured, refused = _measure(collection, options, workers, seconds)
     return Estimate(
         source=collection.kind,
         num_sources=collection.num_sources,
@@ -165,8 +171,12 @@ def _free_nbytes(out: Path) -> int:
 # --- the rate ---------------------------------------------------------------------------------------------------------
 
 
-def _measure(collection: Collection, fit: Fit, workers: int, seconds: float) -> tuple[float, int, Mapping[str, int]]:
+def _measure(
+    collection: Collection, options: ConvertOptions, workers: int, seconds: float
+) -> tuple[float, int, Mapping[str, int]]:
     """(images per second of so many workers, sources tried, how many of them were refused, per reason)."""
+    fit = options.fit
+    least_size = fit.least_size if options.quality == "fast" else None
     sources = list(itertools.chain.from_iterable(collection.splits.values()))
     order = spread(len(sources))
     read: Callable[[Source], bytes | Given] = collection.origin.read
@@ -179,7 +189,8 @@ def _measure(collection: Collection, fit: Fit, workers: int, seconds: float) -> 
         try:
             data = read(source)
             assert isinstance(data, bytes)  # a path is no dataset
-            fit.apply(decode_image(data).pixels)
+            decoded = decode_image(data, least_size=least_size)
+            fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
         except DecodeError as error:
             return error.reason
         return ""

@@ -6,6 +6,7 @@ What the kernel tells is read from /proc and /sys/fs/cgroup, where they are; els
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -23,11 +24,24 @@ smbfs vastfs virtiofs wekafs yrfs
 _LOCAL_FUSE = "fuseblk"
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on: fewer than the machine has where a job scheduler binds processes."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Cores that this process may keep busy: fewer than the machine has where a job scheduler binds processes to some,
+    or a container gets the time of some. Part of a core counts as one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *(math.ceil(share) for share in _cgroups_cores(proc, cgroups))]))
+
+
+def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
+    """The time that each level above this process may take of the processor, in cores."""
+    for folder, unified in _cgroups(proc, cgroups, "cpu"):
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no such level, no such limit, or "max"
+            if unified:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+            else:
+                quota = int((folder / "cpu.cfs_quota_us").read_text())
+                period = int((folder / "cpu.cfs_period_us").read_text())
+            if quota > 0:  # -1 is no limit
+                yield quota / period
 
 
 def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
@@ -88,7 +102,18 @@ def _machine_left(proc: Path) -> Iterator[int]:
 
 
 def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
-    """What is left of each memory limit above this process: a job's limit may be set at any level."""
+    """What is left of each memory limit above this process."""
+    for folder, unified in _cgroups(proc, cgroups, "memory"):
+        if unified:
+            for limit in ("memory.max", "memory.high"):
+                yield from _left(folder, limit, "memory.current", "")
+        else:
+            yield from _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+
+def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """The folders that say what a controller allows this process, as a job's limit may be set at any level above it;
+    and whether it is one of the unified hierarchy (v2)."""
     try:
         lines = (proc / "self" / "cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -96,12 +121,10 @@ def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
-            for folder in _levels(cgroups, path):
-                for limit in ("memory.max", "memory.high"):
-                    yield from _left(folder, limit, "memory.current", "")
-        elif "memory" in controllers.split(","):
-            for folder in _levels(cgroups / "memory", path):
-                yield from _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            yield from ((folder, True) for folder in _levels(cgroups, path))
+        elif controller in controllers.split(","):
+            # Controllers that are mounted together have a link for each of them.
+            yield from ((folder, False) for folder in _levels(cgroups / controller, path))
 
 
 def _levels(root: Path, path: str) -> list[Path]:

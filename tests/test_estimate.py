@@ -36,6 +36,19 @@ def test_counts_and_sizes_are_those_of_the_set_that_a_conversion_makes(tmp_path:
     assert not found.refused
 
 
+def test_columns_and_quality_count(imagenet: Path, tmp_path: Path) -> None:
+    keys = [path.relative_to(imagenet).as_posix() for path in sorted(imagenet.rglob("*.JPEG"))]
+    columns = tmp_path / "columns.csv"
+    columns.write_text("path,area,shade\n" + "".join(f"{key},{i},0.5\n" for i, key in enumerate(keys)))
+    with_columns = estimate(imagenet, columns=columns, quality="fast", seconds=0.01)
+    assert with_columns.nbytes == estimate(imagenet, seconds=0.01).nbytes + 16 * len(keys)
+    columns.write_text("path,area\n")
+    with pytest.raises(SourceError, match="expected a row for every image"):
+        estimate(imagenet, columns=columns)
+    with pytest.raises(ValueError, match="quality must be one of exact, fast"):
+        estimate(imagenet, quality="best")  # type: ignore[arg-type]
+
+
 def test_every_storage_has_the_same_numbers(imagenet: Path, tmp_path: Path) -> None:
     def numbers(found: Estimate) -> tuple[object, ...]:
         return found.splits, found.num_classes, found.source_nbytes, found.nbytes, found.num_shards

@@ -179,3 +179,34 @@ def test_this_machine_has_memory_and_cores() -> None:
     assert found is not None
     assert 0 < found < 1 << 50
     assert usable_cores() >= 1
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max", 8), (1_600_000, 8), (300_000, 3), (250_000, 3), (1, 1), (0, 8)])
+def test_v2_cores_are_what_every_level_gives_time_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int | str, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    write(tmp_path / "proc" / "self" / "cgroup", "0::/pod/container\n")
+    assert usable_cores(tmp_path / "proc", tmp_path / "cgroup") == 8
+    for level in ("", "pod", "pod/container"):
+        write(tmp_path / "cgroup" / level / "cpu.max", f"{quota} 100000\n")
+        assert usable_cores(tmp_path / "proc", tmp_path / "cgroup") == cores
+        write(tmp_path / "cgroup" / level / "cpu.max", "max 100000\n")
+
+
+@pytest.mark.parametrize(("quota", "period", "cores"), [(-1, 100_000, 8), (200_000, 100_000, 2), (50_000, 20_000, 3)])
+def test_v1_cores_are_what_every_level_gives_time_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: int, period: int, cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    write(tmp_path / "proc" / "self" / "cgroup", "9:cpu,cpuacct:/docker/0123\n0::/\n")
+    write(tmp_path / "cgroup" / "cpu" / "docker" / "0123" / "cpu.cfs_quota_us", f"{quota}\n")
+    write(tmp_path / "cgroup" / "cpu" / "docker" / "0123" / "cpu.cfs_period_us", f"{period}\n")
+    assert usable_cores(tmp_path / "proc", tmp_path / "cgroup") == cores
+
+
+def test_limits_of_cores_that_make_no_sense_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "proc" / "self" / "cgroup", "9:cpu:/\n0::/\n")
+    write(tmp_path / "cgroup" / "cpu.max", "100000 0\n")
+    write(tmp_path / "cgroup" / "cpu" / "cpu.cfs_quota_us", "many\n")
+    assert usable_cores(tmp_path / "proc", tmp_path / "cgroup") == usable_cores(tmp_path / "none", tmp_path / "none")
