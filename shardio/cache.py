@@ -324,7 +324,10 @@ class Lease(_Held):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
         except PermissionError as error:  # one may still wait for the other user to have filled it
-            refused, descriptor = error, os.open(path, os.O_RDONLY | flags)
+            try:
+                refused, descriptor = error, os.open(path, os.O_RDONLY | flags)
+            except FileNotFoundError:
+                raise error from None
         filling = Filling(descriptor)
         try:
             if not _try_lock(descriptor):

@@ -225,7 +225,7 @@ class Stager:
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use)))
         unused = sum(copy.nbytes for copy in copies if not copy.in_use)
         return SpaceError(
-            f"{cache.folder}: expected room for {needed:,} bytes, found {cache.free_nbytes():,} free, and {unused:,} in "
+            f"{cache.folder}: expected room for {needed:,} bytes, found {cache.free_nbytes():,} free, {unused:,} in "
             f"copies that nobody uses; in use: {held or 'no other copy'}. Finished files are kept. Make room, choose a "
             "larger disk for the cache, or read from the source"
         )
@@ -234,9 +234,17 @@ class Stager:
         """What `do` says of each file, by name, in `workers` threads. When one fails, the others end soon."""
         if not entries:
             return {}
+
+        def attempt(entry: FileEntry) -> bool:
+            try:
+                return not self._ends() and do(entry)
+            except BaseException:
+                self._failed = True
+                raise
+
         with ThreadPoolExecutor(self._workers, thread_name_prefix="shardio-stage") as pool:
             try:
-                futures = {entry.file: pool.submit(do, entry) for entry in entries}
+                futures = {entry.file: pool.submit(attempt, entry) for entry in entries}
                 done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
