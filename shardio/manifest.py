@@ -375,6 +375,12 @@ def parse_manifest(data: bytes) -> Manifest:
     return manifest
 
 
+def check_manifest_nbytes(path: str | Path, nbytes: int) -> None:
+    """FormatError if the file is larger than any manifest: before it is read."""
+    if nbytes > MAX_MANIFEST_NBYTES:
+        raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
+
+
 def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """The manifest of the set in `folder`. SetNotFoundError if there is none, FormatError if it is not sound."""
     path = Path(folder) / MANIFEST_NAME
@@ -382,8 +388,7 @@ def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
         raise SetNotFoundError(f"{path}: not found: {_what_is_there(Path(folder))}")
     descriptor, nbytes = open_regular(path)
     with naming(path), os.fdopen(descriptor, "rb") as file:
-        if nbytes > MAX_MANIFEST_NBYTES:
-            raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
+        check_manifest_nbytes(path, nbytes)
         # One byte more than allowed is asked for: the file may have grown since.
         data = file.read(MAX_MANIFEST_NBYTES + 1)
     try:

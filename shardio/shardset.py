@@ -29,6 +29,7 @@ from shardio.format import (
 )
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.mapping import RowMapping, advise_random, resident_share, will_need
+from shardio.places import find_folder
 from shardio.rowcopy import copy_rows, copy_windows
 
 # Before what storage did not give is asked for again: a server that restarts, a path that fails over come back.
@@ -45,10 +46,11 @@ class Sample(NamedTuple):
 
 
 def open_shards(path: str | os.PathLike[str], split: str = "train") -> ShardSet:
-    """Open one split of the set in the folder `path`.
+    """Open one split of the set in the folder `path`, or of that name in the catalogue (`shardio.places`).
 
     SetNotFoundError if there is no set or no such split; FormatError if any file is not what the manifest says.
     """
+    path = find_folder(path)
     return ShardSet(Path(path), load_manifest(path), split)
 
 

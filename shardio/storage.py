@@ -13,6 +13,8 @@ from typing import Protocol
 
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.openfiles import OpenFiles, most_open
+from shardio.places import candidates, catalogue_roots, holds_set, is_url, not_in_catalogue
+from shardio.remote import RemoteStorage
 from shardio.shardset import RETRY_SECONDS, TRANSIENT, check_not_cut, open_sized, reading_failed
 
 
@@ -20,7 +22,7 @@ class Storage(Protocol):
     """Read-only, and thread safe."""
 
     name: str
-    """The folder or URL, for people to read and to open it again."""
+    """The folder or URL, for people to read: credentials in a URL are left out."""
 
     def load_manifest(self) -> Manifest:
         """SetNotFoundError if there is none, FormatError if it is not sound, OSError if it cannot be read."""
@@ -92,5 +94,22 @@ def _open_sized(file: tuple[str, FileEntry]) -> int:
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
-    """The storage that a path or a URL names. Nothing is looked at yet."""
-    return FolderStorage(place)
+    """The storage of the set that a path, a URL or a name in the catalogue (`shardio.places`) stands for.
+
+    Nothing of the set is looked at yet; only a name is looked for, in folders and URLs alike. SetNotFoundError if no
+    root has it, or if a package is missing that the URL takes; OSError if a root that may have it cannot be asked.
+    """
+    found = candidates(place)
+    if found == [os.fspath(place)]:
+        return _storage_at(found[0])
+    for candidate in found:
+        storage = _storage_at(candidate)
+        if storage.is_published() if isinstance(storage, RemoteStorage) else holds_set(candidate):
+            return storage
+    raise not_in_catalogue(os.fspath(place), catalogue_roots())
+
+
+def _storage_at(place: str) -> Storage:
+    if place.startswith("file://"):
+        return FolderStorage(place.removeprefix("file://"))
+    return RemoteStorage(place) if is_url(place) else FolderStorage(place)

@@ -40,6 +40,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "runfile": (1, "c"),
     "parts": (1, "c"),
     "manifest": (2, "b"),
+    "places": (2, "t"),
     "order": (2, "t"),
     "crop": (2, "t"),
     "sampler": (3, "t"),
@@ -50,6 +51,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "ring": (2, "t"),
     "decode": (2, "c"),
     "shardset": (3, "t"),
+    "remote": (3, "t"),
     "resize": (3, "c"),
     "sources": (3, "c"),
     "arrow": (2, "c"),
@@ -177,6 +179,7 @@ def test_what_both_halves_share_depends_on_neither() -> None:
         ("scipy", {"ilsvrc"}),
         ("distributed", {"dask_cluster"}),
         ("pyarrow", {"arrow"}),
+        ("fsspec", {"remote"}),
     ],
 )
 def test_a_heavy_package_is_imported_only_where_it_is_wanted(package: str, allowed: set[str]) -> None:
