@@ -22,19 +22,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.cache import Cache
+from shardio.cache import Cache, Lease
 from shardio.crop import Windows
 from shardio.engine import Io, check_io, make_reader
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.manifest import ShardEntry, Split
 from shardio.readers import ReadCounts, Reader, Tally
 from shardio.shardset import ShardSet, open_shards
-from shardio.stagedset import StagedSet
-from shardio.staging import Stager
-from shardio.storage import open_storage
+from shardio.stagedset import StagedSet, StorageReader
+from shardio.staging import Stager, take_lease
+from shardio.storage import Storage, open_storage
 
-# Reading from afar is waiting for a server that answers many requests at a time, and each of them late.
-_NUM_THREADS = 16
 # The index comes first, and opening waits for it.
 _POLL_SECONDS = 0.02
 # Batches at the beginning of the order by which shards are sorted. With a global shuffle the first few need them all.
@@ -58,7 +56,7 @@ class _State:
 class StagedReader:
     """Reads a StagedSet; from the epoch on that finds the copy complete, with the reader that `settle` makes for it."""
 
-    num_threads = _NUM_THREADS
+    num_threads = StorageReader.num_threads
 
     def __init__(self, shards: StagedSet, settle: Callable[[], Reader | None]) -> None:
         self.name = "staged"
@@ -67,6 +65,7 @@ class StagedReader:
         self._settled: Reader | None = None
         self._tally = Tally()
         self.labels_of = shards.labels_of
+        self.column_of = shards.column_of
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         if self._settled is not None:
@@ -93,14 +92,30 @@ class StagedReader:
             self._settled.close()
 
 
+class _SecondReader(StorageReader):
+    """Reads samples from the storage, and throws the shards away in which the copy has them: they were damaged there.
+
+    Whoever has mapped such a shard keeps it, and who asks for the copy next copies it again.
+    """
+
+    def __init__(self, shards: ShardSet, storage: Storage, lease: Lease) -> None:
+        super().__init__(shards, storage)
+        self._lease = lease
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        super().read(indices, out, windows)
+        for number in np.unique(self._shards.locate(indices)[0]).tolist():
+            with contextlib.suppress(OSError):  # it is gone already, or not ours to remove
+                (self._lease.path / self._shards.manifest.splits[self._shards.split].shards[number].file).unlink()
+
+
 class CachedSplit:
     """The split `split` of the set `place`, a folder or URL, by way of the cache in the folder `cache`.
 
     When this is made it holds a lease and knows the manifest. `open` then begins to stage, if need be, and opens the
     split. `close` ends both; it also runs when this is forgotten. To be used by one thread.
 
-    With a whole `digest`, which pins the set, the storage is not even looked at if the copy is complete. Otherwise
-    errors are those of `Storage.load_manifest` and `Cache.lease`; FormatError if it is another set than `digest` says.
+    `digest` and errors are those of `take_lease`; SetNotFoundError if there is no such split.
     """
 
     def __init__(
@@ -115,22 +130,13 @@ class CachedSplit:
         self._close = weakref.finalize(self, _close, self._stop, self._threads, held)
         held.callback(self._storage.close)
         try:
-            lease = manifest = None
-            if digest is not None:
-                lease = held.enter_context(Cache(cache).lease(digest))
-                manifest = lease.manifest()
-            if manifest is None:
-                manifest = self._storage.load_manifest()
-                if digest not in (None, manifest.digest):
-                    raise FormatError(
-                        f"{self._storage.name}: digest: expected {digest}, found {manifest.digest}: this is another set"
-                    )
+            self._lease, manifest = take_lease(self._storage, Cache(cache), digest)
+            held.enter_context(self._lease)
             if split not in manifest.splits:
                 raise SetNotFoundError(
                     f"{self._storage.name}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}"
                 )
             self.manifest = manifest
-            self._lease = lease or held.enter_context(Cache(cache).lease(manifest.digest))
         except BaseException:
             self.close()
             raise
@@ -170,12 +176,19 @@ class CachedSplit:
         lease, split = self._lease, self.split
 
         def settle() -> Reader | None:
-            return make_reader(open_shards(lease.path, split), io, num_samples)[0] if lease.is_complete() else None
+            if lease.is_complete():
+                with contextlib.suppress(FormatError):  # of a file that is being copied again
+                    return make_reader(open_shards(lease.path, split), io, num_samples)[0]
+            return None
 
         return StagedReader(shards, settle), (
             f"{self._storage.name} is being copied to {lease.path}: what has not come is read from there; the epoch "
             f"after it is complete reads it as io={io!r} says"
         )
+
+    def make_second(self, shards: ShardSet) -> Reader:
+        """What reads samples again that were damaged in the copy."""
+        return _SecondReader(shards, self._storage, self._lease)
 
     def describe(self, shards: ShardSet) -> dict[str, Any]:
         """How far the copy is: `state` in words, its `path`, and how many `shards` of the split are `shards_here`."""

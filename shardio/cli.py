@@ -58,6 +58,14 @@ def _parse_max_bad(text: str) -> int | float:
     return int(match[1]) if match[1] else float(match[2]) / 100
 
 
+def _parse_share(text: str) -> float:
+    match = re.fullmatch(r"(\d*\.?\d+)(%?)", text)
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share <= 1:
+        raise ValueError("a share such as 5% or 0.05, more than 0 and at most 100%")
+    return share
+
+
 def _parse_count(text: str, least: int = 1) -> int:
     if not re.fullmatch(r"\d+", text) or int(text) < least:
         raise ValueError(f"numbers from {least} on, such as 1,2,4")
@@ -415,9 +423,17 @@ def info(out: Path, as_json: bool) -> None:
 @cli.command(short_help="Check a set against its checksums.")
 @click.argument("out", type=_folder)
 @click.option("--quick", is_flag=True, help="Only sizes and headers, which takes no time.")
+@click.option(
+    "--subset",
+    callback=_parsed(_parse_share),
+    metavar="P%",
+    help="Of the shards, read only this share of the samples, at random: for routine checks of large sets.",
+)
+@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="Of the subset.  [default: a new one, printed]")
+@click.option("--digest", metavar="HEX", help="Of the set that it must be, or its first 12 digits or more.")
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Files to read at a time.")
 @_json_option
-def verify(out: Path, quick: bool, workers: int, as_json: bool) -> None:
+def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
     """Check the set in OUT against its checksums, and name every damaged file and sample.
 
     Exit code 1 if anything is damaged.
@@ -430,13 +446,15 @@ def verify(out: Path, quick: bool, workers: int, as_json: bool) -> None:
             bar.total = total
             bar.update(nbytes)
 
-        report = verifier.verify(out, quick=quick, workers=workers, on_progress=show)
+        report = verifier.verify(out, quick=quick, on_progress=show, **options)
     if as_json:
         _print_json({**dataclasses.asdict(report), "ok": report.ok})
     else:
         for problem in report.problems:
             click.echo(f"damaged: {problem.detail}")
         what = "sizes and headers" if quick else "every checksum"
+        if report.subset is not None:
+            what = f"{report.subset.num_samples:,} samples (seed {report.subset.seed}), sizes, headers and indexes"
         verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
         click.echo(f"{out}: {verdict}: {what} of {report.num_files:,} files, {_bytes(report.nbytes)}")
     sys.exit(0 if report.ok else 1)

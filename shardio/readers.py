@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,12 +67,18 @@ class ReadCounts(NamedTuple):
 class Reader(Protocol):
     """Reads samples of one set. Thread safe."""
 
-    name: str
     num_threads: int
     """Threads that should read at the same time, at least."""
 
+    @property
+    def name(self) -> str:
+        """What `stats()` calls it."""
+
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The labels of samples that exist. OSError if the storage fails."""
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """A column of the index for samples that exist: a copy. OSError if the storage fails."""
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """Copy the samples `indices`, or a window of each, as ShardSet.gather does. OSError if the storage fails."""
@@ -119,6 +125,7 @@ class MappedReader:
         self._tally = Tally()
         self._announced = False
         self.labels_of = shards.labels_of
+        self.column_of = shards.column_of
         shards.expect_random_reads()
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
@@ -204,22 +211,28 @@ class FileReader:
         files.append(_File(shards.path_of(split.index), split.index, split.index_header, False))
         self._entries = files
         self._files = OpenFiles(partial(_open_one, files), min(len(files), most_open()))
-        self._index_stride = split.index.dtype.itemsize  # a row begins with its label
+        self._index_stride = split.index.dtype.itemsize
+        # Of a row of the index: each field's type, and its first byte.
+        self._fields = {name: (field[0], field[1]) for name, field in (split.index.dtype.fields or {}).items()}
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.column_of("label", indices)
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Read by the samples' rows of the index, so that opening costs the same for any number of samples."""
-        labels = np.empty(len(indices), np.dtype("<i8"))
-        offsets = HEADER_NBYTES + np.asarray(indices, np.int64) * self._index_stride
+        cell_dtype, start = self._fields[name]
+        column = np.empty(len(indices), cell_dtype)
+        cells = column.view(np.uint8).reshape(len(column), column.itemsize)
+        offsets = HEADER_NBYTES + np.asarray(indices, np.int64) * self._index_stride + start
         done = 0
         if _rowread is not None:
             file = self._files.get(self._index_number)
-            places = np.arange(len(labels)) * labels.itemsize
-            done = _rowread.read_rows(file.descriptor, offsets, places, labels.itemsize, labels, False)
+            places = np.arange(len(column)) * column.itemsize
+            done = _rowread.read_rows(file.descriptor, offsets, places, column.itemsize, cells, False)
             del file
-        cells = labels.view(np.uint8).reshape(len(labels), labels.itemsize)
         for cell, offset in zip(cells[done:], offsets[done:].tolist(), strict=True):
             self._fill(self._index_number, [cell], offset, len(cell))
-        return labels
+        return column
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         indices = self._shards.check_request(indices, out, windows)
@@ -368,7 +381,9 @@ class FileReader:
 
     def _explained(self, error: OSError, number: int, offset: int, attempts: int) -> OSError:
         if number == self._index_number:
-            what = f"the label of sample {(offset - HEADER_NBYTES) // self._index_stride}"
+            row, at = divmod(offset - HEADER_NBYTES, self._index_stride)
+            name = next(name for name, (kind, start) in self._fields.items() if start <= at < start + kind.itemsize)
+            what = f"the {name} of sample {row}"
         else:
             position = max(0, offset - HEADER_NBYTES) // self._row_nbytes
             what = f"sample {self._shards.first_samples[number] + position}"

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format import MANIFEST_NAME
-from shardio.manifest import FileEntry, Manifest, check_manifest_nbytes, parse_manifest
+from shardio.manifest import FileEntry, Manifest, check_digest, check_manifest_nbytes, parse_manifest
 from shardio.places import join_place, without_credentials, without_credentials_in
 
 # A throttled or restarting server is back within a minute, or something is wrong with it.
@@ -57,7 +57,7 @@ _filesystems: dict[tuple[int, str, str], Any] = {}
 
 
 class RemoteStorage:
-    """A set that a URL names: a `shardio.storage.Storage`. Thread safe, and usable after a fork.
+    """A set that a URL names: a `shardio.storage.Storage`. Thread safe, picklable, and usable after a fork.
 
     How to reach it (endpoint, credentials, proxy) is said as fsspec and its filesystems have it: in the environment
     (AWS_PROFILE, AWS_ENDPOINT_URL, FSSPEC_S3_ANON, ...) or in their configuration files.
@@ -72,7 +72,7 @@ class RemoteStorage:
         self._gives_ranges = not url.lower().startswith(("http://", "https://"))
         _filesystem(url)
 
-    def load_manifest(self) -> Manifest:
+    def load_manifest(self, digest: str | None = None) -> Manifest:
         path = join_place(self.name, MANIFEST_NAME)
         try:
             nbytes = self._size_of(MANIFEST_NAME)
@@ -82,7 +82,9 @@ class RemoteStorage:
         except FileNotFoundError:
             raise SetNotFoundError(f"{path}: not found: no shard set is published there") from None
         try:
-            return parse_manifest(bytes(data))
+            manifest = parse_manifest(bytes(data))
+            check_digest(manifest, digest)
+            return manifest
         except FormatError as error:
             raise FormatError(f"{path}: {error}") from None
 

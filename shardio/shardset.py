@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,13 +45,16 @@ class Sample(NamedTuple):
     label: int
 
 
-def open_shards(path: str | os.PathLike[str], split: str = "train") -> ShardSet:
+def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
     """Open one split of the set in the folder `path`, or of that name in the catalogue (`shardio.places`).
 
-    SetNotFoundError if there is no set or no such split; FormatError if any file is not what the manifest says.
+
+    `digest` pins the content, all of the set's splits: the digest that `shardio info` prints, or its first 12 digits or
+    more. SetNotFoundError if there is no set or no such split; FormatError if it is another set than the pinned one, or
+    if any file is not what the manifest says.
     """
     path = find_folder(path)
-    return ShardSet(Path(path), load_manifest(path), split)
+    return ShardSet(Path(path), load_manifest(path, digest), split)
 
 
 def open_sized(path: str | Path, entry: FileEntry) -> int:
@@ -316,32 +319,39 @@ class ShardSet(Sequence[Sample]):
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The labels of these samples, which must exist: int64, the caller's own. Errors are those of `gather`."""
-        rows = np.empty((len(indices), self._table.shape[1]), np.uint8)
-        self._insist(lambda done: copy_rows(self._table, indices[done:], rows[done:]), indices, self._split.index)
-        labels: NDArray[np.int64] = rows.view(self.index.dtype)["label"][:, 0]
-        return labels
+        return self.column_of("label", indices)
 
-    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], table: FileEntry | None = None) -> None:
-        """Have `copy` copy something for each of these samples: from their shards, or from the file `table`.
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """A column of the index for these samples, which must exist: a copy. Errors are those of `gather`.
+
+        `index[name]` is a view of the mapping instead, where a page that cannot be had ends the process.
+        """
+        rows = np.empty((len(indices), self._table.shape[1]), np.uint8)
+        self._insist(lambda done: copy_rows(self._table, indices[done:], rows[done:]), indices, name)
+        column: NDArray[Any] = rows.view(self.index.dtype)[name][:, 0]
+        return column
+
+    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], column: str | None = None) -> None:
+        """Have `copy` copy something for each of these samples: from their shards, or a column from the index.
 
         It is called with how many are done, and says how many more it did: all of them, unless storage failed.
         """
         done = failures = 0
         while (done := done + copy(done)) < len(indices):
-            failure = self._failure(int(indices[done]), table, failures + 1)
+            failure = self._failure(int(indices[done]), column, failures + 1)
             if failures == len(RETRY_SECONDS):
                 raise failure
             time.sleep(RETRY_SECONDS[failures])
             failures += 1
 
-    def _failure(self, index: int, table: FileEntry | None, attempts: int) -> OSError:
+    def _failure(self, index: int, column: str | None, attempts: int) -> OSError:
         """Why a page cannot be had: a fault does not tell, but reading the file does. FormatError if it was cut."""
-        if table is None:
+        if column is None:
             (shard,), (offset,) = (found.tolist() for found in self.locate(np.array([index])))
             entry: FileEntry = self._split.shards[shard]
             what, nbytes = f"sample {index}", self._rows.shape[1]
         else:
-            entry, what, nbytes = table, f"the label of sample {index}", self._table.shape[1]
+            entry, what, nbytes = self._split.index, f"the {column} of sample {index}", self._table.shape[1]
             offset = HEADER_NBYTES + index * nbytes
         path = self.path_of(entry)
         descriptor, found = open_regular(path)

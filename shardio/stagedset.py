@@ -20,6 +20,7 @@ from shardio.crop import Windows
 from shardio.errors import FormatError
 from shardio.files import write_all
 from shardio.manifest import FileEntry, Manifest
+from shardio.readers import ReadCounts, Tally
 from shardio.shardset import Sample, ShardSet
 from shardio.storage import Storage
 
@@ -129,22 +130,54 @@ class StagedSet(ShardSet):
         for row, image in zip(here.tolist(), pixels, strict=True):
             out[row] = image
         for row in np.flatnonzero(away).tolist():
-            some = slice(row, row + 1)
-            self._fetch(int(indices[row]), out[row], None if windows is None else windows[some])
+            window = None if windows is None else windows[row : row + 1]
+            _fetch(self, self._storage, int(indices[row]), out[row], window)
 
-    def _fetch(self, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
-        """Read one sample, or of its window's lines, from the storage."""
-        (shard,), (offset,) = (found.tolist() for found in self.locate(np.array([index])))
-        entry = self._split.shards[shard]
-        try:
-            if window is None:
-                self._storage.read_into(entry, offset, image.data.cast("B"))
-                return
-            _, width, channels = self.sample_shape
-            lines = np.empty((window.height, width, channels), np.uint8)
-            start = offset + int(window.tops[0]) * width * channels
-            self._storage.read_into(entry, start, lines.data.cast("B"))
-        except OSError as error:
-            raise OSError(error.errno, f"sample {index}: {error.strerror}", error.filename) from None
-        left = int(window.lefts[0])
-        np.copyto(image, lines[:, left : left + window.width])
+
+class StorageReader:
+    """Reads samples of `shards`, one after the other, from the storage, whatever is mapped. Thread safe."""
+
+    name = "storage"
+    num_threads = 16  # who wait for a server that answers many requests at a time, and each of them late
+
+    def __init__(self, shards: ShardSet, storage: Storage) -> None:
+        self._shards = shards
+        self._storage = storage
+        self._tally = Tally()
+        self.labels_of = shards.labels_of
+        self.column_of = shards.column_of
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        indices = self._shards.check_request(indices, out, windows)
+        for row, index in enumerate(indices.tolist()):
+            _fetch(self._shards, self._storage, index, out[row], None if windows is None else windows[row : row + 1])
+        self._tally.add(out.nbytes)
+
+    def reads_ahead(self) -> bool:
+        return False
+
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+        """Nothing: the threads have requests under way all the time."""
+
+    def counts(self) -> ReadCounts:
+        return self._tally.counts()
+
+    def close(self) -> None:
+        """Nothing to give back: the storage is somebody else's."""
+
+
+def _fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
+    """Read one sample, or of its window's lines, from the storage."""
+    (shard,), (offset,) = (found.tolist() for found in shards.locate(np.array([index])))
+    entry = shards.manifest.splits[shards.split].shards[shard]
+    try:
+        if window is None:
+            storage.read_into(entry, offset, image.data.cast("B"))
+            return
+        _, width, channels = shards.sample_shape
+        lines = np.empty((window.height, width, channels), np.uint8)
+        storage.read_into(entry, offset + int(window.tops[0]) * width * channels, lines.data.cast("B"))
+    except OSError as error:
+        raise OSError(error.errno, f"sample {index}: {error.strerror}", error.filename) from None
+    left = int(window.lefts[0])
+    np.copyto(image, lines[:, left : left + window.width])

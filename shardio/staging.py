@@ -7,6 +7,7 @@ that are there when the first is killed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -20,7 +21,7 @@ from shardio.cache import Cache, CachedCopy, Lease
 from shardio.errors import FormatError, SpaceError
 from shardio.files import AtomicFile, make_folder, naming, remove_temporaries, reserve, write_all
 from shardio.format import shard_header
-from shardio.manifest import FileEntry, Manifest, commit_manifest
+from shardio.manifest import FileEntry, Manifest, commit_manifest, is_digest
 from shardio.shardset import open_checked, open_sized
 from shardio.storage import FolderStorage, Storage, open_storage
 
@@ -75,15 +76,8 @@ def stage(
     """
     start = time.perf_counter()
     storage = open_storage(src)
-    manifest = None
-    if digest is None:
-        manifest = storage.load_manifest()
-        digest = manifest.digest
-    with Cache(cache).lease(digest) as lease:
-        if manifest is None:
-            manifest = lease.manifest() or storage.load_manifest()
-        if manifest.digest != digest:
-            raise FormatError(f"{storage.name}: digest: expected {digest}, found {manifest.digest}, another set")
+    lease, manifest = take_lease(storage, Cache(cache), digest)
+    with contextlib.closing(storage), lease:
         stager = Stager(
             storage, manifest, lease, workers=workers, verify=verify, on_progress=on_progress, on_wait=on_wait
         )
@@ -91,7 +85,7 @@ def stage(
     return StageReport(
         path=str(lease.path),
         source=storage.name,
-        digest=digest,
+        digest=manifest.digest,
         num_files=len(stager.files),
         nbytes=manifest.nbytes,
         num_copied=len(stager.copied),
@@ -99,6 +93,23 @@ def stage(
         evicted=tuple(copy.digest for copy in stager.evicted),
         seconds=time.perf_counter() - start,
     )
+
+
+def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tuple[Lease, Manifest]:
+    """A lease on the copy of the set in `storage`, which need not be there yet, and the set's manifest.
+
+    `digest` is what `check_digest` takes. If it is whole, and the copy complete, the storage is not looked at. Errors
+    are those of `Storage.load_manifest` and `Cache.lease`.
+    """
+    if digest is None or not is_digest(digest):
+        manifest = storage.load_manifest(digest)
+        return cache.lease(manifest.digest), manifest
+    lease = cache.lease(digest)
+    try:
+        return lease, lease.manifest() or storage.load_manifest(digest)
+    except BaseException:
+        lease.close()
+        raise
 
 
 class Stager:

@@ -24,8 +24,8 @@ class Storage(Protocol):
     name: str
     """The folder or URL, for people to read: credentials in a URL are left out."""
 
-    def load_manifest(self) -> Manifest:
-        """SetNotFoundError if there is none, FormatError if it is not sound, OSError if it cannot be read."""
+    def load_manifest(self, digest: str | None = None) -> Manifest:
+        """As `manifest.load_manifest`; OSError if it cannot be read."""
 
     def path_of(self, entry: FileEntry) -> str:
         """What to call one of the set's files in a message."""
@@ -52,8 +52,8 @@ class FolderStorage:
         self._folder = os.path.abspath(folder)  # wherever the process may go
         self._files: OpenFiles[tuple[str, FileEntry]] = OpenFiles(_open_sized, most_open())
 
-    def load_manifest(self) -> Manifest:
-        return load_manifest(self._folder)
+    def load_manifest(self, digest: str | None = None) -> Manifest:
+        return load_manifest(self._folder, digest)
 
     def path_of(self, entry: FileEntry) -> str:
         return f"{self._folder}/{entry.file}"

@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import sample_pixels
 
-from shardio import cached, stagedset, staging
+from shardio import stagedset, staging
 from shardio.cache import Cache
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.loader import ShardLoader
@@ -212,16 +212,49 @@ def test_a_source_that_is_gone_does_not_matter_to_who_pins_a_complete_copy(src: 
     shutil.rmtree(src)
     with pytest.raises(SetNotFoundError):
         loaded(src, cache)
-    split = cached.CachedSplit(src, cache, "train", digest)
-    assert len(split.open()) == NUM_SAMPLES
-    split.close()
+    with loaded(src, cache, digest=digest) as loader:
+        read_epoch(loader)
+
+
+def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(src: Path, cache: Path) -> None:
+    path = Path(staging.stage(src, cache).path)
+    with open(path / "train-00003.npy", "r+b") as file:
+        file.seek(4096 + 90)
+        file.write(b"other")
+    with loaded(src, cache, check="sample") as loader:
+        read_epoch(loader)
+        assert loader.stats()["read_retries"] > 0
+        assert not loader.damaged
+    assert not (path / "train-00003.npy").exists()
+    with loaded(src, cache, check="sample") as loader:
+        read_epoch(loader)
+        wait_for(loader)
+        read_epoch(loader)
+        assert loader.stats()["read_retries"] == 0
+    assert (path / "train-00003.npy").read_bytes() == (src / "train-00003.npy").read_bytes()
+
+
+def test_what_is_damaged_in_the_source_is_found_while_the_copy_is_made(src: Path, cache: Path, gate: Gate) -> None:
+    with open(src / "train-00003.npy", "r+b") as file:
+        file.seek(4096 + 90)
+        file.write(b"other")
+    with loaded(src, cache, check="sample", on_damage="skip") as loader:
+        with pytest.warns(RuntimeWarning, match="sample 31 is damaged"):
+            batches = list(loader)
+        assert loader.damaged == [31]
+        assert len(batches) == 11
+        gate.opened.set()
 
 
 def test_what_cannot_be_opened_leaves_no_lease(src: Path, cache: Path, tmp_path: Path) -> None:
     with pytest.raises(SetNotFoundError, match="expected a split 'test', found train"):
         loaded(src, cache, split="test")
     with pytest.raises(FormatError, match=r"expected 0000.*, found .*: this is another set"):
-        cached.CachedSplit(src, cache, "train", "0" * 64)
+        loaded(src, cache, digest="0" * 64)
+    with pytest.raises(FormatError, match=r"expected 000000000000, found .*: this is another set"):
+        loaded(src, cache, digest="0" * 12)
+    with pytest.raises(ValueError, match="digest must be the 64 lower-case"):
+        loaded(src, cache, digest="latest")
     with pytest.raises(ValueError, match="io must be one of"):
         loaded(src, cache, io="fast")
     with pytest.raises(ValueError, match="at least one batch"):

@@ -20,6 +20,7 @@ ENTRY_POINTS = {"__init__", "__main__"}
 LAYERS: dict[str, tuple[int, str]] = {
     "errors": (0, "b"),
     "version": (0, "b"),
+    "checksum": (0, "b"),
     "counter_rng": (0, "t"),
     "_rowcopy": (0, "t"),
     "_rowread": (0, "t"),
@@ -75,6 +76,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "labels": (5, "c"),
     "duplicates": (4, "c"),
     "engine": (5, "t"),
+    "damage": (5, "t"),
     "gather": (5, "t"),
     "cuda": (5, "t"),
     "limits": (5, "t"),

@@ -147,6 +147,21 @@ def test_labels_of_many_samples_are_right(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_every_column_of_the_index_can_be_read(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = open_shards(make_set(40, (1, 1, 1)))
+    indices = np.array([39, 0, 7, 7, 21])
+    for native in (shardio.readers._rowread, None):
+        monkeypatch.setattr(shardio.readers, "_rowread", native)
+        reader = reader_of(shards, engine)
+        for name in shards.index.dtype.names or ():
+            expected = shards.index[name][indices]
+            np.testing.assert_array_equal(reader.column_of(name, indices), expected, strict=True)
+            assert len(reader.column_of(name, indices[:0])) == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_eight_threads_at_once_get_their_own_samples(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -668,6 +683,8 @@ def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
     with pytest.raises(OSError, match=r"reading the label of sample 7 at byte \d+ failed \(attempts: 4\)") as caught:
         reader.labels_of(np.array([7]))
     assert caught.value.filename == str(path / "train-index.npy")
+    with pytest.raises(OSError, match=r"reading the crc32 of sample 19 at byte \d+ failed"):
+        reader.column_of("crc32", np.array([19]))
     faults.rest = None
     faults.plan = [failure(errno.EIO), failure(errno.ESTALE)]
     assert np.array_equal(reader.labels_of(np.arange(20)), expected)
