@@ -374,15 +374,20 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
     make_folder(out)
     make_folder(work)
     here = {**plan.describe(), "libraries": library_versions()}
+    began = True
     try:
         write_atomic(work / _PLAN_NAME, json.dumps(here).encode("ascii"), replace=False)
     except FileExistsError:
+        began = False
         try:
             with naming(work / _PLAN_NAME):
                 there = json.loads((work / _PLAN_NAME).read_bytes())
         except ValueError:
             there = {}
         if changed := difference(there, here):
+            # That may be of one who is about to find out what we find out here.
+            if (manifest := _published(plan, out)) is not None:
+                return manifest
             raise ConvertError(
                 f"{out}: holds an unfinished conversion of another kind ({changed}). Finish that one with its own "
                 "options, or remove the folder, or convert into a new one"
@@ -390,7 +395,12 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
     for folder in (out, work):
         sweep_temporaries(folder)
     # A conversion that began before ours may have been published, and its plan removed, since we looked for a set.
-    return _published(plan, out)
+    try:
+        return _published(plan, out)
+    except ConvertError:
+        if began:
+            shutil.rmtree(work, ignore_errors=True)
+        raise
 
 
 def _clean_up(out: Path, sweep: Callable[[Path], object]) -> None:

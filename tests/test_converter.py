@@ -1031,6 +1031,42 @@ def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
     assert hashes(out) == finished
 
 
+def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Have this done when the next conversion has found its folder empty, before it claims it."""
+    real = converter.make_folder
+
+    def after_the_other(folder: Path) -> None:
+        monkeypatch.setattr(converter, "make_folder", real)
+        do()
+        real(folder)
+
+    monkeypatch.setattr(converter, "make_folder", after_the_other)
+
+
+def test_a_conversion_that_comes_too_late_for_a_folder_leaves_nothing_there(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile(monkeypatch, lambda: convert(image_tree, out, **OPTIONS))
+    with pytest.raises(ConvertError, match="holds a finished set of another conversion"):
+        convert(image_tree, out, **{**OPTIONS, "seed": 7})
+    assert hashes(out) == finished
+    assert not (out / ".convert").exists()
+
+
+def test_the_plan_of_one_who_came_too_late_does_not_keep_others_from_the_set(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def do() -> None:
+        convert(image_tree, out, **OPTIONS)
+        (out / ".convert").mkdir()
+        (out / ".convert" / "plan.json").write_text('{"seed": 7}')
+
+    meanwhile(monkeypatch, do)
+    assert convert(image_tree, out, **OPTIONS).num_converted == 0
+    assert hashes(out) == finished
+    assert not (out / ".convert").exists()
+
+
 def test_an_orphan_that_still_writes_while_the_work_folder_is_removed_leaves_nothing(
     image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
