@@ -13,6 +13,7 @@ import os
 import threading
 import warnings
 from collections import deque
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -81,9 +82,8 @@ class GuardedReader:
         self._news: deque[str] = deque()
         self._second = second
         if self._checks and second is None:
-            shards_of_split = shards.manifest.splits[shards.split].shards
-            self._second = FileReader(shards, alignment=direct_alignment(shards.path / shards_of_split[0].file))
-        self._num_rereads: list[None] = []
+            self._second = FileReader(shards, alignment=direct_alignment(Path(self._path_of(0))))
+        self._rereads: list[None] = []  # one for each: a list can be appended to by any thread, and needs no lock
         self._thread = threading.local()
 
     @property
@@ -120,7 +120,7 @@ class GuardedReader:
     def _read_again(self, index: int, pixels: NDArray[np.uint8], expected: int) -> None:
         assert self._second is not None
         again = aligned_empty((1, *pixels.shape))
-        self._num_rereads.append(None)
+        self._rereads.append(None)
         try:
             self._second.read(np.array([index]), again)
             if (found := crc32(again)) != expected:
@@ -132,13 +132,16 @@ class GuardedReader:
 
     def _mismatch(self, index: int, expected: int, found: int) -> FormatError:
         (shard,), (offset,) = (where.tolist() for where in self._shards.locate(np.array([index])))
-        path = self._shards.path_of(self._shards.manifest.splits[self._shards.split].shards[shard])
         (key,) = self.column_of("key", np.array([index])).tolist()
+        way_out = "" if self._skips else ', and on_damage="skip" puts other samples in the place of damaged ones'
         return FormatError(
-            f"{path}: sample {index} ({os.fsdecode(key)}) at byte {offset}: crc32: expected {expected:08x}, found "
-            f"{found:08x} in two reads; `shardio verify` finds what else is damaged, `shardio repair` makes it again, "
-            'and with on_damage="skip" other samples take the place of damaged ones'
+            f"{self._path_of(shard)}: sample {index} ({os.fsdecode(key)}) at byte {offset}: crc32: expected "
+            f"{expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, `shardio "
+            f"repair` makes it again{way_out}"
         )
+
+    def _path_of(self, shard: int) -> str:
+        return self._shards.path_of(self._shards.manifest.splits[self._shards.split].shards[shard])
 
     def _read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None) -> None:
         if not self._skips:
@@ -210,7 +213,7 @@ class GuardedReader:
         if self._second is None:
             return counts
         again = self._second.counts()
-        retries = counts.retries + again.retries + len(self._num_rereads)
+        retries = counts.retries + again.retries + len(self._rereads)
         return counts._replace(nbytes=counts.nbytes + again.nbytes, retries=retries)
 
     def close(self) -> None:
