@@ -110,8 +110,8 @@ class CopyInCache:
 
     complete: bool
     in_use: bool
-    num_users: int | None
-    """Processes that hold a lease on it; None if nobody knows."""
+    processes: tuple[int, ...] = ()
+    """Those that hold a lease on it, as far as somebody tells."""
 
 
 def copies_in_cache(cache: Path) -> dict[str, CopyInCache]:
@@ -123,7 +123,7 @@ def _copies(cache: Path) -> Iterator[tuple[str, CopyInCache]]:
     for folder in cache.iterdir():
         if len(folder.name) == 64 and folder.is_dir():
             in_use = _is_locked(folder.with_name(f"{folder.name}.lock"))
-            yield folder.name, CopyInCache((folder / MANIFEST_NAME).is_file(), in_use, None if in_use else 0)
+            yield folder.name, CopyInCache((folder / MANIFEST_NAME).is_file(), in_use)
 
 
 def _is_locked(lock: Path) -> bool:

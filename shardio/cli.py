@@ -615,7 +615,7 @@ def _cached(copy: CopyInCache | None) -> str:
     """What `list` says of a set's copy in a cache, if there is one."""
     if copy is None:
         return "no"
-    users = "" if not copy.in_use else ", in use" if copy.num_users is None else f", in use by {copy.num_users}"
+    users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""
     return ("complete" if copy.complete else "in progress") + users
 
 

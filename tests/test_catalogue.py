@@ -114,8 +114,8 @@ def test_copies_in_a_cache_are_found_by_digest(tmp_path: Path) -> None:
     with (tmp_path / f"{unfinished}.lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         assert copies_in_cache(tmp_path) == {
-            complete: CopyInCache(complete=True, in_use=False, num_users=0),
-            unfinished: CopyInCache(complete=False, in_use=True, num_users=None),
+            complete: CopyInCache(complete=True, in_use=False),
+            unfinished: CopyInCache(complete=False, in_use=True),
         }
 
 
