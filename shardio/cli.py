@@ -515,6 +515,111 @@ def warm(out: Path, split: str | None, workers: int, force: bool, as_json: bool)
         click.echo(f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}")
 
 
+@cli.command(short_help="Measure how fast this machine reads a set.")
+@_set_argument
+@click.option("--split", default="train", show_default=True)
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    callback=_parsed(_parse_each(_parse_count, "auto")),
+    metavar="N|auto,...",
+    default="auto",
+    show_default=True,
+    help="Samples of a batch; auto: 256, or all if they are fewer.",
+)
+@click.option(
+    "--threads",
+    "num_threads",
+    callback=_parsed(_parse_each(_parse_count, "auto")),
+    metavar="N|auto,...",
+    default="1,auto",
+    show_default=True,
+    help="Gather threads; auto: as many as the loader takes by itself.",
+)
+@click.option(
+    "--io",
+    "ios",
+    callback=_parsed(_parse_each(str)),
+    metavar="auto|mmap|pread|direct,...",
+    default="auto",
+    show_default=True,
+    help="How samples are read.",
+)
+@click.option(
+    "--crop",
+    "crops",
+    callback=_parsed(_parse_each(_parse_size, "none")),
+    metavar="none|N|HxW,...",
+    default="none",
+    show_default=True,
+    help="Pixels of the window in the centre that is read of each sample.",
+)
+@click.option(
+    "--prefetch",
+    "prefetches",
+    callback=_parsed(_parse_each(partial(_parse_count, least=0))),
+    metavar="N,...",
+    default="2",
+    show_default=True,
+    help="Batches ready ahead of the consumer.",
+)
+@click.option(
+    "--device",
+    "devices",
+    callback=_parsed(_parse_each(str)),
+    metavar="cpu|cuda|cuda:N,...",
+    default="cpu",
+    show_default=True,
+    help="Where batches go.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1), default=7, show_default=True, help="Figures are medians over so many."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01),
+    default=0.5,
+    show_default=True,
+    help="For each way and round, after as long a warm-up.",
+)
+@_json_option
+def bench(out: Path, as_json: bool, **options: Any) -> None:
+    """Read the set in OUT with every combination of the values given, beside the limits of this machine.
+
+    All of them take turns in one run, and each ratio is of GB/s over those of a limit in the same round:
+
+    \b
+    memcpy   one large block, copied from memory to memory by one thread
+    take     np.take(out=, mode="clip") of random samples into as many aligned
+             buffers as the loader has in turn, by one thread
+    direct   random samples from the disk past the page cache (O_DIRECT), whatever
+             is in there, by 8 threads
+    pinned   such batches from pinned memory to the GPU, and nothing else
+
+    With mmap and pread, each turn reads its samples twice and the second time counts: they come from the page cache,
+    as in every epoch but the first if the set fits there, so that memcpy and take are the limits. With direct they
+    come from the disk, and direct is the limit. On the way to a GPU, pinned is one more.
+
+    With a crop, GB/s are those of its windows, while memcpy, take and direct move whole samples. Nothing leaves the
+    page cache for this command: how fast a first epoch is, benchmarks/cold.py in the repository measures.
+    """
+    import shardio.bench as benchmark
+    from shardio.benchtable import table
+
+    with tqdm(unit=" turns", disable=None, dynamic_ncols=True) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        report = benchmark.bench(out, on_turn=show, **options)
+    if as_json:
+        _print_json(report.to_dict())
+        return
+    for line in table(report):
+        click.echo(line)
+
+
 @cli.command(short_help="Copy or move a set into a shared root.")
 @_set_argument
 @click.argument("target", metavar="ROOT/NAME", type=_folder)
@@ -624,111 +729,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-
-
-@cli.command(short_help="Measure how fast this machine reads a set.")
-@_set_argument
-@click.option("--split", default="train", show_default=True)
-@click.option(
-    "--batch-size",
-    "batch_sizes",
-    callback=_parsed(_parse_each(_parse_count, "auto")),
-    metavar="N|auto,...",
-    default="auto",
-    show_default=True,
-    help="Samples of a batch; auto: 256, or all if they are fewer.",
-)
-@click.option(
-    "--threads",
-    "num_threads",
-    callback=_parsed(_parse_each(_parse_count, "auto")),
-    metavar="N|auto,...",
-    default="1,auto",
-    show_default=True,
-    help="Gather threads; auto: as many as the loader takes by itself.",
-)
-@click.option(
-    "--io",
-    "ios",
-    callback=_parsed(_parse_each(str)),
-    metavar="auto|mmap|pread|direct,...",
-    default="auto",
-    show_default=True,
-    help="How samples are read.",
-)
-@click.option(
-    "--crop",
-    "crops",
-    callback=_parsed(_parse_each(_parse_size, "none")),
-    metavar="none|N|HxW,...",
-    default="none",
-    show_default=True,
-    help="Pixels of the window in the centre that is read of each sample.",
-)
-@click.option(
-    "--prefetch",
-    "prefetches",
-    callback=_parsed(_parse_each(partial(_parse_count, least=0))),
-    metavar="N,...",
-    default="2",
-    show_default=True,
-    help="Batches ready ahead of the consumer.",
-)
-@click.option(
-    "--device",
-    "devices",
-    callback=_parsed(_parse_each(str)),
-    metavar="cpu|cuda|cuda:N,...",
-    default="cpu",
-    show_default=True,
-    help="Where batches go.",
-)
-@click.option(
-    "--rounds", type=click.IntRange(1), default=7, show_default=True, help="Figures are medians over so many."
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.01),
-    default=0.5,
-    show_default=True,
-    help="For each way and round, after as long a warm-up.",
-)
-@_json_option
-def bench(out: Path, as_json: bool, **options: Any) -> None:
-    """Read the set in OUT with every combination of the values given, beside the limits of this machine.
-
-    All of them take turns in one run, and each ratio is of GB/s over those of a limit in the same round:
-
-    \b
-    memcpy   one large block, copied from memory to memory by one thread
-    take     np.take(out=, mode="clip") of random samples into as many aligned
-             buffers as the loader has in turn, by one thread
-    direct   random samples from the disk past the page cache (O_DIRECT), whatever
-             is in there, by 8 threads
-    pinned   such batches from pinned memory to the GPU, and nothing else
-
-    With mmap and pread, each turn reads its samples twice and the second time counts: they come from the page cache,
-    as in every epoch but the first if the set fits there, so that memcpy and take are the limits. With direct they
-    come from the disk, and direct is the limit. On the way to a GPU, pinned is one more.
-
-    With a crop, GB/s are those of its windows, while memcpy, take and direct move whole samples. Nothing leaves the
-    page cache for this command: how fast a first epoch is, benchmarks/cold.py in the repository measures.
-    """
-    import shardio.bench as benchmark
-    from shardio.benchtable import table
-
-    with tqdm(unit=" turns", disable=None, dynamic_ncols=True) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        report = benchmark.bench(out, on_turn=show, **options)
-    if as_json:
-        _print_json(report.to_dict())
-        return
-    for line in table(report):
-        click.echo(line)
 
 
 @cli.command(short_help="Show how random the order of N samples is.")
