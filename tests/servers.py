@@ -94,6 +94,7 @@ class ObjectStore:
         self.always: Fault | None = None
         self.requests: list[tuple[str, str, str]] = []
         self.endpoint = ""
+        self.idle_descriptors = 0
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
@@ -110,10 +111,25 @@ class ObjectStore:
         with urllib.request.urlopen(request, timeout=30):
             pass
 
+    def wait_until_idle(self) -> None:
+        """The server's threads close what they have opened for a request some time after the answer came."""
+        deadline = time.monotonic() + 5
+        while _descriptors() > self.idle_descriptors and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def put_set(self, out: Path, prefix: str) -> None:
         """Copy a set's files into the bucket "sets", below the prefix."""
         for path in out.iterdir():
             self.put(f"sets/{prefix}/{path.name}", path.read_bytes())
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _settled_descriptors() -> int:
+    time.sleep(0.02)
+    return _descriptors()
 
 
 def _no_fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -140,6 +156,7 @@ def running_store() -> Iterator[ObjectStore]:
     thread.start()
     store.endpoint = f"http://127.0.0.1:{server.server_port}"
     store.put("sets")
+    store.idle_descriptors = min(_settled_descriptors() for _ in range(5))
     yield store
     server.shutdown()
     thread.join()
@@ -164,10 +181,7 @@ def store(running_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterat
     running_store.faults.clear()
     running_store.requests.clear()
     running_store.always = None
-    before = len(os.listdir("/proc/self/fd"))
     yield running_store
     remote._filesystems.clear()
     gc.collect()  # closes the connections: fsspec's filesystems refer to themselves
-    deadline = time.monotonic() + 5  # the other ends belong to the server's threads
-    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    running_store.wait_until_idle()

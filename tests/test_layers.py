@@ -80,6 +80,8 @@ LAYERS: dict[str, tuple[int, str]] = {
     "gather": (5, "t"),
     "cuda": (5, "t"),
     "limits": (5, "t"),
+    "catalogue": (5, "t"),
+    "publisher": (5, "t"),
     "plan": (5, "c"),
     "listfile": (6, "c"),
     "webdataset": (6, "c"),

@@ -141,6 +141,65 @@ def test_the_waits_grow_and_differ(store: ObjectStore, monkeypatch: pytest.Monke
     assert len(set(waits)) == 8
 
 
+class ClientError(Exception):
+    """An error of some filesystem's client, with what it keeps beside the text."""
+
+    def __init__(self, cause: BaseException | None = None, **facts: object) -> None:
+        super().__init__("of a client")
+        vars(self).update(facts)
+        self.__cause__ = cause
+
+
+class NoCredentialsError(Exception): ...
+
+
+class ReadTimeoutError(Exception): ...
+
+
+def of_s3(status: int) -> ClientError:
+    return ClientError(response={"ResponseMetadata": {"HTTPStatusCode": status}})
+
+
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "number", "may_pass"),
+    [
+        (ClientError(), errno.EIO, True),
+        (ClientError(status=503), errno.EIO, True),
+        (ClientError(status_code=429), errno.EIO, True),
+        (ClientError(status_code=404), errno.ENOENT, False),
+        (ClientError(code=403), errno.EACCES, False),
+        (ClientError(code=400), errno.EIO, False),
+        (ClientError(status=416), errno.EINVAL, False),
+        (of_s3(401), errno.EACCES, False),
+        (of_s3(500), errno.EIO, True),
+        (caused_by(OSError(errno.EIO, "unknown code"), of_s3(403)), errno.EACCES, False),
+        (caused_by(TimeoutError("RequestTimeout"), of_s3(400)), errno.ETIMEDOUT, True),
+        (caused_by(PermissionError("ExpiredToken"), of_s3(400)), errno.EACCES, False),
+        # The body of an answer was cut: aiohttp calls that a bad request, within.
+        (caused_by(ClientError(), ClientError(status=400)), errno.EIO, True),
+        # fsspec's http, looking for a file.
+        (caused_by(FileNotFoundError("url"), ClientError(status=503)), errno.EIO, True),
+        (caused_by(FileNotFoundError("url"), ConnectionResetError(errno.ECONNRESET, "")), errno.ECONNRESET, True),
+        (caused_by(FileNotFoundError("url"), ClientError(status=404)), errno.ENOENT, False),
+        (FileNotFoundError("url"), errno.ENOENT, False),
+        (NoCredentialsError(), errno.EACCES, False),
+        (ReadTimeoutError(), errno.ETIMEDOUT, True),
+        (OSError(errno.EINVAL, ""), errno.EINVAL, False),
+        (OSError(-2, "Name or service not known"), errno.EIO, True),
+        (ValueError("no such bucket name"), errno.EIO, False),
+        (TypeError("a mistake"), errno.EIO, False),
+    ],
+    ids=repr,
+)
+def test_errors_of_any_client_are_told_apart(error: Exception, number: int, may_pass: bool) -> None:
+    assert remote._judge(error) == (number, may_pass)
+
+
 @pytest.mark.parametrize("code", [403, 401])
 def test_what_may_not_be_read_is_an_error_at_once(url: str, out: Path, store: ObjectStore, code: int) -> None:
     entry, place = first_shard(out), open_storage(url)
