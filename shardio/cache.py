@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -316,25 +317,26 @@ class Lease(_Held):
     def try_filling(self, source: str) -> Filling | None:
         """The right to write into the copy, if nobody else has it now; `source` says where its files come from.
 
-        PermissionError if that is only for another user to do.
+        PermissionError if nobody has it, and only another user may.
         """
         path = self.cache._fill_path(self.digest)
         flags = os.O_CLOEXEC | os.O_NOFOLLOW
-        refused = None
+        allowed = True
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
-        except PermissionError as error:  # one may still wait for the other user to have filled it
-            try:
-                refused, descriptor = error, os.open(path, os.O_RDONLY | flags)
-            except FileNotFoundError:
-                raise error from None
+        except PermissionError:
+            if not path.exists():
+                raise
+            allowed = False  # to write, but one may wait for the other user
+            descriptor = os.open(path, os.O_RDONLY | flags)
         filling = Filling(descriptor)
         try:
             if not _try_lock(descriptor):
                 filling.close()
                 return None
-            if refused is not None:
-                raise refused
+            if not allowed:
+                what = "another user has begun this copy, and only he may go on with it or evict it"
+                raise PermissionError(errno.EACCES, what, str(path))
             with contextlib.suppress(OSError):  # the disk is full: where the copy comes from is not worth a failure
                 os.ftruncate(descriptor, 0)
                 write_all(descriptor, json.dumps({"source": source}).encode())

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from types import TracebackType
 
 from shardio.cache import Cache, CachedCopy, Lease
 from shardio.errors import FormatError, SpaceError
@@ -208,17 +209,25 @@ class Stager:
         if self._stop.is_set():
             return False
         self._make_room(todo)
-        make_folder(folder)
         self._total += sum(entry.nbytes for entry in todo)
-        self._each(self._copy, todo)
-        if self._stop.is_set():
-            return False
-        if self._lease.manifest() is None:
-            commit_manifest(folder, self._manifest)
+        try:
+            make_folder(folder)
+            self._each(self._copy, todo)
+            if self._stop.is_set():
+                return False
+            if self._lease.manifest() is None:
+                commit_manifest(folder, self._manifest)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise self._no_room([entry for entry in todo if entry not in self.copied], error.strerror) from error
         return True
 
+    def _needed(self, todo: Sequence[FileEntry]) -> int:
+        return sum(entry.nbytes for entry in todo) + len(self._manifest.dumps())
+
     def _make_room(self, todo: Sequence[FileEntry]) -> None:
-        needed = sum(entry.nbytes for entry in todo) + len(self._manifest.dumps())
+        needed = self._needed(todo)
         cache = self._lease.cache
         free = cache.free_nbytes()
         if needed <= free:
@@ -228,17 +237,18 @@ class Stager:
             self.evicted += cache.evict(free=needed).removed
             if needed <= cache.free_nbytes():
                 return
-        raise self._no_room(needed)
+        raise self._no_room(todo)
 
-    def _no_room(self, needed: int) -> SpaceError:
+    def _no_room(self, todo: Sequence[FileEntry], found: str | None = None) -> SpaceError:
+        """`found` is what the filesystem says, which may know of a quota."""
         cache = self._lease.cache
         copies = [copy for copy in cache.copies() if copy.digest != self._lease.digest]
-        held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use)))
+        held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
         unused = sum(copy.nbytes for copy in copies if not copy.in_use)
         return SpaceError(
-            f"{cache.folder}: expected room for {needed:,} bytes, found {cache.free_nbytes():,} free, {unused:,} in "
-            f"copies that nobody uses; in use: {held or 'no other copy'}. Finished files are kept. Make room, choose a "
-            "larger disk for the cache, or read from the source"
+            f"{cache.folder}: expected room for {self._needed(todo):,} bytes, found {f'{found}, ' if found else ''}"
+            f"{cache.free_nbytes():,} free, {unused:,} in copies that nobody uses; in use: {held}. Finished files are "
+            "kept. Make room, choose a larger disk for the cache, or read from the source"
         )
 
     def _each(self, do: Callable[[FileEntry], bool], entries: Sequence[FileEntry]) -> dict[str, bool]:
@@ -288,53 +298,79 @@ class Stager:
         path = self._lease.path / entry.file
         found: str | None = ""
         for _ in range(2):  # what was damaged on the way is not so again
-            try:
-                with AtomicFile(path) as file, naming(path):
+            with AtomicFile(path) as file:
+                with naming(path):
                     reserve(file.descriptor, entry.nbytes)
-                    found = self._pour(self._storage, entry, file.descriptor)
-                    if found is None:
-                        return False
-                    if found == entry.sha256:
-                        file.commit()
-                        self.copied.append(entry)
-                        return True
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise self._no_room(entry.nbytes) from error
-                raise
+                found = self._pour(self._storage, entry, file)
+                if found is None:
+                    return False
+                if found == entry.sha256:
+                    file.commit()
+                    self.copied.append(entry)
+                    return True
             self._progress(-entry.nbytes)
         raise FormatError(
             f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
             f"`shardio verify {self._storage.name}` names the samples"
         )
 
-    def _pour(self, storage: Storage, entry: FileEntry, descriptor: int | None) -> str | None:
-        """Read a file and hash it, and write it to a descriptor on the way: its sha256, or None if it is to end before.
+    def _pour(self, storage: Storage, entry: FileEntry, file: AtomicFile | None) -> str | None:
+        """Read a file and hash it, and write it to `file` on the way: its sha256, or None if it is to end before.
 
         The GIL is free while pieces are read, hashed and written.
         """
         sha256 = hashlib.sha256()
-        unsynced = 0
-        sync: Future[None] | None = None
         buffer = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes)))
-        with ThreadPoolExecutor(1, thread_name_prefix="shardio-stage-sync") as pool:  # idle before the file is closed
+        with contextlib.nullcontext() if file is None else _Writer(file) as writer:
             for offset in range(0, entry.nbytes, _PIECE_NBYTES):
                 if self._ends():
                     return None
                 piece = buffer[: entry.nbytes - offset]
                 storage.read_into(entry, offset, piece)
                 sha256.update(piece)
-                if descriptor is not None:
-                    write_all(descriptor, piece)
-                    unsynced += len(piece)
-                    if unsynced >= _SYNC_NBYTES and (sync is None or sync.done()):
-                        if sync is not None:
-                            sync.result()  # raises what it has met
-                        sync, unsynced = pool.submit(os.fdatasync, descriptor), 0
+                if writer is not None:
+                    writer.write(piece)
                 self._progress(len(piece))
-            if sync is not None:
-                sync.result()
         return sha256.hexdigest()
+
+
+class _Writer:
+    """Writes to a file one piece after the other, and has the kernel bring them to the disk on the way.
+
+    What remains for the fsync of a commit is short then. At the end of the `with` block no sync is under way.
+    """
+
+    def __init__(self, file: AtomicFile) -> None:
+        self._file = file
+        self._unsynced_nbytes = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shardio-stage-sync")
+        self._sync: Future[None] | None = None
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def write(self, piece: memoryview) -> None:
+        """OSError names the file, whatever it is that failed, and if it was an earlier piece."""
+        with naming(self._file.path):
+            write_all(self._file.descriptor, piece)
+            self._unsynced_nbytes += len(piece)
+            if self._unsynced_nbytes >= _SYNC_NBYTES and (self._sync is None or self._sync.done()):
+                self._end_sync()
+                self._sync = self._pool.submit(os.fdatasync, self._file.descriptor)
+                self._unsynced_nbytes = 0
+
+    def _end_sync(self) -> None:
+        if self._sync is not None:
+            self._sync.result()
+            self._sync = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+        if error is None:
+            with naming(self._file.path):
+                self._end_sync()
 
 
 def _absolute(name: str) -> str:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -48,13 +48,15 @@ def another_process(code: str, *words: str | Path) -> Iterator[subprocess.Popen[
     """A process that runs `code` and then waits; it has printed a line when the block begins."""
     code = f"import os, sys, time\nfrom shardio.cache import Cache\n{code}\nprint(flush=True)\ntime.sleep(60)"
     command = [sys.executable, "-c", code, *map(str, words)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    # A group of its own, so that those it has forked end with it.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "\n"
             yield process
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------
@@ -273,8 +275,14 @@ def test_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
         assert as_nobody(f"cache.lease('{A}').try_filling('')", cache) == "None"
         assert filling is not None
         filling.close()
-    assert as_nobody(f"cache.lease('{A}').try_filling('')", cache) == f"PermissionError {A}.fill"
+    expression = f"cache.lease('{A}').try_filling('')"
+    assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
     assert digests(cache) == {A}
+    # As /tmp is: the kernel lets nobody open another user's file there with O_CREAT.
+    cache.folder.chmod(0o1777)
+    assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
+    assert as_nobody(f"cache.lease('{B}').try_filling('') is not None", cache) == "True"
+    assert as_nobody("len(cache.evict(keep=0).kept)", cache) == "1"
 
 
 @pytest.mark.usefixtures("open_to_all")

@@ -271,7 +271,7 @@ def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(con
 
 def test_help_names_every_command() -> None:
     text = shardio("--help").stdout
-    for command in ("plan", "convert", "info", "verify", "bench", "warm", "demo"):
+    for command in ("plan", "convert", "info", "verify", "bench", "warm", "stage", "evict", "demo"):
         assert f"\n  {command} " in text
         assert shardio(command, "--help").returncode == 0
 

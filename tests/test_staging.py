@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -409,7 +410,7 @@ def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished
 
     with monkeypatch.context() as patch:
         patch.setattr(staging, "reserve", reserve)
-        with pytest.raises(SpaceError, match="Finished files are kept"):
+        with pytest.raises(SpaceError, match=r"No space left on device, .*Finished files are kept"):
             stage(out, cache)
     (copy,) = Cache(cache).copies()
     assert len(inodes(copy.path)) == 3
@@ -529,6 +530,26 @@ def test_files_are_there_for_others_as_soon_as_they_are_copied(out: Path, cache:
         with stager_of(out, cache, Looking(out), workers=1) as stager:
             assert stager.run()
         assert seen[1:6] == [[number < copied for number in range(5)] for copied in range(5)]
+
+
+def test_the_job_that_the_document_shows_holds_its_copy(out: Path, cache: Path) -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^((?:    .*\n|\n)*    from shardio import Cache.*\n(?:    .*\n|\n)*)", page, re.MULTILINE)
+    for shown, here in (
+        ("/data/imagenet-256", str(out)),
+        ("/nvme/shardio", str(cache)),
+        ("batch_size=256", "batch_size=9"),
+        ("...", "job(loader, Cache)"),
+    ):
+        assert shown in block
+        block = block.replace(shown, here)
+
+    def job(loader: Any, cache_class: type[Cache]) -> None:
+        assert len(list(loader)) == 5
+        assert cache_class(cache).evict(keep=0).kept
+
+    exec(textwrap.dedent(block), {"job": job})
+    assert Cache(cache).evict(keep=0).removed
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
