@@ -31,7 +31,7 @@ from types import TracebackType
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.files import make_folder, naming, write_all
 from shardio.format import MANIFEST_NAME
-from shardio.machine import PROC
+from shardio.machine import PROC, filesystem_kind, is_network
 from shardio.manifest import FileEntry, Manifest, load_manifest
 
 MARKER_NAME = "shardio-cache.txt"
@@ -39,6 +39,9 @@ _MARKER = b"""\
 This folder is a cache of shardio: copies of shard sets, named by their digests, which can be made again.
 `shardio evict` removes those that were not used for longest. Put nothing else here.
 """
+
+# Filesystems by which containers and virtual machines get folders of their own machine, too.
+_GIVEN_TO_CONTAINERS = ("fuse", "9p", "virtiofs")
 
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _EVICTED_SUFFIX = ".evicted"
@@ -84,8 +87,9 @@ class Cache:
     def lease(self, digest: str) -> Lease:
         """Hold the copy of the set with this digest, which need not be there yet: nobody evicts it until `close`.
 
-        ValueError if that is no digest, CacheError if the folder is something else than a cache, OSError if the lock
-        cannot be had. It may wait while an evictor renames the copy. To use a copy it is enough to be allowed to read.
+        ValueError if that is no digest, CacheError if the folder is something else than a cache, or a new one would not
+        be on a disk of this machine, OSError if the lock cannot be had. It may wait while an evictor renames the copy.
+        To use a copy it is enough to be allowed to read.
         """
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"digest must be 64 lower-case hexadecimal digits; found {digest!r}")
@@ -238,6 +242,7 @@ class Cache:
         marker = self.folder / MARKER_NAME
         if marker.exists():
             return
+        self._check_local()
         make_folder(self.folder)
         if os.listdir(self.folder):
             self._check()
@@ -247,6 +252,14 @@ class Cache:
                 write_all(descriptor, _MARKER)
             finally:
                 os.close(descriptor)
+
+    def _check_local(self) -> None:
+        kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
+        if is_network(kind) and not kind.startswith(_GIVEN_TO_CONTAINERS):
+            raise CacheError(
+                f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, where nobody could "
+                "see that another machine uses a copy. Choose a local disk, or use the set where it is"
+            )
 
     def _check(self) -> None:
         names = os.listdir(self.folder)

@@ -47,7 +47,7 @@ class SpaceError(ShardioError, OSError):
 
 
 class CacheError(ShardioError, ValueError):
-    """A folder cannot be used as a cache of shard sets: it holds something else."""
+    """A folder cannot be used as a cache of shard sets: it holds something else, or is not on this machine."""
 
 
 class LaunchError(ShardioError, ValueError):

@@ -81,6 +81,25 @@ def test_a_folder_that_holds_anything_else_is_refused_and_not_touched(cache: Cac
     assert os.listdir(cache.folder) == [A]
 
 
+@pytest.mark.parametrize(
+    ("kind", "taken"),
+    [
+        *(("lustre", False), ("nfs4", False), ("ext4", True), ("tmpfs", True), ("overlay", True), ("", True)),
+        *(("fuse.fuse-overlayfs", True), ("virtiofs", True)),
+    ],
+)
+def test_a_filesystem_that_nodes_share_is_refused(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, kind: str, taken: bool
+) -> None:
+    monkeypatch.setattr(module, "filesystem_kind", lambda path: kind)
+    if taken:
+        cache.lease(A).close()
+        return
+    with pytest.raises(CacheError, match=f"expected a folder on a disk of this machine, found one on {kind}"):
+        cache.lease(A)
+    assert not cache.folder.exists()
+
+
 def test_an_empty_folder_becomes_a_cache_and_no_folder_is_no_cache(cache: Cache) -> None:
     with pytest.raises(FileNotFoundError, match="cache"):
         cache.evict(keep=0)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -576,6 +580,57 @@ def test_stage_says_once_for_whom_it_waits(out: Path, cache: Path, gate: type[Ga
     report = first.get()
     assert line == f"shardio: process {os.getpid()} is copying {out} to {cache}: waiting for it\n"
     assert (process.returncode, stdout, stderr) == (0, f"{report.path}\n", "")
+
+
+def test_who_copies_shows_a_bar_on_a_terminal_and_who_waits_does_not(out: Path, cache: Path, tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+from shardio import cli, staging
+from shardio.storage import FolderStorage
+class Slow(FolderStorage):
+    def read_into(self, entry, offset, buffer):
+        while not os.path.exists(go):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        super().read_into(entry, offset, buffer)
+staging.open_storage = Slow
+*sys.argv, go = sys.argv
+sys.argv[1:1] = ["stage", "--workers", "1"]
+cli.main()
+"""
+    go = tmp_path / "go"
+    copier, its_terminal = on_a_terminal(code, out, cache, go)
+    shown = Caught(lambda: rest_of(its_terminal))
+    while not list(cache.rglob(".*.tmp")):
+        assert copier.poll() is None
+        time.sleep(0.01)
+    waiter, terminal = on_a_terminal(code, out, cache, go)
+    told = os.read(terminal, 1 << 16)
+    go.touch()
+    told += rest_of(terminal)
+    assert [copier.wait(60), waiter.wait(60)] == [0, 0]
+    assert told.decode().strip() == f"shardio: process {copier.pid} is copying {out} to {cache}: waiting for it"
+    assert f"/{load_manifest(out).nbytes / 1000:.1f}k [" in shown.get().decode()
+
+
+def on_a_terminal(code: str, *words: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A process whose stderr is a terminal, and the other side of that."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 1000, 0, 0))
+    try:
+        command = [sys.executable, "-c", code, *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=slave), master
+    finally:
+        os.close(slave)
+
+
+def rest_of(terminal: int) -> bytes:
+    """What is written to a terminal until its last process ends. Nobody could write much if it was not read."""
+    text = b""
+    with open(terminal, "rb", buffering=0) as file, suppress(OSError):  # EIO is its end
+        while True:
+            text += file.read(1 << 16)
+    return text
 
 
 def test_evict_says_what_went_and_what_is_in_use(make_set: Callable[..., Path], cache: Path) -> None:
