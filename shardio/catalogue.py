@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.format import MANIFEST_NAME, WORK_FOLDER, SampleShape
+from shardio.format import WORK_FOLDER, SampleShape
 from shardio.manifest import Manifest, load_manifest
 from shardio.places import is_url, join_place, without_credentials
 from shardio.remote import RemoteStorage
@@ -102,34 +99,3 @@ def _entry(name: str, path: str, manifest: Manifest) -> CatalogueEntry:
     return CatalogueEntry(
         name, path, "complete", "", manifest.digest, manifest.sample_shape, num_samples, manifest.nbytes
     )
-
-
-@dataclass(frozen=True)
-class CopyInCache:
-    """The copy of a set on this machine."""
-
-    complete: bool
-    in_use: bool
-    processes: tuple[int, ...] = ()
-    """Those that hold a lease on it, as far as somebody tells."""
-
-
-def copies_in_cache(cache: Path) -> dict[str, CopyInCache]:
-    """The copies in a cache by their digests; none if there is no such folder."""
-    return dict(_copies(cache)) if cache.is_dir() else {}
-
-
-def _copies(cache: Path) -> Iterator[tuple[str, CopyInCache]]:
-    for folder in cache.iterdir():
-        if len(folder.name) == 64 and folder.is_dir():
-            in_use = _is_locked(folder.with_name(f"{folder.name}.lock"))
-            yield folder.name, CopyInCache((folder / MANIFEST_NAME).is_file(), in_use)
-
-
-def _is_locked(lock: Path) -> bool:
-    with suppress(FileNotFoundError), lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

@@ -28,7 +28,8 @@ from shardio.errors import ShardioError
 from shardio.version import __version__
 
 if TYPE_CHECKING:
-    from shardio.catalogue import CopyInCache, Listing
+    from shardio.cache import CachedCopy
+    from shardio.catalogue import Listing
 
 # Commands import what they need when they run: `shardio info` answers before torch would be loaded.
 
@@ -780,7 +781,7 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
     if not (roots := roots or catalogue_roots()):
         raise click.UsageError("expected a ROOT, or roots in SHARDIO_PATH with colons between them; found neither")
     listings = catalogue.list_sets(roots)
-    copies = None if cache is None else catalogue.copies_in_cache(cache)
+    copies = None if cache is None else {copy.digest: copy for copy in _copies_in(cache)}
     if as_json:
         described = [dataclasses.asdict(listing) for listing in listings]
         for entry in (entry for listing in described for entry in listing["sets"]):
@@ -798,7 +799,13 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
     sys.exit(1 if problems else 0)
 
 
-def _catalogue_rows(listings: Sequence[Listing], copies: Mapping[str, CopyInCache] | None) -> Iterator[list[str]]:
+def _copies_in(cache: Path) -> list[CachedCopy]:
+    from shardio.cache import Cache
+
+    return Cache(cache).copies() if cache.is_dir() else []  # nobody has staged anything there yet
+
+
+def _catalogue_rows(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None) -> Iterator[list[str]]:
     """The table of `list`. Whether sets are cached is told if somebody asked, and their root if there are several."""
     header = ["name", "samples", "shape", "size", "digest", "state", "cached", "root"]
     columns = [name for name in header if name != "cached" or copies is not None]
@@ -819,7 +826,7 @@ def _catalogue_rows(listings: Sequence[Listing], copies: Mapping[str, CopyInCach
             yield [texts[name] for name in columns]
 
 
-def _cached(copy: CopyInCache | None) -> str:
+def _cached(copy: CachedCopy | None) -> str:
     """What `list` says of a set's copy in a cache, if there is one."""
     if copy is None:
         return "no"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,9 +13,11 @@ import pytest
 from servers import ObjectStore, running_store, store
 from test_cli import assert_one_clear_error, shardio
 
-from shardio.catalogue import CatalogueEntry, CopyInCache, copies_in_cache, list_sets
+from shardio.cache import Cache
+from shardio.catalogue import CatalogueEntry, list_sets
 from shardio.manifest import load_manifest
 from shardio.publisher import publish
+from shardio.staging import stage
 
 __all__ = ["running_store", "store"]
 
@@ -102,29 +103,11 @@ def test_the_sets_of_an_object_store_and_of_a_web_server_are_listed(root: Path, 
     assert (listing.sets, "s3://sets/nothing" in listing.problem) == ((), True)
 
 
-def test_copies_in_a_cache_are_found_by_digest(tmp_path: Path) -> None:
-    assert copies_in_cache(tmp_path / "missing") == {}
-    complete, unfinished = "a" * 64, "b" * 64
-    (tmp_path / complete).mkdir()
-    (tmp_path / complete / "manifest.json").touch()
-    (tmp_path / unfinished).mkdir()
-    (tmp_path / "other").mkdir()
-    for digest in (complete, unfinished):
-        (tmp_path / f"{digest}.lock").touch()
-    with (tmp_path / f"{unfinished}.lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        assert copies_in_cache(tmp_path) == {
-            complete: CopyInCache(complete=True, in_use=False),
-            unfinished: CopyInCache(complete=False, in_use=True),
-        }
-
-
 # --- the commands ----------------------------------------------------------------------------------------------------
 
 
 def test_list_prints_a_table(root: Path, tmp_path: Path) -> None:
     digest = load_manifest(root / "sound").digest
-    (tmp_path / "cache" / digest).mkdir(parents=True)
     env = {**os.environ, "SHARDIO_PATH": str(root)}
     env.pop("SHARDIO_CACHE", None)
     result = shardio("list", env=env)
@@ -138,14 +121,22 @@ def test_list_prints_a_table(root: Path, tmp_path: Path) -> None:
     assert rows[4].index("complete") == rows[0].index("in progress") == header.index("state")
     assert rows[5].startswith(f"damaged: {root}/damaged/manifest.json: ")
 
-    result = shardio("list", env={**env, "SHARDIO_CACHE": str(tmp_path / "cache")})
-    assert result.stdout.splitlines()[5].endswith("complete     in progress")
-    facts = json.loads(shardio("list", root, "--cache", tmp_path / "cache", "--json").stdout)
+    cached = ("list", root, "--cache", tmp_path / "cache")
+    assert shardio(*cached).stdout.splitlines()[5].endswith("complete     no")
+    stage(root / "sound", tmp_path / "cache")
+    with Cache(tmp_path / "cache").lease(digest) as lease:
+        result = shardio("list", env={**env, "SHARDIO_CACHE": str(tmp_path / "cache")})
+        assert result.stdout.splitlines()[5].endswith("complete     complete, in use by 1")
+    (lease.path / "manifest.json").unlink()
+    assert shardio(*cached).stdout.splitlines()[5].endswith("complete     in progress")
+    facts = json.loads(shardio(*cached, "--json").stdout)
     (listing,) = facts["roots"]
     assert [entry["cached"] and entry["cached"]["complete"] for entry in listing["sets"]] == [
         *(None, None, False, False, False),
     ]
     assert listing["sets"][4]["digest"] == digest
+    (tmp_path / "cache" / "shardio-cache.txt").unlink()
+    assert_one_clear_error(shardio(*cached), 1, "expected a folder that `shardio stage` has made")
 
 
 def test_list_tells_of_roots_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
