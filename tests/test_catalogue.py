@@ -136,7 +136,7 @@ def test_list_prints_a_table(root: Path, tmp_path: Path) -> None:
     ]
     assert listing["sets"][4]["digest"] == digest
     (tmp_path / "cache" / "shardio-cache.txt").unlink()
-    assert_one_clear_error(shardio(*cached), 1, "expected a folder that `shardio stage` has made")
+    assert_one_clear_error(shardio(*cached), 1, "expected a cache that `shardio stage` has made")
 
 
 def test_list_tells_of_roots_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
