@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardio.errors import SourceError as SourceError
     from shardio.errors import SpaceError as SpaceError
     from shardio.loader import ShardLoader as ShardLoader
+    from shardio.publisher import publish as publish
     from shardio.setwriter import ShardWriter as ShardWriter
     from shardio.shardset import Sample as Sample
     from shardio.shardset import ShardSet as ShardSet
@@ -50,6 +51,7 @@ _HOMES = {
         "SpaceError",
     ),
     "shardio.loader": ("ShardLoader",),
+    "shardio.publisher": ("publish",),
     "shardio.setwriter": ("ShardWriter",),
     "shardio.shardset": ("Sample", "ShardSet", "open_shards"),
     "shardio.staging": ("StageReport", "stage"),

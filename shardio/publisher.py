@@ -65,10 +65,9 @@ def publish(
     """Copy the finished set in the folder `out` to `target`, a new folder in a root that is there already.
 
     Nothing but the set's own files is taken along. Copies are compared with the manifest's checksums. With `move`, a
-    set on the root's filesystem is renamed once sizes and headers are found right, and any other copied and then
-    removed.
-    Folder and files get the permissions that new ones of this process have, whatever they had, and the root's group if
-    the root hands it on (setgid).
+    set on the root's filesystem is renamed once sizes and headers are found right; any other is copied and then
+    removed. Folder and files get the permissions that new ones of this process have there, whatever they had, and the
+    root's group if the root hands it on (setgid).
 
     `workers` threads copy a file each. `on_progress` is called in them, with (bytes copied since, bytes in all).
     ConvertError if `target` exists, FormatError if a file is damaged, SpaceError, OSError: then nothing is at `target`,
@@ -223,10 +222,17 @@ def _make_movable(source: Path, manifest: Manifest, like: tuple[Path, int]) -> N
     new_folder, new_file = os.stat(like[0]), os.fstat(like[1])
     hands_on_group = bool(like[0].parent.stat().st_mode & stat.S_ISGID)
     for path, new in ((source, new_folder), *((source / name, new_file) for name in names)):
-        if hands_on_group and path.stat().st_gid != new.st_gid:
-            os.chown(path, -1, new.st_gid)
-        # Always: chown clears bits.
-        os.chmod(path, stat.S_IMODE(new.st_mode))
+        try:
+            if hands_on_group and path.stat().st_gid != new.st_gid:
+                os.chown(path, -1, new.st_gid)
+            # After that: chown clears bits.
+            if stat.S_IMODE(path.stat().st_mode) != stat.S_IMODE(new.st_mode):
+                os.chmod(path, stat.S_IMODE(new.st_mode))
+        except PermissionError:
+            raise ConvertError(
+                f"{path}: its permissions or its group have to change, which is for its owner to do: publish a copy "
+                "(without --move)"
+            ) from None
 
 
 def _rename_new(folder: Path, target: Path) -> None:

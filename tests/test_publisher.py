@@ -203,6 +203,20 @@ def test_the_group_is_that_which_the_root_hands_on(out: Path, root: Path, move: 
     assert modes(root / "small") == {0o644}
 
 
+def test_a_set_whose_permissions_are_anothers_to_change_is_not_moved(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    publish(out, root / "as-new", move=True)  # nothing need be changed
+    os.umask(0o027)
+    with pytest.raises(ConvertError, match=r"as-new: its permissions .* publish a copy"):
+        publish(root / "as-new", root / "other", move=True)
+    assert os.listdir(root) == ["as-new"]
+
+
 def test_damage_is_found_while_copying_and_nothing_is_published(out: Path, root: Path) -> None:
     shard = out / "train-00001.npy"
     data = bytearray(shard.read_bytes())
