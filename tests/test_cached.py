@@ -285,7 +285,8 @@ from shardio.storage import FolderStorage
 real = FolderStorage.read_into
 def slow(self, entry, offset, buffer):
     if threading.current_thread().name.startswith("shardio-stage") and "index" not in entry.file:
-        time.sleep(0.5)
+        while threading.main_thread().is_alive():
+            time.sleep(0.01)
     real(self, entry, offset, buffer)
 FolderStorage.read_into = slow
 loader = ShardLoader(sys.argv[1], 8, device="cpu", cache=sys.argv[2])
