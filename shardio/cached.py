@@ -39,13 +39,6 @@ _POLL_SECONDS = 0.02
 _MOST_BATCHES = 1000
 
 
-class _Stop(threading.Event):
-    """Also set when the interpreter ends, which waits for the threads that copy before it runs any finaliser."""
-
-    def is_set(self) -> bool:
-        return super().is_set() or not threading.main_thread().is_alive()
-
-
 @dataclass
 class _State:
     """How far the copy is, in words. Assigned by the staging thread, read by any."""
@@ -124,7 +117,7 @@ class CachedSplit:
         self.split = split
         self._storage = open_storage(place)
         self._state = _State()
-        self._stop = _Stop()
+        self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         held = contextlib.ExitStack()
         self._close = weakref.finalize(self, _close, self._stop, self._threads, held)

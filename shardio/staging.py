@@ -11,11 +11,13 @@ import contextlib
 import errno
 import hashlib
 import os
+import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from shardio.cache import Cache, CachedCopy, Lease
@@ -121,8 +123,7 @@ class Stager:
     `lease.has` what is there already, whichever process has copied it.
 
     `stop` may be set by any thread: `run` then returns within the time that a piece of 8 MiB takes, or a sync that is
-    under way. It is to be set before the interpreter ends, which would wait for the threads otherwise. `on_progress`
-    and `on_wait` are those of `stage`.
+    under way. `on_progress` and `on_wait` are those of `stage`.
     """
 
     def __init__(
@@ -253,27 +254,33 @@ class Stager:
 
     def _each(self, do: Callable[[FileEntry], bool], entries: Sequence[FileEntry]) -> dict[str, bool]:
         """What `do` says of each file, by name, in `workers` threads. When one fails, the others end soon."""
-        if not entries:
-            return {}
+        left, outcomes = deque(entries), dict[str, bool]()
 
-        def attempt(entry: FileEntry) -> bool:
-            try:
-                return not self._ends() and do(entry)
-            except BaseException:
-                self._failed = True
-                raise
+        def work() -> None:
+            while not self._ends():
+                try:
+                    entry = left.popleft()
+                except IndexError:
+                    return
+                try:
+                    outcomes[entry.file] = do(entry)
+                except BaseException:
+                    self._failed = True
+                    raise
 
-        with ThreadPoolExecutor(self._workers, thread_name_prefix="shardio-stage") as pool:
-            try:
-                futures = {entry.file: pool.submit(attempt, entry) for entry in entries}
-                done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-            except BaseException:
-                self._failed = True
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return {name: future.result() for name, future in futures.items()}
+        threads: list[_Call] = []
+        try:
+            while len(threads) < min(self._workers, len(entries)):
+                threads.append(_Call(work, f"shardio-stage-{len(threads)}"))
+            for thread in threads:
+                thread.result()
+        except BaseException:
+            self._failed = True
+            raise
+        finally:
+            for thread in threads:
+                thread.wait()
+        return outcomes
 
     def _ends(self) -> bool:
         return self._failed or self._stop.is_set()
@@ -343,8 +350,7 @@ class _Writer:
     def __init__(self, file: AtomicFile) -> None:
         self._file = file
         self._unsynced_nbytes = 0
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shardio-stage-sync")
-        self._sync: Future[None] | None = None
+        self._sync: _Call | None = None
 
     def __enter__(self) -> _Writer:
         return self
@@ -354,9 +360,9 @@ class _Writer:
         with naming(self._file.path):
             write_all(self._file.descriptor, piece)
             self._unsynced_nbytes += len(piece)
-            if self._unsynced_nbytes >= _SYNC_NBYTES and (self._sync is None or self._sync.done()):
+            if self._unsynced_nbytes >= _SYNC_NBYTES and not (self._sync and self._sync.is_alive()):
                 self._end_sync()
-                self._sync = self._pool.submit(os.fdatasync, self._file.descriptor)
+                self._sync = _Call(partial(os.fdatasync, self._file.descriptor), "shardio-stage-sync")
                 self._unsynced_nbytes = 0
 
     def _end_sync(self) -> None:
@@ -367,10 +373,44 @@ class _Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown()
+        if self._sync is not None:
+            self._sync.wait()
         if error is None:
             with naming(self._file.path):
                 self._end_sync()
+
+
+class _Call(threading.Thread):
+    """A call in a thread of its own, begun at once. Unlike for an executor's threads, the interpreter does not wait for
+    it before finalisers run, which may tell it to stop."""
+
+    def __init__(self, call: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._call = call
+        self._error: BaseException | None = None
+        self._is_over = False
+        self._signal: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self._error = error
+        self._is_over = True
+        self._signal.put(None)
+
+    def wait(self) -> None:
+        # After a join that Ctrl-C interrupts, Python 3.11 takes the thread for ended, whatever it does.
+        if not self._is_over:  # the flag, because an interrupted wait may have taken the signal with it
+            self._signal.get()
+        self.join()
+
+    def result(self) -> None:
+        """Wait for its end, and raise what it has raised."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
 
 
 def _absolute(name: str) -> str:
