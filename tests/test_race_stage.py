@@ -43,7 +43,8 @@ import os, sys
 import race_stage
 from shardio import cache, files, staging
 {fault}
-print("".join(text + "\\n" for text in race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None).violations))
+counts = race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None)
+print("".join(text + "\\n" for text in counts.violations))
 """
 EVICTION_WITHOUT_LOCKS = """
 cache.Cache._lock_alone = lambda self, digest: os.open(os.devnull, os.O_RDONLY)
