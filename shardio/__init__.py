@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from shardio.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from shardio.cache import Cache as Cache
     from shardio.converter import ConvertReport as ConvertReport
     from shardio.converter import convert as convert
     from shardio.dataset import ShardDataset as ShardDataset
+    from shardio.errors import CacheError as CacheError
     from shardio.errors import ConvertError as ConvertError
     from shardio.errors import DecodeError as DecodeError
     from shardio.errors import FormatError as FormatError
@@ -24,16 +26,21 @@ if TYPE_CHECKING:
     from shardio.errors import SourceError as SourceError
     from shardio.errors import SpaceError as SpaceError
     from shardio.loader import ShardLoader as ShardLoader
+    from shardio.publisher import publish as publish
     from shardio.setwriter import ShardWriter as ShardWriter
     from shardio.shardset import Sample as Sample
     from shardio.shardset import ShardSet as ShardSet
     from shardio.shardset import open_shards as open_shards
+    from shardio.staging import StageReport as StageReport
+    from shardio.staging import stage as stage
     from shardio.verifier import verify as verify
 
 _HOMES = {
+    "shardio.cache": ("Cache",),
     "shardio.converter": ("ConvertReport", "convert"),
     "shardio.dataset": ("ShardDataset",),
     "shardio.errors": (
+        "CacheError",
         "ConvertError",
         "DecodeError",
         "FormatError",
@@ -44,8 +51,10 @@ _HOMES = {
         "SpaceError",
     ),
     "shardio.loader": ("ShardLoader",),
+    "shardio.publisher": ("publish",),
     "shardio.setwriter": ("ShardWriter",),
     "shardio.shardset": ("Sample", "ShardSet", "open_shards"),
+    "shardio.staging": ("StageReport", "stage"),
     "shardio.verifier": ("verify",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

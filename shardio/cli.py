@@ -16,16 +16,20 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from tqdm import tqdm
 
 from shardio.errors import ShardioError
 from shardio.version import __version__
+
+if TYPE_CHECKING:
+    from shardio.cache import CachedCopy
+    from shardio.catalogue import Listing
 
 # Commands import what they need when they run: `shardio info` answers before torch would be loaded.
 
@@ -56,6 +60,14 @@ def _parse_max_bad(text: str) -> int | float:
     if not match or (match[2] and float(match[2]) > 100):
         raise ValueError("a number of images such as 10, or a share such as 1%")
     return int(match[1]) if match[1] else float(match[2]) / 100
+
+
+def _parse_share(text: str) -> float:
+    match = re.fullmatch(r"(\d*\.?\d+)(%?)", text)
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share <= 1:
+        raise ValueError("a share such as 5% or 0.05, more than 0 and at most 100%")
+    return share
 
 
 def _parse_count(text: str, least: int = 1) -> int:
@@ -104,6 +116,13 @@ def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramet
     return callback
 
 
+def _find_set(context: click.Context, parameter: click.Parameter, value: str) -> Path:
+    """The folder of a set, which may be called by its name in the catalogue."""
+    from shardio.places import find_folder
+
+    return Path(find_folder(value))
+
+
 def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
     """A file that is written at the end must not turn out then to be nowhere."""
     if value is not None and not value.absolute().parent.is_dir():
@@ -113,6 +132,7 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 _folder = click.Path(path_type=Path)
+_set_argument = click.argument("out", callback=_find_set)
 _source_option = click.option(
     "--source",
     type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]),
@@ -144,7 +164,11 @@ def cli() -> None:
     shardio repair out/ imagenet/      if not, make the damaged files again
     shardio bench out/                 how fast does this machine read it?
     shardio warm out/                  bring it into memory before a job reads it
+    shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
+    shardio evict /nvme/cache          remove copies there that nobody uses
     shardio check-shuffle 1281167      how random is the order?
+    shardio publish out/ /sets/name    share it with the other users of a cluster
+    shardio list /sets                 which sets are there
     """
 
 
@@ -362,19 +386,24 @@ plan.params[2:2] = [
 
 
 @cli.command(short_help="Say what a set holds.")
-@click.argument("out", type=_folder)
+@click.argument("out")
 @_json_option
-def info(out: Path, as_json: bool) -> None:
-    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, size, digest."""
-    from shardio.manifest import load_manifest
+def info(out: str, as_json: bool) -> None:
+    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, size, digest.
 
-    manifest = load_manifest(out)
+    OUT is a folder, a URL such as s3://bucket/name, or a name that is found in the roots of SHARDIO_PATH.
+    """
+    from shardio.places import is_url
+    from shardio.storage import open_storage
+
+    storage = open_storage(out if is_url(out) else Path(out))
+    manifest = storage.load_manifest()
     splits = {
         name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
         for name, split in manifest.splits.items()
     }
     facts = {
-        "path": str(out),
+        "path": storage.name,
         "digest": manifest.digest,
         "sample_shape": list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
@@ -389,7 +418,7 @@ def info(out: Path, as_json: bool) -> None:
         _print_json(facts)
         return
     height, width, channels = manifest.sample_shape
-    click.echo(f"{out}: {_bytes(manifest.nbytes)}, {len(manifest.classes):,} classes")
+    click.echo(f"{storage.name}: {_bytes(manifest.nbytes)}, {len(manifest.classes):,} classes")
     click.echo(f"  sample  {height} x {width} x {channels} uint8")
     if manifest.class_names:
         named = [f"{name} is {called}" for name, called in zip(manifest.classes, manifest.class_names, strict=True)]
@@ -405,11 +434,19 @@ def info(out: Path, as_json: bool) -> None:
 
 
 @cli.command(short_help="Check a set against its checksums.")
-@click.argument("out", type=_folder)
+@_set_argument
 @click.option("--quick", is_flag=True, help="Only sizes and headers, which takes no time.")
+@click.option(
+    "--subset",
+    callback=_parsed(_parse_share),
+    metavar="P%",
+    help="Of the shards, read only this share of the samples, at random: for routine checks of large sets.",
+)
+@click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="Of the subset.  [default: a new one, printed]")
+@click.option("--digest", metavar="HEX", help="Of the set that it must be, or its first 12 digits or more.")
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Files to read at a time.")
 @_json_option
-def verify(out: Path, quick: bool, workers: int, as_json: bool) -> None:
+def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
     """Check the set in OUT against its checksums, and name every damaged file and sample.
 
     Exit code 1 if anything is damaged.
@@ -422,20 +459,22 @@ def verify(out: Path, quick: bool, workers: int, as_json: bool) -> None:
             bar.total = total
             bar.update(nbytes)
 
-        report = verifier.verify(out, quick=quick, workers=workers, on_progress=show)
+        report = verifier.verify(out, quick=quick, on_progress=show, **options)
     if as_json:
         _print_json({**dataclasses.asdict(report), "ok": report.ok})
     else:
         for problem in report.problems:
             click.echo(f"damaged: {problem.detail}")
         what = "sizes and headers" if quick else "every checksum"
+        if report.subset is not None:
+            what = f"{report.subset.num_samples:,} samples (seed {report.subset.seed}), sizes, headers and indexes"
         verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
         click.echo(f"{out}: {verdict}: {what} of {report.num_files:,} files, {_bytes(report.nbytes)}")
     sys.exit(0 if report.ok else 1)
 
 
 @cli.command(short_help="Make the damaged files of a set again.")
-@click.argument("out", type=_folder)
+@_set_argument
 @click.argument("src", type=_folder)
 @_source_option
 @_columns_option
@@ -472,7 +511,7 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
 
 
 @cli.command(short_help="Bring a set into the page cache.")
-@click.argument("out", type=_folder)
+@_set_argument
 @click.option("--split", help="Only this split.  [default: all]")
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Reads at a time.")
 @click.option("--force", is_flag=True, help="Even if the set is larger than the memory that is left.")
@@ -502,8 +541,80 @@ def warm(out: Path, split: str | None, workers: int, force: bool, as_json: bool)
         click.echo(f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}")
 
 
+@cli.command(short_help="Copy a set to a node's own disk.")
+@click.argument("src")
+@click.argument("cache", type=_folder)
+@click.option("--digest", metavar="HEX", help="Of the set that SRC must be, or its first 12 digits or more.")
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Files to copy at a time.")
+@click.option("--verify", is_flag=True, help="Read all of a copy that is there, and copy again what is damaged.")
+@_json_option
+def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
+    """Have a verified copy of the set in SRC, a folder or URL, in the folder CACHE, and print its path.
+
+    However many processes of a node ask at once, one copies, and the others wait for it. Interrupted or killed, any of
+    them goes on with the files that are finished. Copies that nobody uses make room, those not used for longest first.
+    The copy may be evicted once the command has ended, unless a job holds it.
+    """
+    import shardio.staging as staging
+
+    def tell_wait(process: int | None) -> None:
+        who = "another process" if process is None else f"process {process}"
+        click.echo(f"shardio: {who} is copying {src} to {cache}: waiting for it", err=True)
+
+    # With a delay the bar is not there before something is copied, and never where another process copies.
+    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True, delay=1e-3) as bar:
+
+        def show(nbytes: int, total: int) -> None:
+            bar.total = total
+            bar.update(nbytes)
+
+        try:
+            report = staging.stage(src, cache, on_progress=show, on_wait=tell_wait, **options)
+        except KeyboardInterrupt:
+            bar.close()
+            click.echo(f"shardio: finished files are kept in {cache}: the same command goes on with them", err=True)
+            raise
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+        return
+    for digest in report.evicted:
+        click.echo(f"shardio: removed {digest[:16]} from {cache}, to make room", err=True)
+    click.echo(report.path)
+
+
+@cli.command(short_help="Remove copies that nobody uses from a cache.")
+@click.argument("cache", type=_folder)
+@click.option(
+    "--keep",
+    callback=_parsed(_parse_bytes),
+    metavar="SIZE",
+    required=True,
+    help="Most bytes of copies that may stay, such as 500GB; 0 for none.",
+)
+@_json_option
+def evict(cache: Path, keep: int, as_json: bool) -> None:
+    """Remove copies from CACHE, those not used for longest first, until they have SIZE together.
+
+    What a job uses is never removed, nor is anything that `shardio stage` has not put there.
+    """
+    from shardio.cache import Cache
+
+    report = Cache(cache).evict(keep=keep)
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+        return
+    for copy in report.removed:
+        click.echo(f"removed  {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {_printable(copy.source)}")
+    for copy in report.kept:
+        why = "in use" if copy.in_use else "another user's"
+        if copy.processes:
+            why += f" by process {_some(copy.processes)}"
+        click.echo(f"kept     {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {_printable(copy.source)}: {why}")
+    click.echo(f"{cache}: {_bytes(report.nbytes)} of copies remain")
+
+
 @cli.command(short_help="Measure how fast this machine reads a set.")
-@click.argument("out", type=_folder)
+@_set_argument
 @click.option("--split", default="train", show_default=True)
 @click.option(
     "--batch-size",
@@ -607,6 +718,123 @@ def bench(out: Path, as_json: bool, **options: Any) -> None:
         click.echo(line)
 
 
+@cli.command(short_help="Copy or move a set into a shared root.")
+@_set_argument
+@click.argument("target", metavar="ROOT/NAME", type=_folder)
+@click.option("--move", is_flag=True, help="Leave nothing in OUT: a rename, if ROOT is on the same filesystem.")
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True, help="Files to copy at a time.")
+@_json_option
+def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
+    """Copy the finished set in OUT into the folder ROOT, as NAME, for others to read.
+
+    It appears whole or not at all, never over anything, and verified: copies are compared with their checksums, and a
+    set that is renamed is checked as `verify --quick` does. Permissions and group are those that new files have in
+    ROOT. With ROOT in SHARDIO_PATH, jobs call the set by its NAME.
+    """
+    import shardio.publisher as publisher
+
+    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
+
+        def show(nbytes: int, total: int) -> None:
+            bar.total = total
+            bar.update(nbytes)
+
+        report = publisher.publish(out, target, on_progress=show, **options)
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+        return
+    done = "moved" if options["move"] else "copied"
+    click.echo(f"{done} {report.num_files:,} files, {_bytes(report.nbytes)}, digest {report.digest[:16]}")
+    click.echo(f"  published as {report.path}")
+    if report.readable_by != "all":
+        whom = {"owner": "its owner", "group": "its owner and group"}[report.readable_by]
+        click.echo(
+            f"  only {whom} can read it, as the umask says: `chmod -R a+rX {report.path}` lets the others read it, too"
+        )
+
+
+@cli.command("list", short_help="Show which sets there are.")
+@click.argument("roots", metavar="[ROOT]...", nargs=-1)
+@click.option(
+    "--cache",
+    type=_folder,
+    envvar="SHARDIO_CACHE",
+    show_envvar=True,
+    help="Say which of them this cache of the machine has, and whether they are in use.",
+)
+@_json_option
+def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
+    """Show the sets in each ROOT, a folder or a URL: samples, shape, size, digest, and what state they are in.
+
+    Without a ROOT, those of SHARDIO_PATH, in the order in which a name is looked for there. Exit code 1 if a root
+    cannot be looked into.
+    """
+    import shardio.catalogue as catalogue
+    from shardio.places import catalogue_roots
+
+    if not (roots := roots or catalogue_roots()):
+        raise click.UsageError("expected a ROOT, or roots in SHARDIO_PATH with colons between them; found neither")
+    listings = catalogue.list_sets(roots)
+    copies = None if cache is None else {copy.digest: copy for copy in _copies_in(cache)}
+    if as_json:
+        described = [dataclasses.asdict(listing) for listing in listings]
+        for entry in (entry for listing in described for entry in listing["sets"]):
+            copy = copies and copies.get(entry["digest"])
+            entry["cached"] = copy and dataclasses.asdict(copy)
+        _print_json({"roots": described})
+    else:
+        for line in _aligned(list(_catalogue_rows(listings, copies))):
+            click.echo(line)
+        for found in (found for listing in listings for found in listing.sets if found.reason):
+            click.echo(f"{found.state}: {_printable(found.reason)}")
+    problems = [listing for listing in listings if listing.problem]
+    for listing in problems:
+        click.echo(f"shardio: error: {listing.root}: {listing.problem}", err=True)
+    sys.exit(1 if problems else 0)
+
+
+def _copies_in(cache: Path) -> list[CachedCopy]:
+    from shardio.cache import Cache
+
+    return Cache(cache).copies() if cache.is_dir() else []  # nobody has staged anything there yet
+
+
+def _catalogue_rows(listings: Sequence[Listing], copies: Mapping[str, CachedCopy] | None) -> Iterator[list[str]]:
+    """The table of `list`. Whether sets are cached is told if somebody asked, and their root if there are several."""
+    header = ["name", "samples", "shape", "size", "digest", "state", "cached", "root"]
+    columns = [name for name in header if name != "cached" or copies is not None]
+    columns = [name for name in columns if name != "root" or len(listings) > 1]
+    yield columns
+    for listing in listings:
+        for found in listing.sets:
+            texts = {
+                "name": _printable(found.name),
+                "samples": ", ".join(f"{split} {count:,}" for split, count in found.num_samples.items()),
+                "shape": " x ".join(map(str, found.sample_shape)),
+                "size": _bytes(found.nbytes) if found.digest else "",
+                "digest": found.digest[:12],
+                "state": found.state,
+                "cached": _cached((copies or {}).get(found.digest)),
+                "root": listing.root,
+            }
+            yield [texts[name] for name in columns]
+
+
+def _cached(copy: CachedCopy | None) -> str:
+    """What `list` says of a set's copy in a cache, if there is one."""
+    if copy is None:
+        return "no"
+    users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""
+    return ("complete" if copy.complete else "in progress") + users
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table of texts, each column as wide as it must be."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
 @cli.command(short_help="Show how random the order of N samples is.")
 @click.argument("n", type=click.IntRange(100), metavar="N")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
@@ -684,7 +912,7 @@ def demo(images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> N
     click.secho(f"$ shardio convert {images} {out} --size {size[0]}x{size[1]}", bold=True)
     _convert(images, out, as_json=False, size=size)
     click.secho(f"\n$ shardio info {out}", bold=True)
-    click.get_current_context().invoke(info, out=out, as_json=False)
+    click.get_current_context().invoke(info, out=str(out), as_json=False)
     run_demo(out, steps, click.echo)
 
 

@@ -82,10 +82,15 @@ def look_at(shards: ShardSet, num_samples: int) -> Facts:
     )
 
 
-def make_reader(shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
-    """The reader that `io` asks for, and why it is this one. ValueError if it cannot work here."""
+def check_io(io: str) -> None:
+    """ValueError unless it is one of Io."""
     if io not in get_args(Io):
         raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
+
+
+def make_reader(shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
+    """The reader that `io` asks for, and why it is this one. ValueError if it cannot work here."""
+    check_io(io)
     if io == "auto":
         facts = look_at(shards, num_samples)
         choice, alignment = choose(facts), facts.direct_alignment

@@ -46,5 +46,9 @@ class SpaceError(ShardioError, OSError):
     """The filesystem has too little room for what is to be written, or the memory for what is to be read into it."""
 
 
+class CacheError(ShardioError, ValueError):
+    """A folder cannot be used as a cache of shard sets: it holds something else, or is not on this machine."""
+
+
 class LaunchError(ShardioError, ValueError):
     """The launcher's variables do not give one rank of one world."""

@@ -100,6 +100,11 @@ class AtomicFile:
                     raise
                 self._close()  # swept between its creation and its lock
 
+    @property
+    def temporary(self) -> Path:
+        """The name under which it is written. It belongs to this process alone, as long as it is there."""
+        return self._temporary
+
     def __enter__(self) -> AtomicFile:
         return self
 
@@ -146,6 +151,16 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
+def is_abandoned(name: str, written: float) -> bool:
+    """Whether the temporary file `name` is of no use to anybody, if this process could lock it.
+
+    `written` is when somebody wrote to it last, in seconds since the epoch. Another machine's lock need not be seen
+    here: then time must tell.
+    """
+    machine, known, _ = name.split(".")[-2].rpartition("-")
+    return not known or machine == _machine() or time.time() - written >= _ABANDONED_SECONDS
+
+
 def sweep_temporaries(folder: Path) -> int:
     """Remove the temporary files in `folder` that no living process is writing; how many there were.
 
@@ -159,8 +174,7 @@ def sweep_temporaries(folder: Path) -> int:
             descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                machine, known, _ = entry.name.split(".")[-2].rpartition("-")
-                if known and machine != _machine() and time.time() - os.fstat(descriptor).st_mtime < _ABANDONED_SECONDS:
+                if not is_abandoned(entry.name, os.fstat(descriptor).st_mtime):
                     continue
                 Path(entry.path).unlink()
                 swept += 1

@@ -33,10 +33,11 @@ class Pending:
     of a SimpleQueue, which are atomic.
     """
 
-    def __init__(self, slot: Slot, size: int, parts: int) -> None:
+    def __init__(self, slot: Slot, size: int, parts: int, finish: Finish | None = None) -> None:
         self.size = size
         self._slot = [slot]  # whoever pops it owns it
         self._unfinished = [None] * parts
+        self._finish = [finish]  # whoever pops it ends the batch
         self._seconds: list[float] = []
         self._errors: list[BaseException] = []
         self._release: Callable[[Slot], None] | None = None
@@ -53,11 +54,23 @@ class Pending:
             self._errors.append(error)
         self._seconds.append(time.perf_counter() - start)
         self._unfinished.pop()
-        # The last two parts may both find themselves last; everything from here on may be done twice.
         if not self._unfinished:
-            self._finished = True
-            self._signal.put(None)
-            self._give_back()
+            self._end()
+
+    def _end(self) -> None:
+        """After the last part. The last two may both find themselves last: then one of them does this."""
+        try:
+            finish = self._finish.pop()
+        except IndexError:
+            return
+        try:
+            if finish is not None and self._release is None and not self._errors:
+                finish(self._slot[0], self.size)
+        except BaseException as error:
+            self._errors.append(error)
+        self._finished = True
+        self._signal.put(None)
+        self._give_back()
 
     @property
     def gather_seconds(self) -> float:
@@ -83,7 +96,7 @@ class Pending:
     def abandon(self, release: Callable[[Slot], None]) -> None:
         """Nobody wants the batch: call `release` with the slot once no part touches it any more. Does not wait."""
         self._release = release
-        if not self._unfinished:
+        if self._finished:  # or else whoever ends the batch finds `release`
             self._give_back()
 
     def _give_back(self) -> None:
@@ -111,6 +124,9 @@ class Hints:
         """Nobody will ask for the batches: pass on no more."""
         self._wanted = False
 
+
+Finish = Callable[[Slot, int], None]
+"""What is done to a whole batch (slot, size) by the gather thread that copied its last part."""
 
 _Job = tuple[Pending | Hints, Callable[[], None]]
 
@@ -144,12 +160,22 @@ class GatherThreads:
             self.close()
             raise
 
-    def submit(self, reader: Reader, indices: NDArray[np.int64], slot: Slot, windows: Windows | None = None) -> Pending:
-        """Begin to copy the samples `indices` or windows of them, their labels and the indices into the slot."""
+    def submit(
+        self,
+        reader: Reader,
+        indices: NDArray[np.int64],
+        slot: Slot,
+        windows: Windows | None = None,
+        finish: Finish | None = None,
+    ) -> Pending:
+        """Begin to copy the samples `indices` or windows of them, their labels and the indices into the slot.
+
+        `finish` is then called with the slot and the number of samples, in one of the threads, unless a part failed.
+        """
         size = len(indices)
         parts = max(1, min(self.num_threads, size))
         bounds = [size * part // parts for part in range(parts + 1)]
-        pending = Pending(slot, size, parts)
+        pending = Pending(slot, size, parts, finish)
         for start, stop in pairwise(bounds):
             self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop, windows)))
         if self._closed.on:  # perhaps since a moment ago, and nobody serves the queue any more

@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -16,7 +17,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.profiler import record_function
 
+from shardio.cached import CachedSplit
 from shardio.crop import Crop, CropAt, Windows
+from shardio.damage import Check, GuardedReader, OnDamage, check_choices
 from shardio.engine import Io, make_reader, read_ahead_batches
 from shardio.errors import LaunchError
 from shardio.format import SampleShape, sample_nbytes
@@ -88,6 +91,21 @@ class ShardLoader:
     sets larger than memory. "auto" looks at the filesystem, the memory that is left and the page cache; `stats()` says
     what it chose and why.
 
+    `cache` is a folder on this node's own disk, in which the set is copied once for all processes of the node that ask
+    for it; `path` may then be a URL. Training begins at once: what has not been copied yet is read from `path`, and
+    what the first batches need is copied first. As long as the loader is open, nobody evicts the copy. If it cannot be
+    made, as there is no room, a warning says so, and `path` is read all the time.
+
+    `digest` pins the content of the set: the digest that `shardio info` prints, or its first 12 digits or more. Any
+    other set is a FormatError.
+
+    check="sample" compares the crc32 of every sample that is read with the index, in the gather threads, and reads a
+    sample that differs once more, past the page cache if that is possible. It reads whole samples, with `crop` too. One
+    that is damaged is a FormatError that names file, sample and byte. With on_damage="skip" it is a RuntimeWarning, the
+    first time, and another sample of the same batch takes its place, with its label and index: which, (`seed`, epoch,
+    sample) say. Shapes, the number of batches and states stay what they are. Without `check`, that covers samples that
+    storage does not give (EIO) and that a file does not have any more. A batch without a sound sample is an error.
+
     Opening raises SetNotFoundError or FormatError. What storage fails to give is asked for again for a second; then it
     is an OSError that names file, byte and sample. An error in a gather thread is raised where its batch was due. An
     iterator belongs to one thread. `close()`, or leaving the `with` block, or forgetting the loader ends the threads.
@@ -114,17 +132,24 @@ class ShardLoader:
         num_threads: int | None = None,
         prefetch: int = 2,
         io: Io = "auto",
+        cache: str | os.PathLike[str] | None = None,
         crop: int | tuple[int, int] | None = None,
         crop_at: CropAt = "center",
         transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
         return_indices: bool = False,
+        digest: str | None = None,
+        check: Check = "off",
+        on_damage: OnDamage = "raise",
     ) -> None:
+        check_choices(check, on_damage)
         if (num_threads is not None and num_threads < 1) or prefetch < 0:
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {num_threads}, {prefetch}")
         self.world: World = find_world(rank, world_size)
-        self.shards = open_shards(path, split)
+        self._cached = None if cache is None else CachedSplit(path, cache, split, digest)
+        if self._cached is None:
+            self.shards = open_shards(path, split, digest=digest)
         order = make_order(
-            len(self.shards),
+            self._cached.num_samples if self._cached else len(self.shards),
             shuffle=shuffle,
             seed=seed,
             block_size=block_size,
@@ -143,6 +168,8 @@ class ShardLoader:
                 'batch_size, or tail="pad" or "short"'
             )
         self.device = _choose_device(device, self.world)
+        if self._cached is not None:
+            self.shards = self._cached.open(self._sampler.batches(0))
         self.prefetch = prefetch
         self.transform = transform
         self.return_indices = return_indices
@@ -162,13 +189,25 @@ class ShardLoader:
         self._counts = _Counts()
         self._pid = os.getpid()
         num_distinct = len(self.shards) if indices is None else min(len(self.shards), np.asarray(indices).size)
-        self._reader, self._io_reason = make_reader(self.shards, io, num_distinct)
+        make_the_reader = self._cached.make_reader if self._cached else make_reader
+        self._reader, self._io_reason = make_the_reader(self.shards, io, num_distinct)
+        self._guard: GuardedReader | None = None
+        if check != "off" or on_damage != "raise":
+            self._guard = GuardedReader(
+                self._reader,
+                self.shards,
+                check=check,
+                on_damage=on_damage,
+                seed=as_integer("seed", seed),
+                second=self._cached.make_second(self.shards) if self._cached else None,
+            )
+            self._reader = self._guard
         self._read_ahead = read_ahead_batches(self._sampler.batch_size * sample_nbytes(shape), memory_left())
         if num_threads is None:
             num_threads = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
         self._threads = GatherThreads(num_threads)
         # Runs when the loader is forgotten, and at the latest when the interpreter exits.
-        self._close = weakref.finalize(self, _close, self._threads, self._ring, self._reader)
+        self._close = weakref.finalize(self, _close, self._threads, self._ring, self._reader, self._cached)
 
     @property
     def num_threads(self) -> int:
@@ -267,16 +306,23 @@ class ShardLoader:
             **self._sampler.order.describe(),
         }
 
+    @property
+    def damaged(self) -> list[int]:
+        """The samples that were found damaged and replaced by others, in ascending order; also of batches that were
+        read ahead. Always empty with on_damage="raise"."""
+        return self._guard.damaged if self._guard else []
+
     def stats(self) -> dict[str, Any]:
         """What was delivered since the loader was made, and the seconds spent on it.
 
         `wait_seconds`: the consumer waiting for batches; `gather_seconds`: all gather threads together, copying;
         `copy_seconds`: the GPU, by its own clock, copying batches whose copies are known to be done. 0.0 on the CPU.
-        `io` is how samples are read, for `io_reason`; `read_nbytes` that were read so, `read_retries` because of
-        errors; `read_ahead_batches` announced to the kernel, and `read_ahead_hits`, the share of their samples that was
-        in the page cache when it was due (told by a few of each batch; None if none were announced, or if the files are
-        not ours and the kernel does not tell). `slots` were made for batches, of which `slots_free` wait
-        for reuse: the others are being filled, are ready, or are in the consumer's hands.
+        `io` is how samples are read, for `io_reason`; `read_nbytes` that were read so, `read_retries` because of errors
+        or of a wrong crc32; `damaged` samples were replaced by others; `read_ahead_batches` announced to the kernel,
+        and `read_ahead_hits`, the share of their samples that was in the page cache when it was due (told by a few of
+        each batch; None if none were announced, or if the files are not ours and the kernel does not tell). `staging`
+        tells how far the copy in the cache is: None without `cache`. `slots` were made for batches, of which
+        `slots_free` wait for reuse: the others are being filled, are ready, or are in the consumer's hands.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
         "shardio.copy" for starting its way to the GPU, and "shardio.transform".
@@ -292,7 +338,9 @@ class ShardLoader:
             "io_reason": self._io_reason,
             "read_nbytes": read.nbytes,
             "read_retries": read.retries,
+            "damaged": len(self.damaged),
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
+            "staging": self._cached.describe(self.shards) if self._cached else None,
         }
 
     def close(self) -> None:
@@ -428,7 +476,9 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._draw(loader.prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= loader.prefetch:
             indices, windows = self._coming.popleft()
-            self._pending.append(loader._threads.submit(loader._reader, indices, loader._ring.acquire(), windows))
+            finish = partial(loader._guard.replace_damaged, self.epoch) if loader._guard else None
+            slot = loader._ring.acquire()
+            self._pending.append(loader._threads.submit(loader._reader, indices, slot, windows, finish))
         if self._announces:
             self._draw(loader._read_ahead)
 
@@ -454,6 +504,8 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         counts.wait_seconds += time.perf_counter() - start
         counts.gather_seconds += pending.gather_seconds
         self._pending.popleft()
+        if self._loader._guard is not None:
+            self._loader._guard.warn(levels=5)  # at the line that asked for a batch
         return slot, pending.size
 
     def _lend(self, slot: Slot, size: int) -> Tensors:
@@ -462,10 +514,12 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         return Tensors(images.permute(0, 3, 1, 2), labels, indices)
 
 
-def _close(threads: GatherThreads, ring: Ring, reader: Reader) -> None:
+def _close(threads: GatherThreads, ring: Ring, reader: Reader, cached: CachedSplit | None) -> None:
     threads.close()
     ring.clear()
     reader.close()
+    if cached is not None:
+        cached.close()
 
 
 def _abandon(pending: deque[Pending], hints: Hints, ring: Ring, device: DevicePrefetch | None) -> None:

@@ -40,6 +40,8 @@ from shardio.format import (
 )
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+# 48 bits: nobody has so many sets that two of them would begin alike.
+_PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -375,21 +377,53 @@ def parse_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def load_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """The manifest of the set in `folder`. SetNotFoundError if there is none, FormatError if it is not sound."""
+def check_manifest_nbytes(path: str | Path, nbytes: int) -> None:
+    """FormatError if the file is larger than any manifest: before it is read."""
+    if nbytes > MAX_MANIFEST_NBYTES:
+        raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
+
+
+def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> Manifest:
+    """The manifest of the set in `folder`. SetNotFoundError if there is none, FormatError if it is not sound.
+
+    `digest` is what `check_digest` takes.
+    """
     path = Path(folder) / MANIFEST_NAME
     if not os.path.lexists(path):
         raise SetNotFoundError(f"{path}: not found: {_what_is_there(Path(folder))}")
     descriptor, nbytes = open_regular(path)
     with naming(path), os.fdopen(descriptor, "rb") as file:
-        if nbytes > MAX_MANIFEST_NBYTES:
-            raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
+        check_manifest_nbytes(path, nbytes)
         # One byte more than allowed is asked for: the file may have grown since.
         data = file.read(MAX_MANIFEST_NBYTES + 1)
     try:
-        return parse_manifest(data)
+        manifest = parse_manifest(data)
+        check_digest(manifest, digest)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
+    return manifest
+
+
+def is_digest(text: str) -> bool:
+    """Whether this is the digest of a set, whole."""
+    return _SHA256.fullmatch(text) is not None
+
+
+def check_digest(manifest: Manifest, digest: str | None) -> None:
+    """FormatError unless this is the content that somebody pinned by its digest, whole or by its first 12 digits or
+    more. None is any content. ValueError if `digest` is no such thing."""
+    if digest is None:
+        return
+    if not _PINNED.fullmatch(digest):
+        raise ValueError(
+            "digest must be the 64 lower-case hexadecimal digits that `shardio info` prints, or the first 12 or more "
+            f"of them; found {_show(digest)}"
+        )
+    if not manifest.digest.startswith(digest):
+        raise FormatError(
+            f"digest: expected {digest}, found {manifest.digest}: this is another set than the one that was pinned; "
+            "open the folder that holds that one, or pin the digest that `shardio info` prints of this one"
+        )
 
 
 def _what_is_there(folder: Path) -> str:

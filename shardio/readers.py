@@ -13,14 +13,13 @@ import errno
 import fcntl
 import mmap
 import os
-import resource
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ from shardio.errors import FormatError
 from shardio.files import naming, open_regular
 from shardio.format import HEADER_NBYTES, sample_nbytes, shard_header
 from shardio.manifest import FileEntry
+from shardio.openfiles import OpenFiles, most_open
 from shardio.ring import aligned_empty
 from shardio.shardset import RETRY_SECONDS, TRANSIENT, ShardSet, check_not_cut, open_checked, reading_failed
 
@@ -67,12 +67,18 @@ class ReadCounts(NamedTuple):
 class Reader(Protocol):
     """Reads samples of one set. Thread safe."""
 
-    name: str
     num_threads: int
     """Threads that should read at the same time, at least."""
 
+    @property
+    def name(self) -> str:
+        """What `stats()` calls it."""
+
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The labels of samples that exist. OSError if the storage fails."""
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """A column of the index for samples that exist: a copy. OSError if the storage fails."""
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """Copy the samples `indices`, or a window of each, as ShardSet.gather does. OSError if the storage fails."""
@@ -89,7 +95,7 @@ class Reader(Protocol):
         """Give back descriptors. Reads under way finish; others fail. Idempotent."""
 
 
-class _Tally:
+class Tally:
     """Sums that many threads add to without a lock: each to its own."""
 
     def __init__(self) -> None:
@@ -116,9 +122,10 @@ class MappedReader:
 
     def __init__(self, shards: ShardSet) -> None:
         self._shards = shards
-        self._tally = _Tally()
+        self._tally = Tally()
         self._announced = False
         self.labels_of = shards.labels_of
+        self.column_of = shards.column_of
         shards.expect_random_reads()
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
@@ -158,75 +165,21 @@ class _File(NamedTuple):
     direct: bool
 
 
-class _OpenFile:
-    """A descriptor that closes when nobody uses it any more, which reference counting knows without a lock."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
-
-
-class _OpenFiles:
-    """A few of many files, open: those used last. Thread safe, by single operations of an OrderedDict.
-
-    Two threads may open a file at the same time; one of the descriptors then closes at once. A lock would be worse:
-    `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it is at
-    work, as assignment and clear() do: closing a file lets other threads run, who would find the dictionary torn.
-    """
-
-    def __init__(self, files: Sequence[_File], most: int) -> None:
-        self.files = files
-        self.most = most
-        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
-        self._closed = False
-
-    def get(self, number: int) -> _OpenFile:
-        """The file, opened and checked if it is not open. OSError, or FormatError if it is not what it was."""
-        if self._closed:
-            raise RuntimeError("the reader was closed")
-        file = self._open.get(number)
-        if file is not None:
-            with contextlib.suppress(KeyError):
-                self._open.move_to_end(number)
-            return file
-        opened = self._opened(number)
-        file = self._open.setdefault(number, opened)
-        if len(self._open) > self.most:  # by one, or by as many as there are threads here
-            self._forget_oldest()
-        if self._closed:
-            self.forget_all()
-        return file
-
-    def _forget_oldest(self) -> None:
-        with contextlib.suppress(KeyError):  # somebody else did
-            self._open.popitem(last=False)
-
-    def _opened(self, number: int) -> _OpenFile:
-        path, entry, header, direct = self.files[number]
-        file = _OpenFile(open_checked(path, entry, header))
+def _open_one(files: Sequence[_File], number: int) -> int:
+    path, entry, header, direct = files[number]
+    descriptor = open_checked(path, entry, header)
+    try:
         if direct:
-            with naming(Path(path)):
-                set_direct(file.descriptor)
+            with naming(path):
+                set_direct(descriptor)
         elif hasattr(os, "posix_fadvise"):
             # The kernel shall read what is asked for and nothing around it.
             with contextlib.suppress(OSError):
-                os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return file
-
-    def forget(self, number: int) -> None:
-        """Open the file anew next time."""
-        self._open.pop(number, None)
-
-    def forget_all(self) -> None:
-        for _ in range(len(self._open)):
-            self._forget_oldest()
-
-    def close(self) -> None:
-        self._closed = True
-        self.forget_all()
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class FileReader:
@@ -245,7 +198,7 @@ class FileReader:
         self._drop_behind = drop_behind and alignment is None and hasattr(os, "posix_fadvise")
         self._row_nbytes = sample_nbytes(shards.sample_shape)
         self._lands = True  # what O_DIRECT reads, in the caller's memory
-        self._tally = _Tally()
+        self._tally = Tally()
         self._thread = threading.local()
         split = shards.manifest.splits[shards.split]
         direct = alignment is not None
@@ -256,23 +209,30 @@ class FileReader:
         self._index_number = len(files)
         # Labels are few bytes, and read again in every epoch: through the page cache.
         files.append(_File(shards.path_of(split.index), split.index, split.index_header, False))
-        self._files = _OpenFiles(files, min(len(files), _most_open()))
-        self._index_stride = split.index.dtype.itemsize  # a row begins with its label
+        self._entries = files
+        self._files = OpenFiles(partial(_open_one, files), min(len(files), most_open()))
+        self._index_stride = split.index.dtype.itemsize
+        # Of a row of the index: each field's type, and its first byte.
+        self._fields = {name: (field[0], field[1]) for name, field in (split.index.dtype.fields or {}).items()}
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.column_of("label", indices)
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Read by the samples' rows of the index, so that opening costs the same for any number of samples."""
-        labels = np.empty(len(indices), np.dtype("<i8"))
-        offsets = HEADER_NBYTES + np.asarray(indices, np.int64) * self._index_stride
+        cell_dtype, start = self._fields[name]
+        column = np.empty(len(indices), cell_dtype)
+        cells = column.view(np.uint8).reshape(len(column), column.itemsize)
+        offsets = HEADER_NBYTES + np.asarray(indices, np.int64) * self._index_stride + start
         done = 0
         if _rowread is not None:
             file = self._files.get(self._index_number)
-            places = np.arange(len(labels)) * labels.itemsize
-            done = _rowread.read_rows(file.descriptor, offsets, places, labels.itemsize, labels, False)
+            places = np.arange(len(column)) * column.itemsize
+            done = _rowread.read_rows(file.descriptor, offsets, places, column.itemsize, cells, False)
             del file
-        cells = labels.view(np.uint8).reshape(len(labels), labels.itemsize)
         for cell, offset in zip(cells[done:], offsets[done:].tolist(), strict=True):
             self._fill(self._index_number, [cell], offset, len(cell))
-        return labels
+        return column
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         indices = self._shards.check_request(indices, out, windows)
@@ -416,12 +376,14 @@ class FileReader:
 
     def _check_length(self, number: int, descriptor: int) -> None:
         """After a read that came short: if the file was cut, there is nothing to wait for."""
-        file = self._files.files[number]
+        file = self._entries[number]
         check_not_cut(file.path, file.entry, os.fstat(descriptor).st_size)
 
     def _explained(self, error: OSError, number: int, offset: int, attempts: int) -> OSError:
         if number == self._index_number:
-            what = f"the label of sample {(offset - HEADER_NBYTES) // self._index_stride}"
+            row, at = divmod(offset - HEADER_NBYTES, self._index_stride)
+            name = next(name for name, (kind, start) in self._fields.items() if start <= at < start + kind.itemsize)
+            what = f"the {name} of sample {row}"
         else:
             position = max(0, offset - HEADER_NBYTES) // self._row_nbytes
             what = f"sample {self._shards.first_samples[number] + position}"
@@ -430,7 +392,7 @@ class FileReader:
             hint = 'the filesystem refuses O_DIRECT here: use io="pread"'
         elif error.errno == errno.ESTALE:
             hint = "the file was replaced or removed on the server: put the set back, or make a new loader"
-        return reading_failed(error, self._files.files[number].path, what, offset, attempts, hint)
+        return reading_failed(error, self._entries[number].path, what, offset, attempts, hint)
 
     def reads_ahead(self) -> bool:
         return False
@@ -473,12 +435,6 @@ def set_direct(descriptor: int) -> None:
     if not hasattr(os, "O_DIRECT"):  # macOS
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
-
-
-def _most_open() -> int:
-    """A part of what this process may open, as it opens other files, too."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1024 if soft < 0 else max(4, min(1024, soft // 4))
 
 
 def _behind(buffers: Sequence[NDArray[np.uint8]], done: int) -> list[memoryview]:

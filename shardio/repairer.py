@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.checksum import crc32
 from shardio.columns import read_columns
 from shardio.decode import read_size
 from shardio.errors import ConvertError, DecodeError
@@ -311,4 +311,4 @@ def _crc32s(path: Path, nbytes: int) -> Iterator[int]:
     with os.fdopen(descriptor, "rb") as file:
         file.seek(HEADER_NBYTES)
         while pixels := file.read(nbytes):
-            yield zlib.crc32(pixels)
+            yield crc32(pixels)

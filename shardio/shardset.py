@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from shardio.format import (
 )
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.mapping import RowMapping, advise_random, resident_share, will_need
+from shardio.places import find_folder
 from shardio.rowcopy import copy_rows, copy_windows
 
 # Before what storage did not give is asked for again: a server that restarts, a path that fails over come back.
@@ -44,12 +45,16 @@ class Sample(NamedTuple):
     label: int
 
 
-def open_shards(path: str | os.PathLike[str], split: str = "train") -> ShardSet:
-    """Open one split of the set in the folder `path`.
+def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
+    """Open one split of the set in the folder `path`, or of that name in the catalogue (`shardio.places`).
 
-    SetNotFoundError if there is no set or no such split; FormatError if any file is not what the manifest says.
+
+    `digest` pins the content, all of the set's splits: the digest that `shardio info` prints, or its first 12 digits or
+    more. SetNotFoundError if there is no set or no such split; FormatError if it is another set than the pinned one, or
+    if any file is not what the manifest says.
     """
-    return ShardSet(Path(path), load_manifest(path), split)
+    path = find_folder(path)
+    return ShardSet(Path(path), load_manifest(path, digest), split)
 
 
 def open_sized(path: str | Path, entry: FileEntry) -> int:
@@ -97,9 +102,8 @@ def reading_failed(error: OSError, path: str | Path, what: str, offset: int, att
     return OSError(error.errno, text, str(path))
 
 
-def _map(mapping: RowMapping, number: int, path: str | Path, entry: FileEntry, header: bytes) -> None:
-    """Check a file and map it; its descriptor is open no longer than that."""
-    descriptor = open_checked(path, entry, header)
+def _place(mapping: RowMapping, number: int, descriptor: int) -> None:
+    """Map a file that was checked; its descriptor is open no longer than that."""
     try:
         mapping.place(number, descriptor)
     finally:
@@ -130,25 +134,41 @@ class ShardSet(Sequence[Sample]):
         counts = [shard.num_samples for shard in entry.shards]
         self._folder = os.path.abspath(path)  # wherever the process may go
         try:
-            shards = RowMapping(counts, sample_nbytes(shape))
+            self._mapping = RowMapping(counts, sample_nbytes(shape))
         except OSError:
-            for shard in entry.shards:  # is it the manifest that claims what no file has?
-                os.close(open_sized(self.path_of(shard), shard))
+            self._check_sizes()  # is it the manifest that claims what no file has?
             raise
-        for number, shard in enumerate(entry.shards):
-            _map(shards, number, self.path_of(shard), shard, shard_header(shard.num_samples, shape))
-        self._rows = shards.rows
+        self._rows = self._mapping.rows
         # Sample i is in the shard s with starts[s] <= i < starts[s + 1], and there in row i + shifts[s].
         self._starts = np.cumsum([0, *counts])
-        self._shifts = np.array(shards.first_rows) - self._starts[:-1]
+        self._shifts = np.array(self._mapping.first_rows) - self._starts[:-1]
+        self._map_shards()
         dtype = entry.index.dtype
         table = RowMapping([entry.num_samples], dtype.itemsize)
-        _map(table, 0, self.path_of(entry.index), entry.index, entry.index_header)
+        _place(table, 0, self._open_index())
         self._table = table.rows
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
         self.index: NDArray[np.void] = table.rows.view(dtype)[:, 0]  # type: ignore[assignment]
         """One row per sample: label, key, source_width, source_height, crc32, then the set's own columns, if any. A
         read-only view of the mapped file."""
+
+    def _check_sizes(self) -> None:
+        for shard in self._split.shards:
+            os.close(open_sized(self.path_of(shard), shard))
+
+    def _map_shards(self) -> None:
+        for number in range(len(self._split.shards)):
+            self._map_shard(number)
+
+    def _map_shard(self, number: int) -> None:
+        shard = self._split.shards[number]
+        header = shard_header(shard.num_samples, self.sample_shape)
+        _place(self._mapping, number, open_checked(self.path_of(shard), shard, header))
+
+    def _open_index(self) -> int:
+        """A descriptor of the index, checked."""
+        index = self._split.index
+        return open_checked(self.path_of(index), index, self._split.index_header)
 
     def path_of(self, entry: FileEntry) -> str:
         """The absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as much as
@@ -299,32 +319,39 @@ class ShardSet(Sequence[Sample]):
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The labels of these samples, which must exist: int64, the caller's own. Errors are those of `gather`."""
-        rows = np.empty((len(indices), self._table.shape[1]), np.uint8)
-        self._insist(lambda done: copy_rows(self._table, indices[done:], rows[done:]), indices, self._split.index)
-        labels: NDArray[np.int64] = rows.view(self.index.dtype)["label"][:, 0]
-        return labels
+        return self.column_of("label", indices)
 
-    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], table: FileEntry | None = None) -> None:
-        """Have `copy` copy something for each of these samples: from their shards, or from the file `table`.
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """A column of the index for these samples, which must exist: a copy. Errors are those of `gather`.
+
+        `index[name]` is a view of the mapping instead, where a page that cannot be had ends the process.
+        """
+        rows = np.empty((len(indices), self._table.shape[1]), np.uint8)
+        self._insist(lambda done: copy_rows(self._table, indices[done:], rows[done:]), indices, name)
+        column: NDArray[Any] = rows.view(self.index.dtype)[name][:, 0]
+        return column
+
+    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], column: str | None = None) -> None:
+        """Have `copy` copy something for each of these samples: from their shards, or a column from the index.
 
         It is called with how many are done, and says how many more it did: all of them, unless storage failed.
         """
         done = failures = 0
         while (done := done + copy(done)) < len(indices):
-            failure = self._failure(int(indices[done]), table, failures + 1)
+            failure = self._failure(int(indices[done]), column, failures + 1)
             if failures == len(RETRY_SECONDS):
                 raise failure
             time.sleep(RETRY_SECONDS[failures])
             failures += 1
 
-    def _failure(self, index: int, table: FileEntry | None, attempts: int) -> OSError:
+    def _failure(self, index: int, column: str | None, attempts: int) -> OSError:
         """Why a page cannot be had: a fault does not tell, but reading the file does. FormatError if it was cut."""
-        if table is None:
+        if column is None:
             (shard,), (offset,) = (found.tolist() for found in self.locate(np.array([index])))
             entry: FileEntry = self._split.shards[shard]
             what, nbytes = f"sample {index}", self._rows.shape[1]
         else:
-            entry, what, nbytes = table, f"the label of sample {index}", self._table.shape[1]
+            entry, what, nbytes = self._split.index, f"the {column} of sample {index}", self._table.shape[1]
             offset = HEADER_NBYTES + index * nbytes
         path = self.path_of(entry)
         descriptor, found = open_regular(path)

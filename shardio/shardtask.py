@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.checksum import crc32
 from shardio.decode import decode_image, decode_object
 from shardio.duplicates import HASH_NBYTES, UNREAD, hash_source
 from shardio.errors import DecodeError
@@ -30,7 +31,7 @@ from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
 from shardio.setwriter import Reject
 from shardio.sources import UNREADABLE, Given, Source
-from shardio.writer import ShardFileWriter, crc32
+from shardio.writer import ShardFileWriter
 
 # Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with
 # many, threads would stand idle at the end of a shard, and a refused image or a Ctrl-C be noticed late.

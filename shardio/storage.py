@@ -11,8 +11,10 @@ import os
 import time
 from typing import Protocol
 
-from shardio.files import open_regular
 from shardio.manifest import FileEntry, Manifest, load_manifest
+from shardio.openfiles import OpenFiles, most_open
+from shardio.places import candidates, catalogue_roots, holds_set, is_url, not_in_catalogue
+from shardio.remote import RemoteStorage
 from shardio.shardset import RETRY_SECONDS, TRANSIENT, check_not_cut, open_sized, reading_failed
 
 
@@ -20,10 +22,10 @@ class Storage(Protocol):
     """Read-only, and thread safe."""
 
     name: str
-    """The folder or URL, for people to read and to open it again."""
+    """The folder or URL, for people to read: credentials in a URL are left out."""
 
-    def load_manifest(self) -> Manifest:
-        """SetNotFoundError if there is none, FormatError if it is not sound, OSError if it cannot be read."""
+    def load_manifest(self, digest: str | None = None) -> Manifest:
+        """As `manifest.load_manifest`; OSError if it cannot be read."""
 
     def path_of(self, entry: FileEntry) -> str:
         """What to call one of the set's files in a message."""
@@ -38,16 +40,20 @@ class Storage(Protocol):
         before.
         """
 
+    def close(self) -> None:
+        """Give back descriptors and connections. Nothing can be read any more; may be called again."""
+
 
 class FolderStorage:
-    """A set in a folder, on any filesystem. No descriptor stays open between calls."""
+    """A set in a folder, on any filesystem. The files that were read last stay open."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.name = os.fspath(folder)
         self._folder = os.path.abspath(folder)  # wherever the process may go
+        self._files: OpenFiles[tuple[str, FileEntry]] = OpenFiles(_open_sized, most_open())
 
-    def load_manifest(self) -> Manifest:
-        return load_manifest(self._folder)
+    def load_manifest(self, digest: str | None = None) -> Manifest:
+        return load_manifest(self._folder, digest)
 
     def path_of(self, entry: FileEntry) -> str:
         return f"{self._folder}/{entry.file}"
@@ -60,26 +66,50 @@ class FolderStorage:
         done = failures = 0
         while done < len(buffer):
             try:
-                done += _read_some(path, entry, offset + done, buffer[done:])
+                done += self._read_some(path, entry, offset + done, buffer[done:])
             except OSError as error:
+                self._files.forget((path, entry))  # it may have become stale
                 if error.errno not in TRANSIENT or failures == len(RETRY_SECONDS):
                     raise reading_failed(error, path, f"{len(buffer):,} bytes", offset, failures + 1) from None
                 time.sleep(RETRY_SECONDS[failures])
                 failures += 1
 
+    def _read_some(self, path: str, entry: FileEntry, offset: int, buffer: memoryview) -> int:
+        """At least one byte."""
+        file = self._files.get((path, entry))
+        try:
+            if count := os.preadv(file.descriptor, [buffer], offset):
+                return count
+            check_not_cut(path, entry, os.fstat(file.descriptor).st_size)
+            raise OSError(errno.EIO, "no bytes came")
+        finally:
+            del file  # or whoever keeps an error would keep the file open
 
-def _read_some(path: str, entry: FileEntry, offset: int, buffer: memoryview) -> int:
-    """At least one byte."""
-    descriptor, nbytes = open_regular(path)
-    try:
-        check_not_cut(path, entry, nbytes)
-        if count := os.preadv(descriptor, [buffer], offset):
-            return count
-        raise OSError(errno.EIO, "no bytes came")
-    finally:
-        os.close(descriptor)
+    def close(self) -> None:
+        self._files.close()
+
+
+def _open_sized(file: tuple[str, FileEntry]) -> int:
+    return open_sized(*file)
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
-    """The storage that a path or a URL names. Nothing is looked at yet."""
-    return FolderStorage(place)
+    """The storage of the set that a path, a URL or a name in the catalogue (`shardio.places`) stands for.
+
+    Nothing of the set is looked at yet; only a name is looked for, in folders and URLs alike. SetNotFoundError if no
+    root has it, or if a package is missing that the URL takes; OSError if a root that may have it cannot be asked.
+    """
+    found = candidates(place)
+    if found == [os.fspath(place)]:
+        return _storage_at(found[0])
+    for candidate in found:
+        storage = _storage_at(candidate)
+        if storage.is_published() if isinstance(storage, RemoteStorage) else holds_set(candidate):
+            return storage
+    raise not_in_catalogue(os.fspath(place), catalogue_roots())
+
+
+def _storage_at(place: str) -> Storage:
+    if place.startswith("file://"):
+        return FolderStorage(place.removeprefix("file://"))
+    return RemoteStorage(place) if is_url(place) else FolderStorage(place)

@@ -1,28 +1,33 @@
 """`verify`: is a published set still what was published? Damage is named down to the sample.
 
-`quick` checks what opening checks: types, sizes, headers. The full check reads every byte. It reads files and does not
-map them, so that a failing disk or a file that shrinks is a reported problem and not a signal.
+`quick` checks what opening checks: types, sizes, headers. The full check reads every byte. Between them, a `subset` of
+the samples is compared with the crc32 that the index has of each. Files are read and not mapped, so that a failing disk
+or a file that shrinks is a reported problem and not a signal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 import os
-import zlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.checksum import crc32
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.files import open_regular
 from shardio.format import HEADER_NBYTES, MANIFEST_NAME, sample_nbytes, shard_header
 from shardio.manifest import FileEntry, Manifest, ShardEntry, Split, load_manifest
+from shardio.permutation import Permutation
 from shardio.shardset import open_checked, open_sized
 
 _BLOCK_NBYTES = 4 << 20
@@ -40,6 +45,31 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Subset:
+    """The samples of each shard that are compared with the index: at random, so many that they are at least `share` of
+    it, and the same for the same `seed`."""
+
+    share: float
+    seed: int
+    num_samples: int = 0
+    """How many were read, of all shards."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"subset must be a share of the samples, more than 0 and at most 1; found {self.share}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
+
+    def count(self, num_samples: int) -> int:
+        """How many of a shard of so many."""
+        return math.ceil(self.share * num_samples)
+
+    def positions(self, num_samples: int, shard: int) -> NDArray[np.int64]:
+        """Which of the shard of this number, in ascending order, as disks like it."""
+        return np.sort(Permutation(num_samples, self.seed, shard)(np.arange(self.count(num_samples))))
+
+
+@dataclass(frozen=True)
 class VerifyReport:
     path: str
     quick: bool
@@ -47,6 +77,8 @@ class VerifyReport:
     nbytes: int
     """Bytes read, or with `quick` the size of what was looked at."""
     problems: tuple[Problem, ...]
+    subset: Subset | None = None
+    """Which samples were compared with the index, if not whole files with the manifest."""
 
     @property
     def ok(self) -> bool:
@@ -57,34 +89,52 @@ def verify(
     path: str | os.PathLike[str],
     *,
     quick: bool = False,
+    subset: float | None = None,
+    seed: int | None = None,
+    digest: str | None = None,
     workers: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Check every file of the set in the folder `path`; SetNotFoundError if there is none.
 
+    `quick` reads nothing but headers. `subset`, a share from above 0 to 1, reads that share of the samples, at random
+    and at least one of each shard, and all that is no shard; `seed` chooses other samples, and by default is random
+    itself: the report has it. ValueError if both are given. `digest` pins the content: another set than the one with
+    this digest, or these first 12 digits or more of it, is a problem of its manifest.
+
     `workers` threads read at the same time. `on_progress` is called in them, with (bytes read since, bytes in all).
     """
+    if subset is None:
+        if seed is not None:
+            raise ValueError("seed is that of a subset, and no subset was asked for")
+        drawn = None
+    elif quick:
+        raise ValueError("quick reads no samples, and subset some: choose one of them")
+    else:
+        drawn = Subset(subset, secrets.randbits(32) if seed is None else seed)
     folder = Path(path)
     try:
-        manifest = load_manifest(folder)
+        manifest = load_manifest(folder, digest)
     except FormatError as error:
-        return VerifyReport(str(folder), quick, 1, 0, (Problem(MANIFEST_NAME, str(error)),))
+        return VerifyReport(str(folder), quick, 1, 0, (Problem(MANIFEST_NAME, str(error)),), drawn)
     except OSError as error:
         if isinstance(error, SetNotFoundError):
             raise
         problem = _unreadable(folder / MANIFEST_NAME, error)
-        return VerifyReport(str(folder), quick, 1, 0, (problem,))
-    total = manifest.nbytes
+        return VerifyReport(str(folder), quick, 1, 0, (problem,), drawn)
 
     def progress(nbytes: int) -> None:
         if on_progress is not None:
             on_progress(nbytes, total)
 
-    verifier = _Verifier(folder, manifest, quick, progress)
+    verifier = _Verifier(folder, manifest, quick, progress, drawn)
     checks = verifier.checks()
+    total = verifier.nbytes
     with ThreadPoolExecutor(workers, thread_name_prefix="shardio-verify") as pool:
         found = [problem for problem in pool.map(lambda check: check(), checks) if problem is not None]
-    return VerifyReport(str(folder), quick, len(checks) + 1, total, tuple(found))
+    if drawn is not None:
+        drawn = replace(drawn, num_samples=sum(verifier.num_compared))
+    return VerifyReport(str(folder), quick, len(checks) + 1, total, tuple(found), drawn)
 
 
 @dataclass(frozen=True)
@@ -95,17 +145,42 @@ class _Verifier:
     manifest: Manifest
     quick: bool
     progress: Callable[[int], None]
+    subset: Subset | None = None
+    num_compared: list[int] = field(default_factory=list)
+    """With a subset, how many samples of each shard: appended by whichever thread compared them."""
 
     def checks(self) -> list[Callable[[], Problem | None]]:
         checks: list[Callable[[], Problem | None]] = [partial(self.check_file, self.manifest.rejects, None)]
+        numbers = count()
         for split in self.manifest.splits.values():
             checks.append(partial(self.check_index, split))
             starts = accumulate((shard.num_samples for shard in split.shards), initial=0)
-            checks += [
-                partial(self.check_shard, split, shard, first)
-                for shard, first in zip(split.shards, starts, strict=False)
-            ]
+            shards = zip(split.shards, starts, strict=False)
+            if self.subset is None:
+                checks += [partial(self.check_shard, split, shard, first) for shard, first in shards]
+            else:
+                rows = self.rows_to_compare(split)
+                checks += [
+                    partial(self.check_samples, shard, first, rows, self.subset, next(numbers))
+                    for shard, first in shards
+                ]
         return checks
+
+    @property
+    def nbytes(self) -> int:
+        """Size of what is read, or with `quick` looked at."""
+        if self.subset is None:
+            return self.manifest.nbytes
+        shards = [shard for split in self.manifest.splits.values() for shard in split.shards]
+        num_samples = sum(self.subset.count(shard.num_samples) for shard in shards)
+        others = self.manifest.nbytes - sum(shard.nbytes for shard in shards)
+        return others + num_samples * sample_nbytes(self.manifest.sample_shape)
+
+    def rows_to_compare(self, split: Split) -> NDArray[np.void] | None:
+        """The split's index; None if it cannot be trusted, which is for `check_index` to tell."""
+        with contextlib.suppress(OSError, FormatError):
+            return _read_rows(self.folder, split)
+        return None
 
     def check_index(self, split: Split) -> Problem | None:
         problem = self.check_file(split.index, split.index_header)
@@ -134,6 +209,46 @@ class _Verifier:
         except (OSError, FormatError):
             return problem  # no file to look into, or no index to compare with: that is another problem's text
         return Problem(problem.file, problem.detail + _describe(damaged, rows, first), tuple(damaged))
+
+    def check_samples(
+        self, shard: ShardEntry, first: int, rows: NDArray[np.void] | None, subset: Subset, number: int
+    ) -> Problem | None:
+        """Size and header of a shard, and the crc32 of some of its samples."""
+        path = self.folder / shard.file
+        nbytes = sample_nbytes(self.manifest.sample_shape)
+        damaged: list[int] = []
+        failure: OSError | None = None
+        try:
+            descriptor = open_checked(path, shard, shard_header(shard.num_samples, self.manifest.sample_shape))
+        except FormatError as error:
+            return Problem(shard.file, str(error))
+        except OSError as error:
+            return _unreadable(path, error)
+        with os.fdopen(descriptor, "rb") as file:
+            if rows is None:
+                return None
+            rows = rows[first : first + shard.num_samples]
+            if hasattr(os, "posix_fadvise"):  # nothing around a sample need be read
+                with contextlib.suppress(OSError):
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            positions = subset.positions(shard.num_samples, number).tolist()
+            for position in positions:
+                try:
+                    file.seek(HEADER_NBYTES + position * nbytes)
+                    sound = crc32(file.read(nbytes)) == rows["crc32"][position]
+                except OSError as error:
+                    sound, failure = False, error
+                if not sound:
+                    damaged.append(first + position)
+                self.progress(nbytes)
+        self.num_compared.append(len(positions))
+        if failure is not None:
+            problem = _unreadable(path, failure)
+        elif damaged:
+            problem = Problem(shard.file, f"{path}: crc32: expected those of the index, found {len(damaged)} others")
+        else:
+            return None
+        return replace(problem, detail=problem.detail + _describe(damaged, rows, first), samples=tuple(damaged))
 
     def check_file(self, entry: FileEntry, header: bytes | None) -> Problem | None:
         """One file against its entry. Files without a fixed header (rejects) are checked by size and checksum alone."""
@@ -189,7 +304,7 @@ def _damaged(path: Path, manifest: Manifest, rows: NDArray[np.void]) -> Iterator
     descriptor, _ = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         file.seek(HEADER_NBYTES)
-        for position, crc32 in enumerate(rows["crc32"].tolist()):
+        for position, expected in enumerate(rows["crc32"].tolist()):
             pixels = file.read(nbytes)
-            if len(pixels) != nbytes or zlib.crc32(pixels) != crc32:
+            if len(pixels) != nbytes or crc32(pixels) != expected:
                 yield position

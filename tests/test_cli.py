@@ -93,6 +93,15 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
         (["bench", "a", "--prefetch", "-1"], "expected numbers from 0 on"),
         (["bench", "a", "--crop", "auto"], "found 'auto'"),
         (["convert", "a", "b", "--source", "zip"], "'zip' is not one of"),
+        (
+            ["verify", "a", "--subset", "0"],
+            "expected a share such as 5% or 0.05, more than 0 and at most 100%; found '0'",
+        ),
+        (["verify", "a", "--subset", "5"], "found '5'"),
+        (["verify", "a", "--subset", "100.1%"], "found '100.1%'"),
+        (["verify", "a", "--subset", "some"], "found 'some'"),
+        (["verify", "a", "--subset", "5%", "--quick"], "choose one of them"),
+        (["verify", "a", "--seed", "5"], "no subset was asked for"),
         (["plan"], "Missing argument 'SRC'"),
         (["plan", "a", "--size", "big"], "found 'big'"),
         (["explode"], "No such command 'explode'"),
@@ -199,6 +208,28 @@ def test_verify_names_the_damaged_sample_and_exits_with_1(converted: Path) -> No
     assert problem["samples"] == [5]
 
 
+def test_verify_of_a_subset_says_how_many_samples_it_read_and_with_which_seed(converted: Path) -> None:
+    result = shardio("verify", converted, "--subset", "50%", "--seed", "9")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "intact: 9 samples (seed 9), sizes, headers and indexes of 6 files" in result.stdout
+    drawn = json.loads(shardio("verify", converted, "--subset", "0.01", "--json").stdout)["subset"]
+    assert drawn["share"] == 0.01
+    assert drawn["num_samples"] == 2
+    repeated = json.loads(shardio("verify", converted, "--subset", "1%", "--seed", drawn["seed"], "--json").stdout)
+    assert repeated["subset"] == drawn
+    assert json.loads(shardio("verify", converted, "--json").stdout)["subset"] is None
+
+
+def test_verify_of_a_pinned_set_takes_the_digest_that_info_prints(converted: Path) -> None:
+    digest = json.loads(shardio("info", converted, "--json").stdout)["digest"]
+    assert f"  digest  {digest}\n" in shardio("info", converted).stdout
+    assert shardio("verify", converted, "--digest", digest[:12]).returncode == 0
+    result = shardio("verify", converted, "--digest", "0" * 64)
+    assert result.returncode == 1
+    assert f"digest: expected {'0' * 64}, found {digest}" in result.stdout
+    assert_one_clear_error(shardio("verify", converted, "--digest", digest[:11]), 2, "the first 12 or more")
+
+
 def test_bench_prints_the_limits_and_every_combination(converted: Path) -> None:
     words = ("bench", converted, "--rounds", "1", "--seconds", "0.01", "--batch-size", "4,6", "--io", "pread")
     text = shardio(*words, "--crop", "none,8x12", "--threads", "1,2")
@@ -240,7 +271,7 @@ def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(con
 
 def test_help_names_every_command() -> None:
     text = shardio("--help").stdout
-    for command in ("plan", "convert", "info", "verify", "bench", "warm", "demo"):
+    for command in ("plan", "convert", "info", "verify", "bench", "warm", "stage", "evict", "demo"):
         assert f"\n  {command} " in text
         assert shardio(command, "--help").returncode == 0
 

@@ -212,6 +212,77 @@ def test_an_abandoned_slot_returns_once_whenever_it_is_abandoned(parts: int, fai
         assert len(copied) == min(done_before, again_after, parts), case
 
 
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_a_whole_batch_is_finished_once_after_its_last_part(parts: int) -> None:
+    slot = fresh_slot()
+    calls: list[tuple[Slot, int]] = []
+    pending = Pending(slot, 9, parts, lambda *arguments: calls.append(arguments))
+    for _ in range(parts):
+        assert not calls
+        assert not pending.done()
+        pending.run_part(lambda: None)
+    assert calls == [(slot, 9)]
+    assert pending.done()
+    assert pending.wait() is slot
+
+
+def test_a_batch_that_failed_or_that_nobody_wants_is_not_finished() -> None:
+    def fail() -> None:
+        raise LookupError("no such row")
+
+    def finish(slot: Slot, size: int) -> None:
+        pytest.fail("it is of no use")
+
+    failed, unwanted = (Pending(fresh_slot(), 9, 2, finish) for _ in range(2))
+    failed.run_part(fail)
+    unwanted.run_part(lambda: unwanted.abandon(lambda slot: None))
+    for pending in (failed, unwanted):
+        pending.run_part(lambda: None)
+        assert pending.done()
+    with pytest.raises(LookupError, match="no such row"):
+        failed.wait()
+
+
+def test_an_error_while_a_batch_is_finished_is_raised_by_whoever_waits() -> None:
+    def fail(slot: Slot, size: int) -> None:
+        raise LookupError("nothing to finish it with")
+
+    pending = Pending(fresh_slot(), 9, 1, fail)
+    pending.run_part(lambda: None)
+    assert pending.done()
+    assert pending.failed()
+    with pytest.raises(LookupError, match="nothing to finish it with"):
+        pending.wait()
+
+
+def test_a_slot_abandoned_while_its_batch_is_finished_returns_when_that_is_done() -> None:
+    slot = fresh_slot()
+    released: list[Slot] = []
+
+    def finish(slot: Slot, size: int) -> None:
+        pending.abandon(released.append)
+        assert released == []
+
+    pending = Pending(slot, 9, 1, finish)
+    pending.run_part(lambda: None)
+    assert released == [slot]
+    assert not pending.failed()
+
+
+def test_two_last_parts_at_the_same_time_finish_a_batch_once() -> None:
+    for _ in range(300):
+        calls: list[int] = []
+        together = threading.Barrier(2)
+        pending = Pending(fresh_slot(), 9, 2, lambda slot, size: calls.append(size))  # noqa: B023
+        threads = [threading.Thread(target=pending.run_part, args=(together.wait,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        in_time(pending.wait)
+        for thread in threads:
+            thread.join()
+        assert calls == [9]
+
+
 def test_a_slot_that_was_taken_is_not_given_back() -> None:
     slot = fresh_slot()
     pending = Pending(slot, 9, 1)

@@ -651,6 +651,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "io_reason": "the set is in the page cache",
             "read_nbytes": 0,
             "read_retries": 0,
+            "damaged": 0,
             "read_ahead_hits": None,
             "slots": 0,
             "slots_free": 0,

@@ -147,11 +147,26 @@ def test_labels_of_many_samples_are_right(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_every_column_of_the_index_can_be_read(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = open_shards(make_set(40, (1, 1, 1)))
+    indices = np.array([39, 0, 7, 7, 21])
+    for native in (shardio.readers._rowread, None):
+        monkeypatch.setattr(shardio.readers, "_rowread", native)
+        reader = reader_of(shards, engine)
+        for name in shards.index.dtype.names or ():
+            expected = shards.index[name][indices]
+            np.testing.assert_array_equal(reader.column_of(name, indices), expected, strict=True)
+            assert len(reader.column_of(name, indices[:0])) == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_eight_threads_at_once_get_their_own_samples(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = (28, 28, 3)
-    monkeypatch.setattr(shardio.readers, "_most_open", lambda: 2)
+    monkeypatch.setattr(shardio.readers, "most_open", lambda: 2)
     reader = reader_of(open_shards(make_set(120, shape, 10)), engine)
     pictures = pixels_of(range(120), shape)
     wrong: list[Any] = []
@@ -353,7 +368,7 @@ def descriptors() -> int:
 def test_few_files_are_open_at_a_time_and_none_after_the_end(
     direct: bool, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.readers, "_most_open", lambda: 5)
+    monkeypatch.setattr(shardio.readers, "most_open", lambda: 5)
     shards = open_shards(make_set(60, (6, 5, 3), 2))
     before = descriptors()
     reader = make_reader(shards, "direct 4096" if direct else "pread")
@@ -426,7 +441,7 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
 def test_closing_while_others_read_ends_them_well(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.readers, "_most_open", lambda: 2)
+    monkeypatch.setattr(shardio.readers, "most_open", lambda: 2)
     shape = (6, 5, 3)
     shards = open_shards(make_set(60, shape, 2))
     pictures = pixels_of(range(60), shape)
@@ -644,7 +659,7 @@ def test_a_shard_that_is_cut_while_it_is_open_is_an_error_and_no_signal(
 def test_a_shard_that_is_replaced_by_another_is_an_error_when_it_is_opened_again(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.readers, "_most_open", lambda: 1)
+    monkeypatch.setattr(shardio.readers, "most_open", lambda: 1)
     path = make_set(20)
     reader = reader_of(open_shards(path), engine)
     other = make_set(20, (6, 5, 3), 9)
@@ -668,6 +683,8 @@ def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
     with pytest.raises(OSError, match=r"reading the label of sample 7 at byte \d+ failed \(attempts: 4\)") as caught:
         reader.labels_of(np.array([7]))
     assert caught.value.filename == str(path / "train-index.npy")
+    with pytest.raises(OSError, match=r"reading the crc32 of sample 19 at byte \d+ failed"):
+        reader.column_of("crc32", np.array([19]))
     faults.rest = None
     faults.plan = [failure(errno.EIO), failure(errno.ESTALE)]
     assert np.array_equal(reader.labels_of(np.arange(20)), expected)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from check_order import check_resumed_jobs
 
+from shardio.errors import FormatError
 from shardio.loader import ShardLoader
 from shardio.order import GlobalShuffle, Order, make_order
 from shardio.sampler import Sampler
@@ -193,6 +194,22 @@ def test_a_state_of_another_order_is_refused(name: str, value: Any, loader_of: C
     state = {**loader.state_dict(), name: value}
     with pytest.raises(ValueError, match=f"belongs to (other data|another order): its {name} is {value!r}, th"):
         loader.load_state_dict(state)
+
+
+def test_a_pinned_loader_refuses_another_set_and_so_does_a_state(
+    make_set: Callable[..., Path], loader_of: Callable[..., ShardLoader]
+) -> None:
+    loader = loader_of(8)
+    state, digest = loader.state_dict(), loader.shards.digest
+    assert state["digest"] == digest
+    other = make_set(61, samples_per_shard=7)  # the same samples, but stored otherwise
+    message = f"digest: expected {digest[:12]}, found "
+    with pytest.raises(FormatError, match=message):
+        ShardLoader(other, 8, device="cpu", digest=digest[:12])
+    with ShardLoader(loader.shards.path, 8, device="cpu", digest=digest) as pinned:
+        pinned.load_state_dict(state)
+    with ShardLoader(other, 8, device="cpu") as another, pytest.raises(ValueError, match="belongs to other data"):
+        another.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

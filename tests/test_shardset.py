@@ -27,8 +27,9 @@ from shardio.errors import FormatError, SetNotFoundError
 from shardio.format import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes
 from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest
 from shardio.mapping import RowMapping
-from shardio.setwriter import SplitContent, publish_set
+from shardio.setwriter import ShardWriter, SplitContent, publish_set
 from shardio.shardset import Sample, ShardSet, open_shards
+from shardio.verifier import verify
 
 SHAPES: list[SampleShape] = [(1, 1, 1), (3, 5, 1), (7, 11, 3), (2, 3, 3), (16, 16, 16), (64, 65, 1)]
 COUNTS = [[1], [5], [1, 1], [3, 7], [2, 1, 4], [5, 1, 3, 2], [1, 3, 1, 5, 2]]
@@ -188,6 +189,59 @@ def test_a_path_is_a_string_or_a_path_and_may_be_relative(
         assert shards.sample_shape == (6, 5, 3)
         assert shards.split == "train"
         assert shards.digest == shards.manifest.digest
+
+
+@pytest.mark.parametrize("length", [12, 13, 40, 63, 64])
+def test_a_pinned_set_opens_by_its_digest_or_the_beginning_of_it(length: int, make_set: Callable[..., Path]) -> None:
+    digest = open_shards(make_set(7)).digest
+    assert open_shards(make_set(7), digest=digest[:length]).digest == digest
+
+
+@pytest.mark.parametrize("pinned", ["0" * 12, "f" * 64, "abcdef012345"])
+def test_another_set_than_the_pinned_one_is_refused_with_both_digests_and_the_way_out(
+    pinned: str, make_set: Callable[..., Path]
+) -> None:
+    out = make_set(7)
+    message = rf"manifest\.json: digest: expected {pinned}, found {open_shards(out).digest}: .*`shardio info`"
+    with pytest.raises(FormatError, match=message):
+        open_shards(out, digest=pinned)
+
+
+def test_a_pinned_set_of_which_one_sample_was_exchanged_and_published_again_is_refused(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Every checksum of such a set is right: it is another set."""
+    out = make_set(7)
+    digest = open_shards(out).digest
+    shutil.rmtree(out)
+    with ShardWriter(out, (6, 5, 3), classes=[f"c{i}" for i in range(7)]) as writer:
+        for i in range(7):
+            writer.append(sample_pixels(i + (i == 3)), i % 7, key=f"c{i % 7}/{i}.png")
+    assert verify(out).ok
+    with pytest.raises(FormatError, match="this is another set than the one that was pinned"):
+        open_shards(out, digest=digest[:12])
+
+
+@pytest.mark.parametrize("pinned", ["", "abcdef01234", "A" * 12, "g" * 12, "a" * 65, " " + "a" * 12, "a" * 12 + "\n"])
+def test_what_is_no_digest_is_a_mistake_of_the_caller(pinned: str, make_set: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="digest must be the 64 lower-case hexadecimal digits") as caught:
+        open_shards(make_set(7), digest=pinned)
+    assert not isinstance(caught.value, FormatError)
+
+
+# --- the index -------------------------------------------------------------------------------------------------------
+
+
+def test_columns_of_some_samples_are_copies_of_the_index(make_set: Callable[..., Path]) -> None:
+    shards = open_shards(make_set(23))
+    indices = np.array([22, 0, 5, 5, 17])
+    assert shards.index.dtype.names is not None
+    for name in shards.index.dtype.names:
+        column = shards.column_of(name, indices)
+        np.testing.assert_array_equal(column, shards.index[name][indices], strict=True)
+        column[:] = 0
+    assert shards.index["key"][0] == b"c0/0.png"
+    assert len(shards.column_of("crc32", indices[:0])) == 0
 
 
 # --- gather ----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import simplejpeg
 from conftest import random_picture
 
 from shardio import writer
+from shardio.checksum import crc32
 from shardio.decode import decode_image
 from shardio.errors import DecodeError
 from shardio.files import is_temporary
@@ -25,7 +26,7 @@ from shardio.plan import ShardTask
 from shardio.resize import Fit
 from shardio.shardtask import Control, Stopped, do_task, load_record
 from shardio.sources import Source
-from shardio.writer import BLOCK_NBYTES, crc32
+from shardio.writer import BLOCK_NBYTES
 
 SIDE = 16
 BAD = {3, 4, 11, 17, 18, 19, 20, 39}

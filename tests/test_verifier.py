@@ -19,7 +19,7 @@ from shardio.errors import SetNotFoundError
 from shardio.format import SampleShape
 from shardio.manifest import Manifest
 from shardio.setwriter import Reject, SplitContent, publish_set
-from shardio.verifier import Problem, VerifyReport, verify
+from shardio.verifier import Problem, Subset, VerifyReport, verify
 from shardio.writer import ShardFileWriter
 
 SHAPE: SampleShape = (4, 5, 3)
@@ -396,6 +396,142 @@ def test_labels_that_name_no_class_are_found(tmp_path: Path, wrong: int) -> None
 def test_without_classes_any_label_is_right(tmp_path: Path) -> None:
     write_set(tmp_path / "set", classes=(), label_of=lambda i: -(1 << 63) + i)
     assert found(tmp_path / "set") == ()
+
+
+# --- a subset of the samples -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1e-9, 0.05, 0.3, 0.5, 1])
+@pytest.mark.parametrize("num_samples", [1, 2, 7, 100, 1001])
+def test_a_subset_has_at_least_its_share_of_every_shard_each_sample_once(share: float, num_samples: int) -> None:
+    chosen = [Subset(share, 7).positions(num_samples, shard).tolist() for shard in range(30)]
+    for positions in chosen:
+        assert len(positions) == Subset(share, 7).count(num_samples)
+        assert num_samples * share <= len(positions) < num_samples * share + 1
+        assert positions == sorted(set(positions))
+        assert 0 <= positions[0] <= positions[-1] < num_samples
+    if share < 1 < num_samples:
+        assert len(set(map(tuple, chosen))) > 1  # not the same positions in every shard
+
+
+def test_subsets_of_many_seeds_leave_nothing_out() -> None:
+    hits = np.zeros(200, np.int64)
+    for seed in range(1000):
+        hits[Subset(0.05, seed).positions(200, 3)] += 1
+    assert hits.sum() == 1000 * 10
+    assert 20 <= hits.min() <= hits.max() <= 90  # 50 each; six standard deviations are 41
+
+
+def test_a_subset_reads_its_samples_and_all_that_is_no_shard(out: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    report = verify(out, subset=0.25, seed=3, on_progress=lambda *call: calls.append(call))
+    num_samples = 3 + 3 + 2 + 1 + 1
+    assert report.ok
+    assert report.subset == Subset(0.25, 3, num_samples)
+    others = sum((out / name).stat().st_size for name in FILES if not name[-5].isdigit())
+    assert report.nbytes == others + num_samples * NBYTES
+    assert sum(nbytes for nbytes, _ in calls) == report.nbytes
+    assert {total for _, total in calls} == {report.nbytes}
+    assert report.num_files == len(FILES) + 1
+
+
+def test_a_seed_chooses_the_same_samples_again_and_none_chooses_new_ones(out: Path) -> None:
+    for name, _, count in SHARDS:
+        for position in range(count):
+            flip(out / name, 4096 + position * NBYTES)
+    first, again = (verify(out, subset=0.2, seed=11) for _ in range(2))
+    assert first == again
+    assert [len(problem.samples) for problem in first.problems] == [2, 2, 2, 1, 1]
+    drawn = [verify(out, subset=0.2) for _ in range(8)]
+    seeds = [report.subset.seed for report in drawn if report.subset]
+    assert len(set(seeds)) > 1
+    assert verify(out, subset=0.2, seed=seeds[0]) == drawn[0]
+
+
+def test_what_a_subset_reads_of_damage_is_named_by_sample_and_what_it_does_not_is_not(out: Path) -> None:
+    for seed in range(20):
+        chosen = Subset(0.3, seed).positions(10, 1).tolist()
+        for position in range(10):
+            flip(out / "train-00001.npy", 4096 + position * NBYTES + 7)
+            problems = verify(out, subset=0.3, seed=seed).problems
+            if position in chosen:
+                problem = only(problems, "train-00001.npy")
+                assert problem.samples == (10 + position,)
+                expected = f"crc32: expected those of the index, found 1 others; damaged samples: {10 + position} ("
+                assert problem.detail.startswith(f"{out / 'train-00001.npy'}: {expected}train/{10 + position}.png)")
+            else:
+                assert problems == ()
+            flip(out / "train-00001.npy", 4096 + position * NBYTES + 7)
+
+
+def test_a_subset_finds_everything_that_is_not_pixels(out: Path) -> None:
+    for name, _, _ in SHARDS:
+        flip(out / name, 100)
+        assert "header: expected" in only(verify(out, subset=0.01).problems, name).detail
+        flip(out / name, 100)
+        os.truncate(out / name, (out / name).stat().st_size + 1)
+        assert "as the manifest says" in only(verify(out, subset=0.01).problems, name).detail
+        os.truncate(out / name, (out / name).stat().st_size - 1)
+    for name in ("train-index.npy", "val-index.npy", "rejects.jsonl"):
+        flip(out / name, (out / name).stat().st_size - 1)
+        assert "sha256: expected" in only(verify(out, subset=0.01).problems, name).detail
+        flip(out / name, (out / name).stat().st_size - 1)
+    (out / "train-00001.npy").unlink()
+    assert "found nothing" in only(verify(out, subset=0.01).problems, "train-00001.npy").detail
+
+
+def test_without_a_sound_index_no_sample_of_its_split_is_compared(out: Path) -> None:
+    flip(out / "train-index.npy", 5000)
+    flip(out / "train-00000.npy", 4096)
+    flip(out / "val-00000.npy", 4096)
+    report = verify(out, subset=1.0)
+    assert [problem.file for problem in report.problems] == ["train-index.npy", "val-00000.npy"]
+    assert report.subset is not None
+    assert report.subset.num_samples == 7
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, 5, float("nan")])
+def test_what_is_no_share_is_refused(out: Path, share: float) -> None:
+    with pytest.raises(ValueError, match="subset must be a share of the samples, more than 0 and at most 1; found"):
+        verify(out, subset=share)
+
+
+def test_a_subset_is_no_quick_check_and_only_a_subset_has_a_seed(out: Path) -> None:
+    with pytest.raises(ValueError, match="choose one of them"):
+        verify(out, quick=True, subset=0.5)
+    with pytest.raises(ValueError, match="no subset was asked for"):
+        verify(out, seed=1)
+
+
+def test_a_sample_of_a_subset_that_cannot_be_read_is_damaged_and_the_others_are_read(out: Path) -> None:
+    real, reads = os.fdopen, itertools.count()
+
+    def fdopen(descriptor: int, *args: Any, **options: Any) -> Any:
+        file = real(descriptor, *args, **options)
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "val-00000.npy":
+            return FailingFile(file, lambda: next(reads) == 2)
+        return file
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fdopen", fdopen)
+        report = verify(out, subset=1.0, workers=1)
+    problem = only(report.problems, "val-00000.npy")
+    assert problem.samples == (2,)
+    assert "expected a readable file, found: Input/output error; damaged samples: 2 (val/2.png)" in problem.detail
+    assert next(reads) == 4
+    assert report.subset is not None
+    assert report.subset.num_samples == sum(count for _, _, count in SHARDS)
+
+
+# --- a pinned set ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{}, {"quick": True}, {"subset": 0.5}])
+def test_a_sound_set_that_is_not_the_pinned_one_is_a_problem(tmp_path: Path, out: Path, how: dict[str, Any]) -> None:
+    digest = write_set(tmp_path / "other", label_of=lambda i: (i + 1) % 3).digest
+    assert verify(tmp_path / "other", digest=digest[:16], **how).ok
+    problem = only(verify(out, digest=digest, **how).problems, "manifest.json")
+    assert f"digest: expected {digest}, found " in problem.detail
 
 
 # --- disks that fail -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from test_files import FailingDisk, every_failure
 
 from shardio import writer as writer_module
+from shardio.checksum import crc32
 from shardio.errors import ConvertError
 from shardio.files import AtomicFile, bypass_page_cache, write_all
 from shardio.format import shard_header
@@ -28,7 +29,7 @@ from shardio.manifest import ShardEntry, load_manifest
 from shardio.setwriter import Reject, ShardWriter
 from shardio.shardset import open_shards
 from shardio.verifier import verify
-from shardio.writer import BLOCK_NBYTES, ShardFileWriter, crc32
+from shardio.writer import BLOCK_NBYTES, ShardFileWriter
 
 SHAPE = (3, 5, 3)
 NBYTES = 45

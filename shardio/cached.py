@@ -1,0 +1,227 @@
+"""A split of a set, wherever it lies, opened through a cache: at once, and faster when its copy is there.
+
+    storage -> stager (a thread of one process per node) -> copy -> StagedSet -> StagedReader -> gather threads
+
+Training does not wait for the copy: samples whose shards have not come are read from the storage. When the copy is
+complete, the next epoch reads it as any other set on the node's own disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.cache import Cache, Lease
+from shardio.crop import Windows
+from shardio.engine import Io, check_io, make_reader
+from shardio.errors import FormatError, SetNotFoundError
+from shardio.manifest import ShardEntry, Split
+from shardio.readers import ReadCounts, Reader, Tally
+from shardio.shardset import ShardSet, open_shards
+from shardio.stagedset import StagedSet, StorageReader
+from shardio.staging import Stager, take_lease
+from shardio.storage import Storage, open_storage
+
+# The index comes first, and opening waits for it.
+_POLL_SECONDS = 0.02
+# Batches at the beginning of the order by which shards are sorted. With a global shuffle the first few need them all.
+_MOST_BATCHES = 1000
+
+
+@dataclass
+class _State:
+    """How far the copy is, in words. Assigned by the staging thread, read by any."""
+
+    text: str = "complete"
+
+
+class StagedReader:
+    """Reads a StagedSet; from the epoch on that finds the copy complete, with the reader that `settle` makes for it."""
+
+    num_threads = StorageReader.num_threads
+
+    def __init__(self, shards: StagedSet, settle: Callable[[], Reader | None]) -> None:
+        self.name = "staged"
+        self._shards = shards
+        self._settle = settle
+        self._settled: Reader | None = None
+        self._tally = Tally()
+        self.labels_of = shards.labels_of
+        self.column_of = shards.column_of
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        if self._settled is not None:
+            self._settled.read(indices, out, windows)
+        else:
+            self._shards.gather(indices, out, windows)
+            self._tally.add(out.nbytes)
+
+    def reads_ahead(self) -> bool:
+        if self._settled is None and (settled := self._settle()) is not None:
+            self._settled, self.name = settled, settled.name
+        return self._settled is not None and self._settled.reads_ahead()
+
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+        if self._settled is not None:
+            self._settled.will_read(indices, windows)
+
+    def counts(self) -> ReadCounts:
+        counts = self._tally.counts()
+        return ReadCounts(*map(sum, zip(counts, self._settled.counts(), strict=True))) if self._settled else counts
+
+    def close(self) -> None:
+        if self._settled is not None:
+            self._settled.close()
+
+
+class _SecondReader(StorageReader):
+    """Reads samples from the storage, and throws the shards away in which the copy has them: they were damaged there.
+
+    Whoever has mapped such a shard keeps it, and who asks for the copy next copies it again.
+    """
+
+    def __init__(self, shards: ShardSet, storage: Storage, lease: Lease) -> None:
+        super().__init__(shards, storage)
+        self._lease = lease
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        super().read(indices, out, windows)
+        for number in np.unique(self._shards.locate(indices)[0]).tolist():
+            with contextlib.suppress(OSError):  # it is gone already, or not ours to remove
+                (self._lease.path / self._shards.manifest.splits[self._shards.split].shards[number].file).unlink()
+
+
+class CachedSplit:
+    """The split `split` of the set `place`, a folder or URL, by way of the cache in the folder `cache`.
+
+    When this is made it holds a lease and knows the manifest. `open` then begins to stage, if need be, and opens the
+    split. `close` ends both; it also runs when this is forgotten. To be used by one thread.
+
+    `digest` and errors are those of `take_lease`; SetNotFoundError if there is no such split.
+    """
+
+    def __init__(
+        self, place: str | os.PathLike[str], cache: str | os.PathLike[str], split: str, digest: str | None = None
+    ) -> None:
+        self.split = split
+        self._storage = open_storage(place)
+        self._state = _State()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        held = contextlib.ExitStack()
+        self._close = weakref.finalize(self, _close, self._stop, self._threads, held)
+        held.callback(self._storage.close)
+        try:
+            self._lease, manifest = take_lease(self._storage, Cache(cache), digest)
+            held.enter_context(self._lease)
+            if split not in manifest.splits:
+                raise SetNotFoundError(
+                    f"{self._storage.name}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}"
+                )
+            self.manifest = manifest
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def num_samples(self) -> int:
+        return self.manifest.splits[self.split].num_samples
+
+    def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
+        """The split, to be read at once; shards that these batches of indices need first are copied first."""
+        if self._lease.is_complete():
+            with contextlib.suppress(FormatError):  # of a file that is missing or was cut: it is copied again
+                return open_shards(self._lease.path, self.split)
+        state, name = self._state, self._storage.name
+        state.text = f"copying from {name}"
+        stager = Stager(
+            self._storage,
+            self.manifest,
+            self._lease,
+            order=_by_need(self.manifest.splits[self.split], batches),
+            stop=self._stop,
+            on_wait=lambda process: _tell(state, process),
+        )
+        thread = threading.Thread(target=_stage, args=(stager, state, name), name="shardio-stage", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        index = self.manifest.splits[self.split].index
+        while not self._lease.has(index) and thread.is_alive():
+            time.sleep(_POLL_SECONDS)
+        return StagedSet(self._storage, self.manifest, self.split, self._lease)
+
+    def make_reader(self, shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
+        """As `engine.make_reader`, of what `open` has returned."""
+        if not isinstance(shards, StagedSet):
+            return make_reader(shards, io, num_samples)
+        check_io(io)
+        lease, split = self._lease, self.split
+
+        def settle() -> Reader | None:
+            if lease.is_complete():
+                with contextlib.suppress(FormatError):  # of a file that is being copied again
+                    return make_reader(open_shards(lease.path, split), io, num_samples)[0]
+            return None
+
+        return StagedReader(shards, settle), (
+            f"{self._storage.name} is being copied to {lease.path}: what has not come is read from there; the epoch "
+            f"after it is complete reads it as io={io!r} says"
+        )
+
+    def make_second(self, shards: ShardSet) -> Reader:
+        """What reads samples again that were damaged in the copy."""
+        return _SecondReader(shards, self._storage, self._lease)
+
+    def describe(self, shards: ShardSet) -> dict[str, Any]:
+        """How far the copy is: `state` in words, its `path`, and how many `shards` of the split are `shards_here`."""
+        count = len(self.manifest.splits[self.split].shards)
+        here = count - shards.num_away if isinstance(shards, StagedSet) else count
+        return {"state": self._state.text, "path": str(self._lease.path), "shards": count, "shards_here": here}
+
+    def close(self) -> None:
+        """End the copying and the lease. The set that was opened goes on with what is there, and what it has mapped."""
+        self._close()
+
+
+def _close(stop: threading.Event, threads: list[threading.Thread], held: contextlib.ExitStack) -> None:
+    stop.set()
+    for thread in threads:
+        if thread is not threading.current_thread():  # a finaliser may run in any thread
+            thread.join()
+    held.close()
+
+
+def _tell(state: _State, process: int | None) -> None:
+    state.text = "copied by another process" if process is None else f"copied by process {process}"
+
+
+def _stage(stager: Stager, state: _State, name: str) -> None:
+    """In the staging thread: it has nobody to raise an error to, and training can go on without the copy."""
+    try:
+        state.text = "complete" if stager.run() else "stopped"
+    except Exception as error:
+        state.text = f"failed: {error}"
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+            warnings.warn(f"training goes on, reading {name} without a copy: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _by_need(split: Split, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
+    """The shards that the first batches need, in the order in which they do."""
+    starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
+    numbers: dict[int, None] = {}
+    for batch in islice(batches, _MOST_BATCHES):
+        numbers.update(dict.fromkeys((np.searchsorted(starts, batch, side="right") - 1).tolist()))
+        if len(numbers) == len(split.shards):
+            break
+    return [split.shards[number] for number in numbers]

@@ -1,0 +1,101 @@
+"""Which shard sets there are below some roots, folders or URLs, finished or not: by their manifests alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shardio.errors import FormatError, SetNotFoundError
+from shardio.format import WORK_FOLDER, SampleShape
+from shardio.manifest import Manifest, load_manifest
+from shardio.places import is_url, join_place, without_credentials
+from shardio.remote import RemoteStorage
+
+# Reading a manifest is waiting for a server, mostly.
+_NUM_THREADS = 16
+
+State = Literal["complete", "in progress", "damaged", "unreadable"]
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """A set in a root. What its manifest says is empty or 0 unless it is complete."""
+
+    name: str
+    path: str
+    """For people to read: without the credentials of a URL."""
+    state: State
+    """"in progress": a conversion that was not finished. An object store has none of these."""
+    reason: str = ""
+    """Why it is damaged or unreadable."""
+    digest: str = ""
+    sample_shape: SampleShape | tuple[()] = ()
+    num_samples: Mapping[str, int] = field(default_factory=dict)
+    """Of each split."""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Listing:
+    root: str
+    sets: tuple[CatalogueEntry, ...]
+    """By name."""
+    problem: str = ""
+    """Why the root could not be looked into."""
+
+
+def list_sets(roots: Sequence[str]) -> list[Listing]:
+    """The sets that are children of these folders and URLs. What cannot be read is told of, and hides nothing else."""
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="shardio-list") as pool:
+        names = list(pool.map(_children, roots))
+        children = [
+            [] if isinstance(found, str) else [pool.submit(_look_at, root, name) for name in found]
+            for root, found in zip(roots, names, strict=True)
+        ]
+        return [
+            Listing(
+                root=without_credentials(root) if is_url(root) else root,
+                sets=tuple(entry for child in entries if (entry := child.result()) is not None),
+                problem=found if isinstance(found, str) else "",
+            )
+            for root, found, entries in zip(roots, names, children, strict=True)
+        ]
+
+
+def _children(root: str) -> list[str] | str:
+    """The names of the folders in a root, or why they are not to be had."""
+    try:
+        if is_url(root):
+            return RemoteStorage(root).list_folders()
+        with os.scandir(root) as entries:
+            # Hidden ones are the temporary folders of publishers.
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _look_at(root: str, name: str) -> CatalogueEntry | None:
+    """None if it is no set."""
+    place = join_place(root, name)
+    path = without_credentials(place) if is_url(place) else place
+    try:
+        manifest = RemoteStorage(place).load_manifest() if is_url(place) else load_manifest(place)
+    except SetNotFoundError:
+        if not is_url(place) and os.path.isdir(os.path.join(place, WORK_FOLDER)):
+            return CatalogueEntry(name, path, "in progress")
+        return None
+    except FormatError as error:
+        return CatalogueEntry(name, path, "damaged", str(error))
+    except OSError as error:
+        return CatalogueEntry(name, path, "unreadable", str(error))
+    return _entry(name, path, manifest)
+
+
+def _entry(name: str, path: str, manifest: Manifest) -> CatalogueEntry:
+    num_samples = {split: content.num_samples for split, content in manifest.splits.items()}
+    return CatalogueEntry(
+        name, path, "complete", "", manifest.digest, manifest.sample_shape, num_samples, manifest.nbytes
+    )

@@ -1,0 +1,187 @@
+"""An object store of S3's protocol on this machine, whose answers go wrong when a test asks for it.
+
+Its objects can be read by plain HTTP, too. A test module that imports `running_store` and `store` has the fixtures.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import remote
+
+Fault = Callable[[Any, dict[str, Any], Any], Iterable[bytes]]
+
+
+def status(code: int, name: str = "InternalError") -> Fault:
+    """An error of S3 in place of the answer."""
+
+    def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        body = f"<Error><Code>{name}</Code><Message>{name} on purpose</Message></Error>".encode()
+        start_response(f"{code} Wrong", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    return fault
+
+
+def _answer(app: Any, environ: dict[str, Any]) -> tuple[str, dict[str, str], bytes]:
+    said: list[Any] = []
+    body = b"".join(app(environ, lambda line, headers, *_: said.extend((line, headers))))
+    return said[0], dict(said[1]), body
+
+
+def short(nbytes: int) -> Fault:
+    """So many bytes of the body, and a length that agrees."""
+
+    def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        line, headers, body = _answer(app, environ)
+        start_response(line, list({**headers, "Content-Length": str(min(nbytes, len(body)))}.items()))
+        return [body[:nbytes]]
+
+    return fault
+
+
+def cut(nbytes: int) -> Fault:
+    """So many bytes of the body; then the connection is closed."""
+
+    def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        line, headers, body = _answer(app, environ)
+        start_response(line, list(headers.items()))
+        return [body[:nbytes]]
+
+    return fault
+
+
+def slow(seconds: float) -> Fault:
+    def fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        time.sleep(seconds)
+        answer: Iterable[bytes] = app(environ, start_response)
+        return answer
+
+    return fault
+
+
+def shifted(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """A range of the right length that begins one byte later, as its Content-Range says."""
+    first, last = map(int, environ["HTTP_RANGE"].removeprefix("bytes=").split("-"))
+    answer: Iterable[bytes] = app({**environ, "HTTP_RANGE": f"bytes={first + 1}-{last + 1}"}, start_response)
+    return answer
+
+
+def whole(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """The whole object, whatever range was asked for."""
+    answer: Iterable[bytes] = app(
+        {name: value for name, value in environ.items() if name != "HTTP_RANGE"}, start_response
+    )
+    return answer
+
+
+class ObjectStore:
+    """`faults` are used up by reads, one each; `always` is the fault of all requests that are left."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.faults: deque[Fault] = deque()
+        self.always: Fault | None = None
+        self.requests: list[tuple[str, str, str]] = []
+        self.endpoint = ""
+        self.idle_descriptors = 0
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        self.requests.append((method, path, environ.get("HTTP_RANGE", "")))
+        fault = self.always
+        if method == "GET" and self.faults:
+            fault = self.faults.popleft()
+        answer: Iterable[bytes] = (fault or _no_fault)(self._app, environ, start_response)
+        return answer
+
+    def put(self, path: str, data: bytes = b"") -> None:
+        headers = {"Content-Type": "application/octet-stream", "x-amz-acl": "public-read"}
+        request = urllib.request.Request(f"{self.endpoint}/{path}", data=data, method="PUT", headers=headers)
+        with urllib.request.urlopen(request, timeout=30):
+            pass
+
+    def wait_until_idle(self) -> None:
+        """The server's threads close what they have opened for a request some time after the answer came."""
+        deadline = time.monotonic() + 5
+        while _descriptors() > self.idle_descriptors and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def put_set(self, out: Path, prefix: str) -> None:
+        """Copy a set's files into the bucket "sets", below the prefix."""
+        for path in out.iterdir():
+            self.put(f"sets/{prefix}/{path.name}", path.read_bytes())
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _settled_descriptors() -> int:
+    time.sleep(0.02)
+    return _descriptors()
+
+
+def _no_fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    answer: Iterable[bytes] = app(environ, start_response)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def running_store() -> Iterator[ObjectStore]:
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    pytest.importorskip("flask", reason="moto's server is not installed")
+    moto = pytest.importorskip("moto.moto_server.werkzeug_app", reason="moto is not installed")
+    from fsspec.asyn import get_loop
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log(self, *_: Any, **__: Any) -> None:
+            pass
+
+    get_loop()  # its thread and descriptors stay for as long as the process
+    store = ObjectStore(moto.DomainDispatcherApplication(moto.create_backend_app))
+    server = make_server("127.0.0.1", 0, store, threaded=True, request_handler=Quiet)
+    thread = threading.Thread(target=server.serve_forever, name="object-store")
+    thread.start()
+    store.endpoint = f"http://127.0.0.1:{server.server_port}"
+    store.put("sets")
+    store.idle_descriptors = min(_settled_descriptors() for _ in range(5))
+    yield store
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def store(running_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """The store, to which s3:// leads, without faults and without what other tests asked."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": running_store.endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_MAX_ATTEMPTS": "1",  # the client's own attempts take seconds
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    running_store.faults.clear()
+    running_store.requests.clear()
+    running_store.always = None
+    yield running_store
+    remote._filesystems.clear()
+    gc.collect()  # closes the connections: fsspec's filesystems refer to themselves
+    running_store.wait_until_idle()

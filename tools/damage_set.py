@@ -1,0 +1,465 @@
+#!/usr/bin/env python
+"""Damage a published set in every way that comes to mind: `verify` must find each, and name it.
+
+    python tools/damage_set.py [--damages 100000] [--seed 0] [--processes N]
+
+Of a small set of two splits, bytes of any file are changed or zeroed, from one bit to 64 kB, files are cut off or grow,
+two shards change places, a shard or an index of another set is put in the place of one, and a file is replaced by a
+link to a sound copy, a folder, a FIFO or nothing. Each time `verify` must report exactly the files that differ, by
+their paths, and of shards exactly the samples that differ. Opening must refuse what it looks at: every file that has
+another size, type or header, and any manifest that says something else. All that happens in processes which must not
+die, by a signal or otherwise, nor wait for ever. Then the old bytes are written back.
+
+Exit code 1 if anything was otherwise. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from shardio.errors import FormatError, SetNotFoundError
+from shardio.format import (
+    HEADER_NBYTES,
+    MANIFEST_NAME,
+    REJECTS_NAME,
+    SampleShape,
+    index_name,
+    sample_nbytes,
+    shard_name,
+)
+from shardio.machine import usable_cores
+from shardio.setwriter import Reject, SplitContent, publish_set
+from shardio.shardset import open_shards
+from shardio.verifier import verify
+from shardio.writer import ShardFileWriter
+
+Say = Callable[[str], None]
+
+SHAPE: SampleShape = (32, 32, 3)
+NUM_SAMPLES = {"train": (24, 24, 9), "val": (24, 7)}
+"""Of each shard. Some are as large as others, so that sizes do not tell them apart."""
+MOST_NBYTES = 64 << 10
+# For one damage, which takes milliseconds.
+PATIENCE_SECONDS = 60
+# After so many a process ends and another one goes on.
+BATCH = 1000
+NOT_MENDED = 3
+"""Exit code of a process that leaves a set which is not what it was."""
+
+LINK, FOLDER, FIFO, NOTHING = "a link", "a folder", "a FIFO", "nothing"
+Content = bytes | str
+"""What a file holds, or what is there instead of it."""
+Contents = dict[str, bytes]
+"""Of a set, by file."""
+
+
+# --- sound sets ------------------------------------------------------------------------------------------------------
+
+
+def write_set(folder: Path, seed: int) -> Contents:
+    """Publish a set of random pixels. Its contents."""
+    folder.mkdir()
+    rng = np.random.default_rng(seed)
+    splits = {}
+    for split, counts in NUM_SAMPLES.items():
+        entries, rows = [], []
+        for number, count in enumerate(counts):
+            with ShardFileWriter(folder / shard_name(split, number), SHAPE, count) as shard:
+                for i in range(count):
+                    label, key = int(rng.integers(3)), f"{split}/{number}-{i}.png".encode()
+                    pixels = rng.integers(0, 256, SHAPE, dtype=np.uint8)
+                    shard.append(pixels, label=label, key=key, source_size=(99, 99))
+                entries.append(shard.finish())
+                rows.append(shard.rows.to_array(20))
+        splits[split] = SplitContent(entries, np.concatenate(rows))
+    publish_set(folder, SHAPE, ("a", "b", "c"), splits, [Reject("train", b"train/x.JPEG", "damaged", "cut short")], {})
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+SHARDS = {
+    shard_name(split, number): (split, sum(counts[:number]), count)
+    for split, counts in NUM_SAMPLES.items()
+    for number, count in enumerate(counts)
+}
+"""Of each shard its split, its first sample there, and how many."""
+INDEXES = {index_name(split): split for split in NUM_SAMPLES}
+
+
+# --- damages ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What files hold that differ from the sound set."""
+
+    kind: str
+    changed: Mapping[str, Content]
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({', '.join(self.changed)})"
+
+
+def _span(rng: np.random.Generator, data: bytes) -> slice:
+    """As likely a few bytes as many. Of shards and indexes, some begin in the header, which has nothing to do with
+    pixels and is read first."""
+    start = int(rng.integers(len(data) if rng.random() < 0.9 else min(len(data), HEADER_NBYTES)))
+    return slice(start, start + int(2 ** rng.uniform(0, np.log2(MOST_NBYTES))))
+
+
+def _flip_a_bit(rng: np.random.Generator, data: bytes) -> bytes:
+    changed = bytearray(data)
+    changed[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
+    return bytes(changed)
+
+
+def _change(rng: np.random.Generator, data: bytes) -> bytes:
+    changed, span = np.frombuffer(data, np.uint8).copy(), _span(rng, data)
+    changed[span] ^= rng.integers(1, 256, len(changed[span]), dtype=np.uint8)
+    return changed.tobytes()
+
+
+def _zero(rng: np.random.Generator, data: bytes) -> bytes:
+    changed = np.frombuffer(data, np.uint8).copy()
+    changed[_span(rng, data)] = 0
+    return changed.tobytes()
+
+
+def _cut(rng: np.random.Generator, data: bytes) -> bytes:
+    """Anywhere, or behind a whole sample, a page or a single byte less."""
+    nbytes = sample_nbytes(SHAPE)
+    sizes = [
+        0,
+        1,
+        HEADER_NBYTES,
+        HEADER_NBYTES + nbytes * int(rng.integers(24)),
+        len(data) // 4096 * 4096,
+        len(data) - 1,
+    ]
+    size = int(rng.choice(sizes)) if rng.random() < 0.5 else int(rng.integers(len(data)))
+    return data[:size]
+
+
+def _grow(rng: np.random.Generator, data: bytes) -> bytes:
+    count = int(2 ** rng.uniform(0, np.log2(MOST_NBYTES)))
+    return data + (bytes(count) if rng.random() < 0.5 else rng.bytes(count))
+
+
+_CHANGES = {
+    "one bit flipped": _flip_a_bit,
+    "bytes changed": _change,
+    "bytes zeroed": _zero,
+    "cut off": _cut,
+    "grown": _grow,
+}
+KINDS = (
+    *("one bit flipped", "bytes changed", "bytes changed", "bytes zeroed", "bytes zeroed", "cut off", "cut off"),
+    *("grown", "two shards swapped", "a shard of another set", "an index of another set"),
+    *("a link", "a folder", "a FIFO", "nothing"),
+)
+
+
+def draw(rng: np.random.Generator, sound: Contents, other: Contents) -> Damage:
+    """Damage of a random kind that does change something."""
+    kind = KINDS[rng.integers(len(KINDS))]
+    while True:
+        changed = _draw(rng, kind, sound, other)
+        if all(_differs(name, sound[name], content) for name, content in changed.items()):
+            return Damage(kind, changed)
+
+
+def _draw(rng: np.random.Generator, kind: str, sound: Contents, other: Contents) -> dict[str, Content]:
+    if kind == "two shards swapped":
+        one, two = rng.choice(list(SHARDS), 2, replace=False).tolist()
+        return {one: sound[two], two: sound[one]}
+    if kind == "a shard of another set":
+        return {(name := str(rng.choice(list(SHARDS)))): other[name]}
+    if kind == "an index of another set":
+        return {(name := str(rng.choice(list(INDEXES)))): other[name]}
+    # Most of a set is shards.
+    name = str(rng.choice(list(SHARDS) if rng.random() < 0.6 else list(sound)))
+    return {name: _CHANGES[kind](rng, sound[name]) if kind in _CHANGES else kind}
+
+
+def _differs(name: str, was: bytes, now: Content) -> bool:
+    if name == MANIFEST_NAME and isinstance(now, bytes):  # other white space is no other manifest
+        try:
+            return bool(json.loads(now) != json.loads(was))
+        except ValueError:
+            return True
+    return was != now
+
+
+def expected_samples(name: str, was: bytes, now: Content) -> tuple[int, ...]:
+    """Which samples `verify` must name, told by comparing bytes."""
+    if name not in SHARDS or now in (LINK, FOLDER, FIFO):
+        return ()
+    _, first, count = SHARDS[name]
+    data = b"" if isinstance(now, str) else now
+    nbytes = sample_nbytes(SHAPE)
+    bounds = [(HEADER_NBYTES + p * nbytes, HEADER_NBYTES + (p + 1) * nbytes) for p in range(count)]
+    return tuple(first + p for p, (start, stop) in enumerate(bounds) if data[start:stop] != was[start:stop])
+
+
+def is_seen_at_open(name: str, was: bytes, now: Content) -> bool:
+    """Whether opening the split of this file must fail."""
+    if name == REJECTS_NAME:
+        return False
+    if name == MANIFEST_NAME or isinstance(now, str):
+        return True
+    return len(now) != len(was) or now[:HEADER_NBYTES] != was[:HEADER_NBYTES]
+
+
+# --- judging ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Site:
+    """A set to be damaged, what it holds when it is sound, and another set of the same sizes."""
+
+    folder: Path
+    sound: Contents
+    other: Contents
+
+    @property
+    def copies(self) -> Path:
+        """Sound files for links to lead to."""
+        return self.folder.with_name("copies")
+
+    def put(self, name: str, content: Content) -> None:
+        path = self.folder / name
+        if content == LINK:
+            path.unlink()
+            path.symlink_to(self.copies / name)
+        elif content == FOLDER:
+            path.unlink()
+            path.mkdir()
+        elif content == FIFO:
+            path.unlink()
+            os.mkfifo(path)
+        elif content == NOTHING:
+            path.unlink()
+        else:
+            assert isinstance(content, bytes)
+            path.write_bytes(content)
+
+    def mend(self, name: str) -> None:
+        path = self.folder / name
+        if path.is_dir():
+            path.rmdir()
+        elif path.is_symlink() or not path.is_file():
+            path.unlink(missing_ok=True)
+        path.write_bytes(self.sound[name])
+
+    def draw(self, seed: int, number: int) -> Damage:
+        return draw(np.random.default_rng([seed, number]), self.sound, self.other)
+
+    def try_damage(self, damage: Damage) -> str:
+        """Do it, look what is told of it, and undo it. What is wrong with that, or ""."""
+        try:
+            for name, content in damage.changed.items():
+                self.put(name, content)
+            return self.judge(damage)
+        finally:
+            for name in damage.changed:
+                self.mend(name)
+
+    def judge(self, damage: Damage) -> str:
+        try:
+            problems = verify(self.folder, workers=1).problems
+        except SetNotFoundError as error:
+            without = damage.changed == {MANIFEST_NAME: NOTHING} and str(self.folder / MANIFEST_NAME) in str(error)
+            return "" if without else f"expected a set, found {error}"
+        found = {problem.file: problem.samples for problem in problems}
+        expected = {name: expected_samples(name, self.sound[name], now) for name, now in damage.changed.items()}
+        if found != expected:
+            return f"expected the samples of {expected} to be named, found {found}"
+        for problem in problems:
+            if not problem.detail.startswith(f"{self.folder / problem.file}: "):
+                return f"expected the path in {problem.detail!r}"
+        seen = self.seen_at_open(damage)
+        openings = (
+            self._opening(split, [n for n in seen if n.startswith((f"{split}-", MANIFEST_NAME))])
+            for split in NUM_SAMPLES
+        )
+        return next(filter(None, openings), "")
+
+    def seen_at_open(self, damage: Damage) -> list[str]:
+        """The files for which opening must fail."""
+        return [name for name, now in damage.changed.items() if is_seen_at_open(name, self.sound[name], now)]
+
+    def _opening(self, split: str, refused: Sequence[str]) -> str:
+        try:
+            open_shards(self.folder, split)
+        except (FormatError, SetNotFoundError) as error:
+            if not any(str(self.folder / name) in str(error) for name in refused):
+                return f"expected {split} to be refused for {refused or 'nothing'}, found {error}"
+            return ""
+        return f"expected {split} to be refused for {refused}, but it was opened" if refused else ""
+
+
+@dataclass
+class Counts:
+    """What happened; the counts from `deaths` on should stay zero."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Those of each kind that opening had to refuse."""
+    deaths: int = 0
+    hangs: int = 0
+    missed: int = 0
+    """Not found, not named, not refused, or by an exception."""
+    violations: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{kind:<24}{count:>8} damages, {self.refused[kind]:>6} of them to be refused at open"
+            for kind, count in sorted(self.kinds.items())
+        ]
+        return "\n".join(lines) + (
+            f"\n{self.kinds.total()} damages, {self.missed} not found or not named, {self.deaths} deaths, "
+            f"{self.hangs} hangs"
+        )
+
+
+class Lane:
+    """A process that does every `step`-th damage from `first` on, in a set of its own; another one goes on after BATCH
+    of them, or when it died."""
+
+    def __init__(self, site: Site, seed: int, first: int, step: int, stop: int) -> None:
+        self.site = site
+        self.seed = seed
+        self.next = first
+        self.step = step
+        self.stop = stop
+        self.reader = -1
+        self._child = 0
+        self._unread = b""
+        self.start()
+
+    def start(self) -> None:
+        self.reader, told = os.pipe()
+        self._child = os.fork()
+        if not self._child:
+            os.close(self.reader)
+            self._work(told)
+        os.close(told)
+
+    def _work(self, told: int) -> None:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            for number in range(self.next, min(self.stop, self.next + BATCH * self.step), self.step):
+                signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)  # SIGALRM ends whoever waits for a FIFO
+                damage = self.site.draw(self.seed, number)
+                try:
+                    wrong = self.site.try_damage(damage)
+                except Exception:
+                    wrong = traceback.format_exc()
+                result = [
+                    number,
+                    damage.kind,
+                    bool(self.site.seen_at_open(damage)),
+                    wrong and f"{damage}: {wrong[-2000:]}",
+                ]
+                os.write(told, json.dumps(result).encode() + b"\n")
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
+            code = 0 if verify(self.site.folder, workers=1).ok else NOT_MENDED
+        finally:
+            os._exit(code)
+
+    def read(self) -> tuple[list[tuple[int, str, bool, str]], int | None]:
+        """What it told since the last call, and how it ended, if it did."""
+        data = os.read(self.reader, 1 << 16)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        results = [json.loads(line) for line in lines]
+        if results:
+            self.next = results[-1][0] + self.step
+        if data:
+            return results, None
+        os.close(self.reader)
+        self._unread = b""
+        return results, os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+
+    def go_on(self) -> bool:
+        """With another process, if anything is left to do."""
+        if self.next < self.stop:
+            self.start()
+        return self.next < self.stop
+
+
+def damage_set(damages: int, seed: int = 0, processes: int | None = None, say: Say = print) -> Counts:
+    """Do so many damages. In a process that has no other threads."""
+    counts = Counts()
+    processes = usable_cores() if processes is None else processes
+    with tempfile.TemporaryDirectory(prefix="shardio-damage-") as name:
+        sites = [_make_site(Path(name) / str(number)) for number in range(processes)]
+        lanes = {lane.reader: lane for lane in (Lane(s, seed, n, processes, damages) for n, s in enumerate(sites))}
+        while lanes:
+            for reader in select.select(list(lanes), [], [])[0]:
+                lane = lanes[reader]
+                results, code = lane.read()
+                for number, kind, seen, wrong in results:
+                    counts.kinds[kind] += 1
+                    counts.refused[kind] += seen
+                    if wrong:
+                        counts.missed += 1
+                        counts.violations.append(f"damage {number} of seed {seed}, {wrong}")
+                    if counts.kinds.total() % 10_000 == 0:
+                        say(f"{counts.kinds.total()} of {damages} damages: {len(counts.violations)} violations")
+                if code is None:
+                    continue
+                del lanes[reader]
+                if code == NOT_MENDED:
+                    raise RuntimeError(f"before damage {lane.next} of seed {seed}, the old bytes are no sound set")
+                if code:
+                    damage = lane.site.draw(seed, lane.next)
+                    hang = code == -signal.SIGALRM
+                    counts.kinds[damage.kind] += 1
+                    counts.hangs += hang
+                    counts.deaths += not hang
+                    counts.violations.append(
+                        f"damage {lane.next} of seed {seed}, {damage}: the process ended with {code}"
+                    )
+                    lane.next += lane.step
+                    for file in damage.changed:
+                        lane.site.mend(file)
+                if lane.go_on():
+                    lanes[lane.reader] = lane
+    return counts
+
+
+def _make_site(folder: Path) -> Site:
+    folder.mkdir()
+    write_set(folder / "copies", 1)
+    return Site(folder / "set", write_set(folder / "set", 1), write_set(folder / "other", 2))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--damages", type=int, default=100_000, help="default %(default)s")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, help="by default as many as there are cores")
+    chosen = parser.parse_args(arguments)
+    counts = damage_set(chosen.damages, chosen.seed, chosen.processes)
+    for violation in counts.violations:
+        print(violation)
+    print(counts)
+    return 1 if counts.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,439 @@
+#!/usr/bin/env python
+"""Processes that stage one set at once and are killed at random, and readers of copies against evictors.
+
+    python tools/race_stage.py [--rounds 500] [--processes 32] [--seed 0]
+
+Rounds of staging: all processes ask for a set at about the same time, and some are killed with SIGKILL while they copy,
+wait or read. No file may be copied that was there, the copy may be completed once, and the survivors must be served the
+right bytes. If nobody survives, the next start completes the copy; and after it nothing temporary may be left.
+
+Rounds of eviction: some of the processes stage one of three sets, read it, let go and take another, while the others
+evict whatever they can, and some are killed. Nobody may lose what he reads. When all have ended, everything can be
+evicted, and nothing is left but the mark of the cache.
+
+The sources lie on a mount that is read-only, where this process may make one. Exit code 1 if anything was otherwise.
+Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import mmap
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from shardio import staging
+from shardio.cache import MARKER_NAME, Cache
+from shardio.files import AtomicFile
+from shardio.manifest import FileEntry, load_manifest
+from shardio.setwriter import ShardWriter
+from shardio.staging import stage
+from shardio.storage import FolderStorage
+
+Say = Callable[[str], None]
+
+PATCHED_OS: Any = os
+PATCHED_STAGING: Any = staging
+
+NUM_SETS = 3
+SAMPLE_SHAPE = (16, 16, 3)
+SAMPLES_PER_SHARD = 16
+# A set of these is copied in some dozens of pieces, so that a kill finds files half copied.
+PIECE_NBYTES = 4096
+# What a source on a network would take for one, so that processes overlap though there are few cores.
+PIECE_SECONDS = 0.0005
+# A round takes a fraction of a second: this is for one that hangs.
+PATIENCE_SECONDS = 120
+
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+CLONE_NEWNS = 0x20000
+
+# How a process ends; a signal otherwise.
+DONE, FAILED = 0, 4
+
+
+@dataclass
+class Counts:
+    """What happened; `violations` should stay empty."""
+
+    staging_rounds: int = 0
+    eviction_rounds: int = 0
+    killed: int = 0
+    fillers: int = 0
+    """Of those who were killed, the ones that had the right to fill a copy."""
+    served: int = 0
+    copied: int = 0
+    """Files."""
+    finished_by_next: int = 0
+    """Rounds in which all who could complete the copy were killed."""
+    temporary: int = 0
+    """Files and folders that kills left behind, for the next start to sweep."""
+    evicted: int = 0
+    reads: int = 0
+    """Of whole copies, while others evict."""
+    read_only: bool = False
+    """Whether the sources were on a mount that nobody could write to."""
+    violations: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.copied} files copied, {self.served} processes served, {self.killed} killed ({self.fillers} as they "
+            f"copied), {self.finished_by_next} copies completed by the next start, {self.temporary} left-overs swept; "
+            f"{self.evicted} copies evicted, {self.reads} reads of whole copies; sources "
+            f"{'on a read-only mount' if self.read_only else 'write-protected'}\n"
+            f"{self.staging_rounds} rounds of staging, {self.eviction_rounds} of eviction, "
+            f"{len(self.violations)} violations"
+        )
+
+
+class Board:
+    """Numbers that the processes write down, each in a place of its own, and that outlive them."""
+
+    NAMES = ("completed", "evicted", "reads", "copied")
+
+    def __init__(self, processes: int) -> None:
+        self._memory = mmap.mmap(-1, processes * len(self.NAMES) * 8)
+        self._numbers = np.frombuffer(self._memory, np.int64).reshape(processes, len(self.NAMES))
+
+    def clear(self) -> None:
+        self._numbers[:] = 0
+
+    def add(self, process: int, name: str, count: int = 1) -> None:
+        self._numbers[process, self.NAMES.index(name)] += count
+
+    def total(self, name: str) -> int:
+        return int(self._numbers[:, self.NAMES.index(name)].sum())
+
+
+class SlowFolder(FolderStorage):
+    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        time.sleep(PIECE_SECONDS)
+        super().read_into(entry, offset, buffer)
+
+
+def write_set(folder: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    nbytes = 4096 + SAMPLES_PER_SHARD * int(np.prod(SAMPLE_SHAPE))
+    with ShardWriter(folder, SAMPLE_SHAPE, shard_nbytes=nbytes) as writer:
+        for number in range(4 * SAMPLES_PER_SHARD):
+            writer.append(rng.integers(0, 256, SAMPLE_SHAPE, dtype=np.uint8), number % 5)
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def stamp(folder: Path) -> dict[str, tuple[int, int]]:
+    """What tells each finished file of a copy from another one of the same name."""
+    found = {}
+    if folder.exists():
+        for path in folder.glob("[!.]*"):
+            status = path.stat()
+            found[path.name] = (status.st_ino, status.st_mtime_ns)
+    return found
+
+
+def temporary_in(cache: Path) -> list[str]:
+    """What has no business in a cache that nobody is at."""
+    return sorted(str(path.relative_to(cache)) for path in cache.rglob(".*"))
+
+
+def protect(folder: Path) -> bool:
+    """Let nobody write to the folder: whether by a mount of this process's own, which even root cannot write to."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    path = os.fsencode(folder)
+    try:
+        for failed in (
+            libc.unshare(CLONE_NEWNS),
+            libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),  # or others would see the mount
+            libc.mount(path, path, None, MS_BIND, None),
+            libc.mount(b"none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY, None),
+        ):
+            if failed:
+                raise OSError(ctypes.get_errno(), "no mount")
+    except OSError:
+        for one in (folder, *folder.iterdir()):
+            one.chmod(0o555)
+        return False
+    return True
+
+
+def unprotect(folder: Path) -> None:
+    """As far as it must be, to be removed."""
+    if ctypes.CDLL(None).umount2(os.fsencode(folder), 2):
+        for one in (folder, *folder.iterdir()):
+            one.chmod(0o755)
+
+
+class Race:
+    """Rounds in `folder`, which holds everything, with so many processes each."""
+
+    def __init__(self, folder: Path, processes: int, seed: int, say: Say) -> None:
+        self.folder = folder
+        self.say = say
+        self.counts = Counts()
+        self._processes = processes
+        self._random = random.Random(seed)
+        self._board = Board(processes)
+        self._errors = folder / "errors"
+        self._errors.mkdir()
+        self.sources = folder / "sources"
+        self._sets = [self.sources / f"set-{number}" for number in range(NUM_SETS)]
+        for number, path in enumerate(self._sets):
+            write_set(path, number)
+        self._expected = [hash_files(path) for path in self._sets]
+        self._digests = [load_manifest(path).digest for path in self._sets]
+        self._before = self._look_at_sources()
+        self.counts.read_only = protect(self.sources)
+        start = time.monotonic()
+        self._end_all(self._start([lambda: self._serve(0, folder / "first", 0)]))
+        self._span = time.monotonic() - start
+
+    def _look_at_sources(self) -> list[tuple[dict[str, str], dict[str, tuple[int, int]], int]]:
+        return [(hash_files(path), stamp(path), path.stat().st_mtime_ns) for path in self._sets]
+
+    def _violation(self, text: str) -> None:
+        counts = self.counts
+        counts.violations.append(text)
+        self.say(f"VIOLATION in round {counts.staging_rounds + counts.eviction_rounds}: {text}")
+
+    # --- processes -------------------------------------------------------------------------------------------------
+
+    def _start(self, jobs: Sequence[Callable[[], None]]) -> list[int]:
+        """A process for each job. All begin when the last one is there."""
+        gate, opener = os.pipe()
+        children = []
+        for process, job in enumerate(jobs):
+            child = os.fork()
+            if not child:
+                os.close(opener)
+                self._run(process, gate, job)
+            children.append(child)
+        for end in (gate, opener):
+            os.close(end)
+        return children
+
+    def _run(self, process: int, gate: int, job: Callable[[], None]) -> NoReturn:
+        code = FAILED
+        try:
+            signal.alarm(PATIENCE_SECONDS)
+            self._prepare(process)
+            os.read(gate, 1)  # the end of the file, when nobody has the other end any more
+            job()
+            code = DONE
+        except BaseException:
+            (self._errors / str(os.getpid())).write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+
+    def _prepare(self, process: int) -> None:
+        # Nobody loses power here, so that only time would be lost.
+        PATCHED_OS.fsync = PATCHED_OS.fdatasync = lambda descriptor: None
+        PATCHED_STAGING.open_storage = SlowFolder
+        PATCHED_STAGING._PIECE_NBYTES = PIECE_NBYTES
+        PATCHED_STAGING._POLL_SECONDS = 0.01
+        commit = AtomicFile.commit
+
+        def counted(self: AtomicFile, *, replace: bool = True) -> None:
+            commit(self, replace=replace)
+            board.add(process, "completed" if self.path.name == "manifest.json" else "copied")
+
+        board = self._board
+        AtomicFile.commit = counted  # type: ignore[method-assign]
+
+    def _end_all(self, children: Sequence[int]) -> int:
+        """Wait for processes that were started together; how many did what they were to do."""
+        done = 0
+        for child in children:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            note = self._errors / str(child)
+            if code not in (DONE, -signal.SIGKILL):
+                self._violation(f"a process ended with {code}: {note.read_text() if note.exists() else 'no word'}")
+            note.unlink(missing_ok=True)
+            self.counts.killed += code == -signal.SIGKILL
+            done += code == DONE
+        self.counts.served += done
+        return done
+
+    def _kill_some(self, children: Sequence[int], span: float, filler: Callable[[], int | None]) -> None:
+        """Kill some at random moments, and now and then all: those at random, or whoever copies just then."""
+        rng = self._random
+        count = round(len(children) * rng.choice((0, 0.1, 0.3, 0.6, 1, 1)))
+        if count == len(children):
+            span /= 2
+        moments = sorted(rng.random() * span for _ in range(count))
+        alive = list(children)
+        start = time.monotonic()
+        for moment in moments:
+            time.sleep(max(0.0, start + moment - time.monotonic()))
+            child = filler() if rng.random() < 0.5 else None
+            if child in alive:
+                self.counts.fillers += 1
+            else:
+                child = rng.choice(alive)
+            alive.remove(child)
+            os.kill(child, signal.SIGKILL)  # nobody has waited for it yet, so that the number is still its own
+
+    # --- what a process does ---------------------------------------------------------------------------------------
+
+    def _serve(self, number: int, cache: Path, delay: float) -> None:
+        time.sleep(delay)
+        with Cache(cache).lease(self._digests[number]) as lease:
+            stage(self._sets[number], cache)
+            assert lease.is_complete(), "the copy is not complete"
+            assert hash_files(lease.path) == self._expected[number], "the copy has other bytes than the source"
+
+    def _read(self, process: int, cache: Path, seconds: float, seed: float) -> None:
+        rng = random.Random(seed)
+        deadline = time.monotonic() + seconds
+        while True:
+            number = rng.randrange(NUM_SETS)
+            with Cache(cache).lease(self._digests[number]) as lease:
+                stage(self._sets[number], cache)
+                for _ in range(rng.randint(1, 3)):
+                    # Opened anew each time: what is mapped would stay whatever becomes of its name.
+                    assert hash_files(lease.path) == self._expected[number], "the copy has other bytes than the source"
+                    self._board.add(process, "reads")
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(rng.random() * seconds)  # so that some copies are nobody's for a while
+
+    def _evict(self, process: int, cache: Path, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        Cache(cache).lease(self._digests[0]).close()  # so that there is a cache
+        while time.monotonic() < deadline:
+            self._board.add(process, "evicted", len(Cache(cache).evict(keep=0).removed))
+            time.sleep(0.001)
+
+    # --- rounds ----------------------------------------------------------------------------------------------------
+
+    def staging_round(self) -> None:
+        counts, rng = self.counts, self._random
+        counts.staging_rounds += 1
+        number = rng.randrange(NUM_SETS)
+        cache = self.folder / f"cache-{counts.staging_rounds}"
+        copy = cache / self._digests[number]
+        self._board.clear()
+
+        def filler() -> int | None:
+            with Cache(cache).lease(self._digests[number]) as lease:
+                return lease.filler()
+
+        spread = rng.choice((0, 0, 0.3, 1)) * self._span
+        delays = [rng.random() * spread for _ in range(self._processes)]
+        children = self._start([partial(self._serve, number, cache, delay) for delay in delays])
+        self._kill_some(children, rng.choice((0.5, 1, 3)) * self._span, filler)
+        seen = stamp(copy)
+        survivors = self._end_all(children)
+        complete = (copy / "manifest.json").exists()
+        if survivors and not complete:
+            self._violation("processes were served from a copy that is not complete")
+        counts.temporary += len(temporary_in(cache))
+        counts.finished_by_next += not complete
+        self._end_all(self._start([partial(self._serve, number, cache, 0)]))
+        now = stamp(copy)
+        if again := [name for name in seen if seen[name] != now.get(name)]:
+            self._violation(f"files that were there were copied again: {again}")
+        # Who was killed may have copied a file and not counted it. Nobody has counted what he did not do.
+        completed, copied = self._board.total("completed"), self._board.total("copied")
+        if completed > 1 or copied > len(now) - 1:
+            self._violation(f"the copy was completed {completed} times, and {copied} files copied of {len(now) - 1}")
+        counts.copied += copied
+        self._check_whole(cache, number)
+        self._check_evicted(cache)
+
+    def _check_whole(self, cache: Path, number: int) -> None:
+        if left := temporary_in(cache):
+            self._violation(f"left after the next start: {left}")
+        if found := [copy.digest for copy in Cache(cache).copies() if not copy.complete or copy.in_use]:
+            self._violation(f"not complete, or still in use: {found}")
+        digests = {copy.digest for copy in Cache(cache).copies()}
+        if digests != {self._digests[number]}:
+            self._violation(f"expected one copy, found {digests}")
+        elif hash_files(cache / self._digests[number]) != self._expected[number]:
+            self._violation("the copy has other bytes than the source")
+
+    def _check_evicted(self, cache: Path) -> None:
+        """Nobody is there any more: everything can go."""
+        if not cache.exists():  # all were killed before they had made it
+            return
+        Cache(cache).evict(keep=-1)
+        if left := sorted(set(os.listdir(cache)) - {MARKER_NAME}):
+            self._violation(f"left when all could be evicted: {left}")
+        (cache / MARKER_NAME).unlink(missing_ok=True)
+        if not left:
+            cache.rmdir()
+
+    def eviction_round(self) -> None:
+        counts, rng = self.counts, self._random
+        counts.eviction_rounds += 1
+        cache = self.folder / f"cache-{counts.staging_rounds}-{counts.eviction_rounds}"
+        self._board.clear()
+        span = self._span * rng.choice((2, 4))
+        # Of many readers there is always one who holds a set, so that nothing is evicted.
+        readers = round(self._processes * rng.choice((0.1, 0.2, 0.4, 0.8)))
+        jobs: list[Callable[[], None]] = []
+        for process in range(self._processes):
+            if process < readers:
+                jobs.append(partial(self._read, process, cache, span, rng.random()))
+            else:
+                jobs.append(partial(self._evict, process, cache, span))
+        children = self._start(jobs)
+        self._kill_some(children, span, lambda: None)
+        self._end_all(children)
+        counts.copied += self._board.total("copied")
+        counts.evicted += self._board.total("evicted")
+        counts.reads += self._board.total("reads")
+        self._check_evicted(cache)
+
+    def run(self, rounds: int) -> None:
+        for number in range(1, rounds + 1):
+            self.staging_round()
+            self.eviction_round()
+            if number % 50 == 0:
+                self.say(f"{number} of {rounds} rounds of each kind: {len(self.counts.violations)} violations")
+        if self._look_at_sources() != self._before:
+            self._violation("a source was touched")
+
+
+def race_stagings(
+    rounds: int, processes: int = 32, seed: int = 0, folder: Path | None = None, say: Say = print
+) -> Counts:
+    """Do so many rounds of each kind in `folder` (a temporary one by default). In a process without other threads."""
+    with tempfile.TemporaryDirectory(prefix="race-stage-", dir=folder) as made:
+        race = Race(Path(made), processes, seed, say)
+        try:
+            race.run(rounds)
+        finally:
+            unprotect(race.sources)
+    return race.counts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=500, help="of each kind; default %(default)s")
+    parser.add_argument("--processes", type=int, default=32, help="in each round; default %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments, and of the sets")
+    parser.add_argument("--folder", type=Path, help="where to make everything; a temporary folder by default")
+    chosen = parser.parse_args(arguments)
+    counts = race_stagings(chosen.rounds, chosen.processes, chosen.seed, chosen.folder)
+    print(counts)
+    return 1 if counts.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
