@@ -65,8 +65,8 @@ def random_resized_boxes(
     """RandomResizedCrop.get_params of torchvision, for pictures of these sizes in pixels, each (B,).
 
     The area is a share of the picture's, uniform in `scale`; the aspect ratio, width to height, is uniform in `ratio`
-    on a logarithmic scale; and the place is uniform among whole pixels. If none of ten such boxes fits, it is the largest
-    in the centre whose ratio is allowed.
+    on a logarithmic scale; and the place is uniform among whole pixels. If none of ten such boxes fits, it is the
+    largest in the centre whose ratio is allowed.
     """
     numbers = draws.uniform(purpose, 2 * _TRIES + 2)
     area = (heights * widths) * (scale[0] + (scale[1] - scale[0]) * numbers[:_TRIES])
