@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "crop": (2, "t"),
     "sampler": (3, "t"),
     "cache": (3, "t"),
+    "augment": (3, "t"),
     "shufflecheck": (3, "t"),
     "mapping": (2, "t"),
     "resample": (2, "t"),
