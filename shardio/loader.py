@@ -94,16 +94,16 @@ class ShardLoader:
 
     `cache` is a folder on this node's own disk, in which the set is copied once for all processes of the node that ask
     for it; `path` may then be a URL. Training begins at once: what has not been copied yet is read from `path`, and
-    what the first batches of epoch 0 need is copied first. As long as the loader is open, nobody evicts the copy. If it cannot be
-    made, as there is no room, a warning says so, and `path` is read all the time.
+    what the first batches of epoch 0 need is copied first. As long as the loader is open, nobody evicts the copy. If it
+    cannot be made, as there is no room, a warning says so, and `path` is read all the time.
 
     `digest` pins the content of the set: the digest that `shardio info` prints, or its first 12 digits or more. Any
     other set is a FormatError.
 
     check="sample" compares the crc32 of every sample that is read with the index, in the gather threads, and reads a
-    sample that differs once more, past the page cache if that is possible; with `cache`, from `path`, and if it is sound
-    there, the copy is verified and mended by a thread. It reads whole samples, with `crop` too. One
-    that is damaged is a FormatError that names file, sample and byte. With on_damage="skip" it is a RuntimeWarning, the
+    sample that differs once more, past the page cache if that is possible; with `cache`, from `path`, and if it is
+    sound there, a thread verifies the copy and mends it. It reads whole samples, with `crop` too. One that is damaged
+    is a FormatError that names file, sample and byte. With on_damage="skip" it is a RuntimeWarning, the
     first time, and another sample of the same batch takes its place, with its label and index: which, (`seed`, epoch,
     sample) say. Shapes, the number of batches and states stay what they are. Without `check`, that covers samples that
     storage does not give (EIO) and that a file does not have any more. A batch without a sound sample is an error.
