@@ -172,7 +172,8 @@ class Cache:
         return EvictReport(str(self.folder), tuple(removed), tuple(kept), nbytes)
 
     def _remove(self, digest: str) -> bool:
-        """Remove a copy and its locks, unless somebody holds it: whether it is gone."""
+        """Remove a copy and its locks, unless somebody holds it: whether it is gone. PermissionError, and it is as it
+        was, if this user may not remove all of it."""
         descriptor = self._lock_alone(digest)
         if descriptor is None:
             time.sleep(_LOOKING_SECONDS)
@@ -181,13 +182,30 @@ class Cache:
             return False
         trash = self.folder / f".{digest}.{secrets.token_hex(4)}{_EVICTED_SUFFIX}"
         try:
+            if not self.may_remove(digest):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.copy_path(digest)))
             with contextlib.suppress(FileNotFoundError):  # somebody else was faster
                 self.copy_path(digest).rename(trash)
             self._remove_locks(digest)
         finally:
             os.close(descriptor)
-        _remove_trash(trash)
+        with contextlib.suppress(PermissionError):  # the copy is gone: what this user may not remove, another sweeps
+            _remove_trash(trash)
         return True
+
+    def may_remove(self, digest: str) -> bool:
+        """Whether permissions let this user remove a copy: rename it, and remove the files in it. True if there is
+        none."""
+        folder = self.copy_path(digest)
+        try:
+            owner = os.stat(folder).st_uid
+        except FileNotFoundError:
+            return True
+        cache = os.stat(self.folder)
+        if cache.st_mode & stat.S_ISVTX and os.geteuid() not in (0, owner, cache.st_uid):
+            return False
+        everything = os.R_OK | os.W_OK | os.X_OK
+        return all(os.access(path, everything, effective_ids=True) for path in (self.folder, folder))
 
     def _lock_alone(self, digest: str) -> int | None:
         """The descriptor of the lease's lock, held exclusively, for the caller to close; None if somebody holds it."""

@@ -305,6 +305,50 @@ def test_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
 
 
 @pytest.mark.usefixtures("open_to_all")
+def test_in_a_groups_cache_a_copy_that_may_be_renamed_but_not_emptied_is_kept_as_it_is(cache: Cache) -> None:
+    path = put_copy(cache, A)
+    path.chmod(0o755)
+    if not os.geteuid():
+        os.chown(cache.folder, -1, 65534)
+    cache.folder.chmod(0o2775)
+    assert as_nobody(f"cache.may_remove('{A}'), cache.may_remove('{B}')", cache) == "False True"
+    before = set(os.listdir(cache.folder))
+    assert as_nobody("[copy.in_use for copy in cache.evict(keep=0).kept]", cache) == "[False]"
+    assert set(os.listdir(cache.folder)) == before
+    assert (path / "train-00000.npy").exists()
+    os.chown(path, -1, 65534)
+    path.chmod(0o2775)
+    assert as_nobody("len(cache.evict(keep=0).removed)", cache) == "1"
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_under_a_sticky_bit_only_the_owner_of_a_copy_may_remove_it(cache: Cache) -> None:
+    path = put_copy(cache, A)
+    cache.folder.chmod(0o1777)
+    path.chmod(0o777)
+    assert as_nobody(f"cache.may_remove('{A}')", cache) == "False"
+    os.chown(path, 65534, -1)
+    assert as_nobody(f"cache.may_remove('{A}')", cache) == "True"
+
+
+def test_a_copy_is_gone_once_it_is_renamed_though_not_all_of_it_can_be_removed(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_copy(cache, A)
+
+    def rmtree(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", rmtree)
+        report = cache.evict(keep=0)
+    assert ([copy.digest for copy in report.removed], report.kept) == ([A], ())
+    cache.sweep()
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+@pytest.mark.usefixtures("open_to_all")
 def test_what_another_user_shows_to_nobody_is_listed_and_left_alone(cache: Cache) -> None:
     path = put_copy(cache, A)
     path.chmod(0o700)
