@@ -234,7 +234,7 @@ class Stager:
         if needed <= free:
             return
         # Nothing is evicted if that would not do.
-        if needed <= free + sum(copy.nbytes for copy in cache.copies() if not copy.in_use):
+        if needed <= free + sum(copy.nbytes for copy in cache.copies() if not copy.in_use and cache.may_remove(copy.digest)):
             self.evicted += cache.evict(free=needed).removed
             if needed <= cache.free_nbytes():
                 return
@@ -245,11 +245,14 @@ class Stager:
         cache = self._lease.cache
         copies = [copy for copy in cache.copies() if copy.digest != self._lease.digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
-        unused = sum(copy.nbytes for copy in copies if not copy.in_use)
+        unused = [copy for copy in copies if not copy.in_use]
+        ours = sum(copy.nbytes for copy in unused if cache.may_remove(copy.digest))
+        others = sum(copy.nbytes for copy in unused) - ours
         return SpaceError(
             f"{cache.folder}: expected room for {self._needed(todo):,} bytes, found {f'{found}, ' if found else ''}"
-            f"{cache.free_nbytes():,} free, {unused:,} in copies that nobody uses; in use: {held}. Finished files are "
-            "kept. Make room, choose a larger disk for the cache, or read from the source"
+            f"{cache.free_nbytes():,} free, {ours:,} in copies that nobody uses"
+            f"{f', {others:,} in such ones that are for other users to remove' if others else ''}; in use: {held}. "
+            "Finished files are kept. Make room, choose a larger disk for the cache, or read from the source"
         )
 
     def _each(self, do: Callable[[FileEntry], bool], entries: Sequence[FileEntry]) -> dict[str, bool]:

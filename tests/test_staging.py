@@ -405,6 +405,22 @@ def test_too_little_room_names_who_holds_it_and_evicts_nothing_in_vain(
     assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
 
 
+def test_what_other_users_must_remove_makes_no_room_and_nothing_is_evicted_in_vain(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs, large = (make_set(count) for count in (12, 40, 45))
+    digest = stage(ours, cache).digest
+    others = stage(theirs, cache).digest
+    nbytes = {copy.digest: copy.nbytes for copy in Cache(cache).copies()}
+    have_room(monkeypatch, sum(nbytes.values()) + 700)
+    monkeypatch.setattr(Cache, "may_remove", lambda self, digest: digest != others)
+    with pytest.raises(SpaceError) as caught:
+        stage(large, cache)
+    text = f"found 700 free, {nbytes[digest]:,} in copies that nobody uses, {nbytes[others]:,} in such ones that are for "
+    assert f"{text}other users to remove; in use: no other copy" in str(caught.value)
+    assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
+
+
 def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished_files_are_kept(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
