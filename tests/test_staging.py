@@ -30,6 +30,7 @@ from test_cli import assert_one_clear_error, shardio
 
 from shardio import staging
 from shardio.cache import MARKER_NAME, Cache
+from shardio.cli import cli
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
 from shardio.files import AtomicFile
 from shardio.manifest import FileEntry, Manifest, load_manifest
@@ -600,6 +601,21 @@ def test_stage_says_once_for_whom_it_waits(out: Path, cache: Path, gate: type[Ga
     report = first.get()
     assert line == f"shardio: process {os.getpid()} is copying {out} to {cache}: waiting for it\n"
     assert (process.returncode, stdout, stderr) == (0, f"{report.path}\n", "")
+
+
+def test_stage_shows_no_credentials_when_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    def wait(*_: Any, on_wait: Callable[[int | None], None], **__: Any) -> None:
+        on_wait(None)
+        raise SpaceError
+
+    monkeypatch.setattr(staging, "stage", wait)
+    with suppress(SpaceError):
+        cli.main(["stage", "https://me:secret@host/set?signature=secret", str(cache)], standalone_mode=False)
+    assert capsys.readouterr().err == (
+        f"shardio: another process is copying https://host/set to {cache}: waiting for it\n"
+    )
 
 
 def test_who_copies_shows_a_bar_on_a_terminal_and_who_waits_does_not(out: Path, cache: Path, tmp_path: Path) -> None:
