@@ -213,7 +213,7 @@ class Stager:
         self._total += sum(entry.nbytes for entry in todo)
         try:
             make_folder(folder)
-            self._each(self._copy, todo)
+            self._copy_all(todo)
             if self._stop.is_set():
                 return False
             if self._lease.manifest() is None:
@@ -221,8 +221,23 @@ class Stager:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise self._no_room([entry for entry in todo if entry not in self.copied], error.strerror) from error
+            raise self._no_room(self._left(todo), error.strerror) from error
         return True
+
+    def _copy_all(self, todo: Sequence[FileEntry]) -> None:
+        try:
+            self._each(self._copy, todo)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # Another one who found the same room has taken it: once more, with what can be evicted now.
+            todo = self._left(todo)
+            self._make_room(todo)
+            self._failed = False
+            self._each(self._copy, todo)
+
+    def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
+        return [entry for entry in todo if entry not in self.copied]
 
     def _needed(self, todo: Sequence[FileEntry]) -> int:
         return sum(entry.nbytes for entry in todo) + len(self._manifest.dumps())
@@ -234,11 +249,14 @@ class Stager:
         if needed <= free:
             return
         # Nothing is evicted if that would not do.
-        if needed <= free + sum(copy.nbytes for copy in cache.copies() if not copy.in_use and cache.may_remove(copy.digest)):
+        if needed <= free + sum(copy.nbytes for copy in self._evictable(cache.copies())):
             self.evicted += cache.evict(free=needed).removed
             if needed <= cache.free_nbytes():
                 return
         raise self._no_room(todo)
+
+    def _evictable(self, copies: Sequence[CachedCopy]) -> list[CachedCopy]:
+        return [copy for copy in copies if not copy.in_use and self._lease.cache.may_remove(copy.digest)]
 
     def _no_room(self, todo: Sequence[FileEntry], found: str | None = None) -> SpaceError:
         """`found` is what the filesystem says, which may know of a quota."""
@@ -246,7 +264,7 @@ class Stager:
         copies = [copy for copy in cache.copies() if copy.digest != self._lease.digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
         unused = [copy for copy in copies if not copy.in_use]
-        ours = sum(copy.nbytes for copy in unused if cache.may_remove(copy.digest))
+        ours = sum(copy.nbytes for copy in self._evictable(copies))
         others = sum(copy.nbytes for copy in unused) - ours
         return SpaceError(
             f"{cache.folder}: expected room for {self._needed(todo):,} bytes, found {f'{found}, ' if found else ''}"
@@ -331,16 +349,22 @@ class Stager:
         """
         sha256 = hashlib.sha256()
         buffer = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes)))
-        with contextlib.nullcontext() if file is None else _Writer(file) as writer:
-            for offset in range(0, entry.nbytes, _PIECE_NBYTES):
-                if self._ends():
-                    return None
-                piece = buffer[: entry.nbytes - offset]
-                storage.read_into(entry, offset, piece)
-                sha256.update(piece)
-                if writer is not None:
-                    writer.write(piece)
-                self._progress(len(piece))
+        poured = 0
+        try:
+            with contextlib.nullcontext() if file is None else _Writer(file) as writer:
+                for offset in range(0, entry.nbytes, _PIECE_NBYTES):
+                    if self._ends():
+                        return None
+                    piece = buffer[: entry.nbytes - offset]
+                    storage.read_into(entry, offset, piece)
+                    sha256.update(piece)
+                    if writer is not None:
+                        writer.write(piece)
+                    self._progress(len(piece))
+                    poured += len(piece)
+        finally:
+            if 0 < poured < entry.nbytes:  # it may be begun again
+                self._progress(-poured)
         return sha256.hexdigest()
 
 

@@ -417,9 +417,53 @@ def test_what_other_users_must_remove_makes_no_room_and_nothing_is_evicted_in_va
     monkeypatch.setattr(Cache, "may_remove", lambda self, digest: digest != others)
     with pytest.raises(SpaceError) as caught:
         stage(large, cache)
-    text = f"found 700 free, {nbytes[digest]:,} in copies that nobody uses, {nbytes[others]:,} in such ones that are for "
-    assert f"{text}other users to remove; in use: no other copy" in str(caught.value)
+    text = str(caught.value)
+    assert f"found 700 free, {nbytes[digest]:,} in copies that nobody uses, {nbytes[others]:,} in such ones " in text
+    assert "that are for other users to remove; in use: no other copy" in text
     assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
+
+
+def test_room_that_another_has_taken_meanwhile_is_made_once_more(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, out = make_set(20), make_set(45)
+    evictable = stage(old, cache).digest
+    real, calls, counts = staging.reserve, [], list[int]()
+
+    def reserve(descriptor: int, nbytes: int) -> None:
+        calls.append(nbytes)
+        if len(calls) == 6:
+            have_room(monkeypatch, sum(copy.nbytes for copy in Cache(cache).copies()) + 100)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor, nbytes)
+
+    monkeypatch.setattr(staging, "reserve", reserve)
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
+    assert report.evicted == (evictable,)
+    assert len(calls) == report.num_copied + 1
+    assert contents(Path(report.path)) == contents(out)
+    assert sum(counts) == report.nbytes
+
+
+def test_a_file_that_is_given_up_halfway_is_no_progress(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, failures = list[int](), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+    real = staging._Writer.write
+
+    def write(self: staging._Writer, piece: memoryview) -> None:
+        if len(counts) >= 6 and failures:
+            raise failures.pop()
+        real(self, piece)
+
+    monkeypatch.setattr(staging._Writer, "write", write)
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
+    assert min(counts) < 0
+    assert (report.num_copied, sum(counts)) == (7, report.nbytes)
+    assert not failures
+    assert contents(Path(report.path)) == contents(out)
 
 
 def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished_files_are_kept(
