@@ -238,6 +238,8 @@ class Cache:
                     self._remove_orphans(digest)
 
     def _remove_orphans(self, digest: str) -> None:
+        if self.copy_path(digest).exists():
+            return
         if (descriptor := self._lock_alone(digest)) is not None:
             try:
                 if not self.copy_path(digest).exists():
@@ -320,6 +322,7 @@ class Lease(_Held):
         self.digest = digest
         self.path = cache.copy_path(digest)
         """The folder of the copy. It exists from when the first file is copied."""
+        self._tried_filling = False
         self._touch()
 
     def __enter__(self) -> Lease:
@@ -361,6 +364,7 @@ class Lease(_Held):
             allowed = False  # to write, but one may wait for the other user
             descriptor = os.open(path, os.O_RDONLY | flags)
         filling = Filling(descriptor)
+        self._tried_filling = self._tried_filling or allowed
         try:
             if not _try_lock(descriptor):
                 filling.close()
@@ -383,9 +387,15 @@ class Lease(_Held):
         return None
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            self._touch()
+        if self._descriptor < 0:
+            return
+        self._touch()
         super().close()
+        if self._tried_filling:
+            # Of a copy that was not even begun nothing stays: in a folder such as /tmp its files would keep all others
+            # from making it. Whoever else has a lease keeps them.
+            with contextlib.suppress(OSError):
+                self.cache._remove_orphans(self.digest)
 
     def _touch(self) -> None:
         """Note when the copy was last used. Not everyone who may use it may do that."""
@@ -410,13 +420,18 @@ class Filling(_Held):
 
 
 def _open_lock(path: Path) -> int:
-    """Open a lock file for reading, which is enough to lock it; it is made if need be."""
+    """Open a lock file for reading, which is enough to lock it; it is made if need be, for all to read."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags)
-    except FileNotFoundError:
-        # Not at once with O_CREAT, which the kernel refuses for other users' files in folders such as /tmp.
-        return os.open(path, flags | os.O_CREAT, 0o666)
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags)
+        # Never O_CREAT alone, which the kernel refuses for other users' files in folders such as /tmp.
+        with contextlib.suppress(FileExistsError):  # made by somebody else in between
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            with contextlib.suppress(OSError):  # a filesystem without permissions
+                # Whatever the umask says of data: a lock that others cannot open keeps them from the copy for ever.
+                os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) | 0o644)
+            return descriptor
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -358,6 +358,54 @@ def test_what_another_user_shows_to_nobody_is_listed_and_left_alone(cache: Cache
     assert digests(cache) == {A}
 
 
+@pytest.mark.usefixtures("open_to_all")
+def test_a_lock_can_be_opened_by_all_whatever_the_umask(cache: Cache) -> None:
+    before = os.umask(0o077)
+    try:
+        cache.lease(A).close()
+    finally:
+        os.umask(before)
+    assert (cache.folder / f"{A}.lock").stat().st_mode & 0o777 == 0o644
+    cache.folder.chmod(0o1777)
+    assert as_nobody(f"cache.lease('{A}').is_complete()", cache) == "False"
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_a_lock_that_another_user_makes_at_the_same_moment_is_opened(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.lease(B).close()
+    real, flags_of_lock = os.open, []
+
+    def late(path: Path, flags: int, mode: int = 0o777) -> int:
+        if not str(path).endswith(f"{A}.lock"):
+            return real(path, flags, mode)
+        flags_of_lock.append(flags)
+        if len(flags_of_lock) == 1:
+            Path(path).write_bytes(b"")
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if flags & os.O_CREAT and not flags & os.O_EXCL:  # as fs.protected_regular has it
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", late)
+    cache.lease(A).close()
+    assert len(flags_of_lock) == 3
+
+
+def test_of_a_copy_that_was_not_begun_no_locks_stay_but_for_those_who_hold_them(cache: Cache) -> None:
+    with cache.lease(A) as lease, lease.try_filling(""):  # type: ignore[union-attr]
+        assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{A}.lock", f"{A}.fill"}
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+    with cache.lease(A) as other:
+        with cache.lease(A) as lease, lease.try_filling(""):  # type: ignore[union-attr]
+            pass
+        assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{A}.lock", f"{A}.fill"}
+        with other.try_filling(""):  # type: ignore[union-attr]
+            other.path.mkdir()
+    assert set(os.listdir(cache.folder)) == {MARKER_NAME, A, f"{A}.lock", f"{A}.fill"}
+
+
 # --- what is there ---------------------------------------------------------------------------------------------------
 
 

@@ -423,6 +423,15 @@ def test_what_other_users_must_remove_makes_no_room_and_nothing_is_evicted_in_va
     assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
 
 
+def test_too_little_room_for_anything_leaves_nothing_that_keeps_other_users_from_the_copy(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cache, "free_nbytes", lambda self: 0)
+    with pytest.raises(SpaceError):
+        stage(out, cache)
+    assert os.listdir(cache) == [MARKER_NAME]
+
+
 def test_room_that_another_has_taken_meanwhile_is_made_once_more(
     make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
