@@ -42,6 +42,12 @@ This folder is a cache of shardio: copies of shard sets, named by their digests,
 
 # Filesystems by which containers and virtual machines get folders of their own machine, too.
 _GIVEN_TO_CONTAINERS = ("fuse", "9p", "virtiofs")
+# But those of FUSE by which machines share folders.
+_SHARED_BY_FUSE = """
+alluxio-fuse beegfs blobfuse blobfuse2 ceph ceph-fuse cvmfs curvefs davfs davfs2 dfuse gcsfuse geesefs glusterfs goofys
+hdfs juicefs lizardfs mfs moosefs mount-s3 mountpoint-s3 nfs objectivefs orangefs ossfs quobyte rclone s3fs seaweedfs
+smbnetfs sshfs weed
+"""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _EVICTED_SUFFIX = ".evicted"
@@ -275,7 +281,8 @@ class Cache:
 
     def _check_local(self) -> None:
         kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
-        if is_network(kind) and not kind.startswith(_GIVEN_TO_CONTAINERS):
+        is_shared = kind.removeprefix("fuse.") in _SHARED_BY_FUSE.split()
+        if is_shared or (is_network(kind) and not kind.startswith(_GIVEN_TO_CONTAINERS)):
             raise CacheError(
                 f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, where nobody could "
                 "see that another machine uses a copy. Choose a local disk, or use the set where it is"

@@ -85,7 +85,9 @@ def test_a_folder_that_holds_anything_else_is_refused_and_not_touched(cache: Cac
     ("kind", "taken"),
     [
         *(("lustre", False), ("nfs4", False), ("ext4", True), ("tmpfs", True), ("overlay", True), ("", True)),
-        *(("fuse.fuse-overlayfs", True), ("virtiofs", True)),
+        *(("fuse.fuse-overlayfs", True), ("fuse", True), ("fuseblk", True), ("virtiofs", True), ("9p", True)),
+        *(("fuse.glusterfs", False), ("fuse.ceph-fuse", False), ("fuse.juicefs", False), ("fuse.sshfs", False)),
+        *(("fuse.s3fs", False), ("fuse.gcsfuse", False), ("fuse.rclone", False), ("fuse.beegfs", False)),
     ],
 )
 def test_a_filesystem_that_nodes_share_is_refused(
