@@ -123,7 +123,8 @@ class Stager:
     `lease.has` what is there already, whichever process has copied it.
 
     `stop` may be set by any thread: `run` then returns within the time that a piece of 8 MiB takes, or a sync that is
-    under way. `on_progress` and `on_wait` are those of `stage`.
+    under way. `on_progress` and `on_wait` are those of `stage`; `on_fill` is called by `run` when this process has got
+    the right to fill the copy, be it after another one that it has waited for.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Stager:
         stop: threading.Event | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         on_wait: Callable[[int | None], None] | None = None,
+        on_fill: Callable[[], None] | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1; found {workers}")
@@ -157,6 +159,7 @@ class Stager:
         self._failed = False
         self._on_progress = on_progress
         self._on_wait = on_wait
+        self._on_fill = on_fill
         self._total = 0
 
     def run(self) -> bool:
@@ -172,6 +175,8 @@ class Stager:
             filling = self._lease.try_filling(_absolute(self._storage.name))
             if filling is not None:
                 with filling:
+                    if self._on_fill is not None:
+                        self._on_fill()
                     return self._fill()
             if not waiting and self._on_wait is not None:
                 self._on_wait(self._lease.filler())

@@ -571,6 +571,23 @@ def test_a_stager_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path,
     assert stage(out, cache).num_copied == 4
 
 
+def test_who_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
+    told: list[str] = []
+    with Cache(cache).lease(load_manifest(out).digest) as lease:
+        filling = lease.try_filling("")
+        assert filling is not None
+
+        def wait(process: int | None) -> None:
+            told.append(f"waits for {process}")
+            filling.close()
+
+        with stager_of(out, cache, on_wait=wait, on_fill=lambda: told.append("fills")) as stager:
+            assert stager.run()
+            assert told == [f"waits for {os.getpid()}", "fills"]
+            assert stager.run()
+    assert told == [f"waits for {os.getpid()}", "fills"]  # there was nothing to fill
+
+
 def test_who_waits_can_be_told_to_stop(out: Path, cache: Path, gate: type[Gate]) -> None:
     first = Caught(lambda: stage(out, cache))
     assert gate.asked.wait(60)
