@@ -171,7 +171,11 @@ class CachedSplit:
 
     def _begin_staging(self, order: Sequence[ShardEntry] = (), *, verify: bool = False) -> threading.Thread:
         state, name = self._state, self._storage.name
-        state.text = f"copying from {name}"
+
+        def tell_filling() -> None:
+            state.text = f"copying from {name}"
+
+        tell_filling()
         stager = Stager(
             self._storage,
             self.manifest,
@@ -180,6 +184,7 @@ class CachedSplit:
             verify=verify,
             stop=self._stop,
             on_wait=lambda process: _tell(state, process),
+            on_fill=tell_filling,
         )
         arguments = (stager, state, name, self._stop, self._held)
         thread = threading.Thread(target=_stage, args=arguments, name="shardio-stage", daemon=True)
