@@ -222,9 +222,13 @@ class CachedSplit:
         Each file of the copy is replaced by a rename, so that others go on with what they have mapped, or find the new.
         """
 
+        not_begun = [None]  # whoever of the gather threads pops it begins
+
         def verify_copy() -> None:
             if not self._threads and not self._stop.is_set():
-                self._begin_staging(verify=True)
+                with contextlib.suppress(IndexError):
+                    not_begun.pop()
+                    self._begin_staging(verify=True)
 
         return _SecondReader(shards, self._storage, verify_copy)
 

@@ -49,9 +49,8 @@ IN_PROCESS, IN_WORKERS = 2, 5
 # delicate, so that it gets more than its share.
 WEIGHTS = {"begin": 0.15, "work": 0.6, "last": 0.25}
 
-# Beyond the time that workers need to start: one that is still importing looks up only when it is done, which on a
-# loaded machine takes many times as long as when that was measured. This is for one that never does.
-ORPHANS_MAY_LIVE_SECONDS = 30.0
+# Beyond the time that workers need to start: one that is still importing looks up only when it is done.
+ORPHANS_MAY_LIVE_SECONDS = 3.0
 # A conversion of the small tree takes one second, and a loaded machine is slow: this is for one that hangs.
 PATIENCE_SECONDS = 120.0
 
