@@ -42,6 +42,12 @@ This folder is a cache of shardio: copies of shard sets, named by their digests,
 
 # Filesystems by which containers and virtual machines get folders of their own machine, too.
 _GIVEN_TO_CONTAINERS = ("fuse", "9p", "virtiofs")
+# But those of FUSE by which machines share folders.
+_SHARED_BY_FUSE = """
+alluxio-fuse beegfs blobfuse blobfuse2 ceph ceph-fuse cvmfs curvefs davfs davfs2 dfuse gcsfuse geesefs glusterfs goofys
+hdfs juicefs lizardfs mfs moosefs mount-s3 mountpoint-s3 nfs objectivefs orangefs ossfs quobyte rclone s3fs seaweedfs
+smbnetfs sshfs weed
+"""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _EVICTED_SUFFIX = ".evicted"
@@ -172,7 +178,8 @@ class Cache:
         return EvictReport(str(self.folder), tuple(removed), tuple(kept), nbytes)
 
     def _remove(self, digest: str) -> bool:
-        """Remove a copy and its locks, unless somebody holds it: whether it is gone."""
+        """Remove a copy and its locks, unless somebody holds it: whether it is gone. PermissionError, and it is as it
+        was, if this user may not remove all of it."""
         descriptor = self._lock_alone(digest)
         if descriptor is None:
             time.sleep(_LOOKING_SECONDS)
@@ -181,13 +188,30 @@ class Cache:
             return False
         trash = self.folder / f".{digest}.{secrets.token_hex(4)}{_EVICTED_SUFFIX}"
         try:
+            if not self.may_remove(digest):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.copy_path(digest)))
             with contextlib.suppress(FileNotFoundError):  # somebody else was faster
                 self.copy_path(digest).rename(trash)
             self._remove_locks(digest)
         finally:
             os.close(descriptor)
-        _remove_trash(trash)
+        with contextlib.suppress(PermissionError):  # the copy is gone: what this user may not remove, another sweeps
+            _remove_trash(trash)
         return True
+
+    def may_remove(self, digest: str) -> bool:
+        """Whether permissions let this user remove a copy: rename it, and remove the files in it. True if there is
+        none."""
+        folder = self.copy_path(digest)
+        try:
+            owner = os.stat(folder).st_uid
+        except FileNotFoundError:
+            return True
+        cache = os.stat(self.folder)
+        if cache.st_mode & stat.S_ISVTX and os.geteuid() not in (0, owner, cache.st_uid):
+            return False
+        everything = os.R_OK | os.W_OK | os.X_OK
+        return all(os.access(path, everything, effective_ids=True) for path in (self.folder, folder))
 
     def _lock_alone(self, digest: str) -> int | None:
         """The descriptor of the lease's lock, held exclusively, for the caller to close; None if somebody holds it."""
@@ -220,6 +244,8 @@ class Cache:
                     self._remove_orphans(digest)
 
     def _remove_orphans(self, digest: str) -> None:
+        if self.copy_path(digest).exists():
+            return
         if (descriptor := self._lock_alone(digest)) is not None:
             try:
                 if not self.copy_path(digest).exists():
@@ -255,7 +281,8 @@ class Cache:
 
     def _check_local(self) -> None:
         kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
-        if is_network(kind) and not kind.startswith(_GIVEN_TO_CONTAINERS):
+        is_shared = kind.removeprefix("fuse.") in _SHARED_BY_FUSE.split()
+        if is_shared or (is_network(kind) and not kind.startswith(_GIVEN_TO_CONTAINERS)):
             raise CacheError(
                 f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, where nobody could "
                 "see that another machine uses a copy. Choose a local disk, or use the set where it is"
@@ -302,6 +329,7 @@ class Lease(_Held):
         self.digest = digest
         self.path = cache.copy_path(digest)
         """The folder of the copy. It exists from when the first file is copied."""
+        self._tried_filling = False
         self._touch()
 
     def __enter__(self) -> Lease:
@@ -343,6 +371,7 @@ class Lease(_Held):
             allowed = False  # to write, but one may wait for the other user
             descriptor = os.open(path, os.O_RDONLY | flags)
         filling = Filling(descriptor)
+        self._tried_filling = self._tried_filling or allowed
         try:
             if not _try_lock(descriptor):
                 filling.close()
@@ -365,9 +394,15 @@ class Lease(_Held):
         return None
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            self._touch()
+        if self._descriptor < 0:
+            return
+        self._touch()
         super().close()
+        if self._tried_filling:
+            # Of a copy that was not even begun nothing stays: in a folder such as /tmp its files would keep all others
+            # from making it. Whoever else has a lease keeps them.
+            with contextlib.suppress(OSError):
+                self.cache._remove_orphans(self.digest)
 
     def _touch(self) -> None:
         """Note when the copy was last used. Not everyone who may use it may do that."""
@@ -392,13 +427,18 @@ class Filling(_Held):
 
 
 def _open_lock(path: Path) -> int:
-    """Open a lock file for reading, which is enough to lock it; it is made if need be."""
+    """Open a lock file for reading, which is enough to lock it; it is made if need be, for all to read."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags)
-    except FileNotFoundError:
-        # Not at once with O_CREAT, which the kernel refuses for other users' files in folders such as /tmp.
-        return os.open(path, flags | os.O_CREAT, 0o666)
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags)
+        # Never O_CREAT alone, which the kernel refuses for other users' files in folders such as /tmp.
+        with contextlib.suppress(FileExistsError):  # made by somebody else in between
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            with contextlib.suppress(OSError):  # a filesystem without permissions
+                # Whatever the umask says of data: a lock that others cannot open keeps them from the copy for ever.
+                os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) | 0o644)
+            return descriptor
 
 
 def _try_lock(descriptor: int) -> bool:

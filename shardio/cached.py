@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.cache import Cache, Lease
+from shardio.cache import Cache
+from shardio.checksum import crc32
 from shardio.crop import Windows
 from shardio.engine import Io, check_io, make_reader
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.manifest import ShardEntry, Split
-from shardio.readers import ReadCounts, Reader, Tally
+from shardio.readers import ReadCounts, Reader, Tally, direct_alignment
 from shardio.shardset import ShardSet, open_shards
 from shardio.stagedset import StagedSet, StorageReader
 from shardio.staging import Stager, take_lease
@@ -46,13 +47,35 @@ class _State:
     text: str = "complete"
 
 
+class _Stop(threading.Event):
+    """An Event without its lock, which a Ctrl-C in the middle of set() would leave locked, and which a finaliser that
+    runs in the middle of wait() would wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_on = False
+
+    def is_set(self) -> bool:
+        return self._is_on
+
+    def set(self) -> None:
+        self._is_on = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleeps for all of `timeout`, which must be short."""
+        time.sleep(0.0 if self._is_on else timeout or 0.0)
+        return self._is_on
+
+
 class StagedReader:
     """Reads a StagedSet; from the epoch on that finds the copy complete, with the reader that `settle` makes for it."""
 
     num_threads = StorageReader.num_threads
 
-    def __init__(self, shards: StagedSet, settle: Callable[[], Reader | None]) -> None:
+    def __init__(self, shards: StagedSet, settle: Callable[[], tuple[Reader, str] | None], reason: str) -> None:
         self.name = "staged"
+        self.reason = reason
+        """Why samples are read so; also of the reader that it has settled for."""
         self._shards = shards
         self._settle = settle
         self._settled: Reader | None = None
@@ -69,7 +92,8 @@ class StagedReader:
 
     def reads_ahead(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
-            self._settled, self.name = settled, settled.name
+            self._settled, self.reason = settled
+            self.name = self._settled.name
         return self._settled is not None and self._settled.reads_ahead()
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
@@ -86,20 +110,17 @@ class StagedReader:
 
 
 class _SecondReader(StorageReader):
-    """Reads samples from the storage, and throws the shards away in which the copy has them: they were damaged there.
+    """Reads samples from the storage that were read otherwise before, and says so if they are sound there."""
 
-    Whoever has mapped such a shard keeps it, and who asks for the copy next copies it again.
-    """
-
-    def __init__(self, shards: ShardSet, storage: Storage, lease: Lease) -> None:
+    def __init__(self, shards: ShardSet, storage: Storage, on_damaged_copy: Callable[[], None]) -> None:
         super().__init__(shards, storage)
-        self._lease = lease
+        self._on_damaged_copy = on_damaged_copy
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         super().read(indices, out, windows)
-        for number in np.unique(self._shards.locate(indices)[0]).tolist():
-            with contextlib.suppress(OSError):  # it is gone already, or not ours to remove
-                (self._lease.path / self._shards.manifest.splits[self._shards.split].shards[number].file).unlink()
+        expected = self.column_of("crc32", indices).tolist()
+        if windows is None and expected == [crc32(pixels) for pixels in out]:
+            self._on_damaged_copy()
 
 
 class CachedSplit:
@@ -117,14 +138,13 @@ class CachedSplit:
         self.split = split
         self._storage = open_storage(place)
         self._state = _State()
-        self._stop = threading.Event()
+        self._stop = _Stop()
         self._threads: list[threading.Thread] = []
-        held = contextlib.ExitStack()
-        self._close = weakref.finalize(self, _close, self._stop, self._threads, held)
-        held.callback(self._storage.close)
+        self._held = held = contextlib.ExitStack()
+        self._close = weakref.finalize(self, _close, self._stop, self._threads, self._storage, held)
         try:
             self._lease, manifest = take_lease(self._storage, Cache(cache), digest)
-            held.enter_context(self._lease)
+            held.callback(self._lease.close)
             if split not in manifest.splits:
                 raise SetNotFoundError(
                     f"{self._storage.name}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}"
@@ -143,23 +163,34 @@ class CachedSplit:
         if self._lease.is_complete():
             with contextlib.suppress(FormatError):  # of a file that is missing or was cut: it is copied again
                 return open_shards(self._lease.path, self.split)
-        state, name = self._state, self._storage.name
-        state.text = f"copying from {name}"
-        stager = Stager(
-            self._storage,
-            self.manifest,
-            self._lease,
-            order=_by_need(self.manifest.splits[self.split], batches),
-            stop=self._stop,
-            on_wait=lambda process: _tell(state, process),
-        )
-        thread = threading.Thread(target=_stage, args=(stager, state, name), name="shardio-stage", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        thread = self._begin_staging(_by_need(self.manifest.splits[self.split], batches))
         index = self.manifest.splits[self.split].index
         while not self._lease.has(index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)
         return StagedSet(self._storage, self.manifest, self.split, self._lease)
+
+    def _begin_staging(self, order: Sequence[ShardEntry] = (), *, verify: bool = False) -> threading.Thread:
+        state, name = self._state, self._storage.name
+
+        def tell_filling() -> None:
+            state.text = f"copying from {name}"
+
+        tell_filling()
+        stager = Stager(
+            self._storage,
+            self.manifest,
+            self._lease,
+            order=order,
+            verify=verify,
+            stop=self._stop,
+            on_wait=lambda process: _tell(state, process),
+            on_fill=tell_filling,
+        )
+        arguments = (stager, state, name, self._stop, self._held)
+        thread = threading.Thread(target=_stage, args=arguments, name="shardio-stage", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
 
     def make_reader(self, shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
         """As `engine.make_reader`, of what `open` has returned."""
@@ -167,53 +198,94 @@ class CachedSplit:
             return make_reader(shards, io, num_samples)
         check_io(io)
         lease, split = self._lease, self.split
+        index = self.manifest.splits[split].index
+        if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
+            raise ValueError(f'{lease.path}: O_DIRECT does not work there: use io="auto", "mmap" or "pread"')
 
-        def settle() -> Reader | None:
+        def settle() -> tuple[Reader, str] | None:
             if lease.is_complete():
-                with contextlib.suppress(FormatError):  # of a file that is being copied again
-                    return make_reader(open_shards(lease.path, split), io, num_samples)[0]
+                # A file may be under way once more; and whatever else there is, it can be read as it was so far.
+                with contextlib.suppress(FormatError, OSError):
+                    return make_reader(open_shards(lease.path, split), io, num_samples)
             return None
 
-        return StagedReader(shards, settle), (
+        reason = (
             f"{self._storage.name} is being copied to {lease.path}: what has not come is read from there; the epoch "
             f"after it is complete reads it as io={io!r} says"
         )
+        return StagedReader(shards, settle, reason), reason
 
     def make_second(self, shards: ShardSet) -> Reader:
-        """What reads samples again that were damaged in the copy."""
-        return _SecondReader(shards, self._storage, self._lease)
+        """What reads samples again that did not come sound: from the storage.
+
+        If they are sound there, all of the copy is verified by a thread, once, and what is damaged is copied again.
+        Each file of the copy is replaced by a rename, so that others go on with what they have mapped, or find the new.
+        """
+
+        not_begun = [None]  # whoever of the gather threads pops it begins
+
+        def verify_copy() -> None:
+            if not self._threads and not self._stop.is_set():
+                with contextlib.suppress(IndexError):
+                    not_begun.pop()
+                    self._begin_staging(verify=True)
+
+        return _SecondReader(shards, self._storage, verify_copy)
 
     def describe(self, shards: ShardSet) -> dict[str, Any]:
         """How far the copy is: `state` in words, its `path`, and how many `shards` of the split are `shards_here`."""
         count = len(self.manifest.splits[self.split].shards)
+        if isinstance(shards, StagedSet):
+            shards.look()
         here = count - shards.num_away if isinstance(shards, StagedSet) else count
         return {"state": self._state.text, "path": str(self._lease.path), "shards": count, "shards_here": here}
+
+    def stop(self) -> None:
+        """Have the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
+        _stop(self._stop, self._storage)
 
     def close(self) -> None:
         """End the copying and the lease. The set that was opened goes on with what is there, and what it has mapped."""
         self._close()
 
 
-def _close(stop: threading.Event, threads: list[threading.Thread], held: contextlib.ExitStack) -> None:
+def _stop(stop: threading.Event, storage: Storage) -> None:
     stop.set()
-    for thread in threads:
-        if thread is not threading.current_thread():  # a finaliser may run in any thread
+    storage.close()
+
+
+def _close(
+    stop: threading.Event, threads: list[threading.Thread], storage: Storage, held: contextlib.ExitStack
+) -> None:
+    """A finaliser may run in any thread: in one that copies it must not wait for itself. Then that ends the lease."""
+    _stop(stop, storage)
+    if threading.current_thread().name.startswith("shardio-stage") and any(thread.is_alive() for thread in threads):
+        return
+    try:
+        for thread in threads:
             thread.join()
-    held.close()
+    finally:
+        held.close()
 
 
 def _tell(state: _State, process: int | None) -> None:
     state.text = "copied by another process" if process is None else f"copied by process {process}"
 
 
-def _stage(stager: Stager, state: _State, name: str) -> None:
+def _stage(stager: Stager, state: _State, name: str, stop: threading.Event, held: contextlib.ExitStack) -> None:
     """In the staging thread: it has nobody to raise an error to, and training can go on without the copy."""
     try:
         state.text = "complete" if stager.run() else "stopped"
     except Exception as error:
+        if stop.is_set():
+            state.text = "stopped"
+            return
         state.text = f"failed: {error}"
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors
             warnings.warn(f"training goes on, reading {name} without a copy: {error}", RuntimeWarning, stacklevel=2)
+    finally:
+        if stop.is_set():
+            held.close()
 
 
 def _by_need(split: Split, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:

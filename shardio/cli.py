@@ -556,10 +556,12 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
     The copy may be evicted once the command has ended, unless a job holds it.
     """
     import shardio.staging as staging
+    from shardio.places import is_url, without_credentials
 
     def tell_wait(process: int | None) -> None:
         who = "another process" if process is None else f"process {process}"
-        click.echo(f"shardio: {who} is copying {src} to {cache}: waiting for it", err=True)
+        source = without_credentials(src) if is_url(src) else src
+        click.echo(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
 
     # With a delay the bar is not there before something is copied, and never where another process copies.
     with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True, delay=1e-3) as bar:

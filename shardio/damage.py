@@ -84,6 +84,7 @@ class GuardedReader:
         if self._checks and second is None:
             self._second = FileReader(shards, alignment=direct_alignment(Path(self._path_of(0))))
         self._rereads: list[None] = []  # one for each: a list can be appended to by any thread, and needs no lock
+        self._closed = False
         self._thread = threading.local()
 
     @property
@@ -156,6 +157,8 @@ class GuardedReader:
                     raise
         # At least one of them cannot be had, and storage that fails is asked for seconds: not for the same one again.
         for i, index in enumerate(indices.tolist()):
+            if self._closed:
+                raise RuntimeError("the loader was closed while samples were read one by one")
             if index not in self._damaged:
                 one = slice(i, i + 1)
                 try:
@@ -217,6 +220,7 @@ class GuardedReader:
         return counts._replace(nbytes=counts.nbytes + again.nbytes, retries=retries)
 
     def close(self) -> None:
+        self._closed = True
         self._reader.close()
         if self._second is not None:
             self._second.close()

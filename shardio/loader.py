@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import weakref
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.profiler import record_function
 
-from shardio.cached import CachedSplit
+from shardio.cached import CachedSplit, StagedReader
 from shardio.crop import Crop, CropAt, Windows
 from shardio.damage import Check, GuardedReader, OnDamage, check_choices
 from shardio.engine import Io, make_reader, read_ahead_batches
@@ -93,15 +94,16 @@ class ShardLoader:
 
     `cache` is a folder on this node's own disk, in which the set is copied once for all processes of the node that ask
     for it; `path` may then be a URL. Training begins at once: what has not been copied yet is read from `path`, and
-    what the first batches need is copied first. As long as the loader is open, nobody evicts the copy. If it cannot be
-    made, as there is no room, a warning says so, and `path` is read all the time.
+    what the first batches of epoch 0 need is copied first. As long as the loader is open, nobody evicts the copy. If it
+    cannot be made, as there is no room, a warning says so, and `path` is read all the time.
 
     `digest` pins the content of the set: the digest that `shardio info` prints, or its first 12 digits or more. Any
     other set is a FormatError.
 
     check="sample" compares the crc32 of every sample that is read with the index, in the gather threads, and reads a
-    sample that differs once more, past the page cache if that is possible. It reads whole samples, with `crop` too. One
-    that is damaged is a FormatError that names file, sample and byte. With on_damage="skip" it is a RuntimeWarning, the
+    sample that differs once more, past the page cache if that is possible; with `cache`, from `path`, and if it is
+    sound there, a thread verifies the copy and mends it. It reads whole samples, with `crop` too. One that is damaged
+    is a FormatError that names file, sample and byte. With on_damage="skip" it is a RuntimeWarning, the
     first time, and another sample of the same batch takes its place, with its label and index: which, (`seed`, epoch,
     sample) say. Shapes, the number of batches and states stay what they are. Without `check`, that covers samples that
     storage does not give (EIO) and that a file does not have any more. A batch without a sound sample is an error.
@@ -191,6 +193,7 @@ class ShardLoader:
         num_distinct = len(self.shards) if indices is None else min(len(self.shards), np.asarray(indices).size)
         make_the_reader = self._cached.make_reader if self._cached else make_reader
         self._reader, self._io_reason = make_the_reader(self.shards, io, num_distinct)
+        self._staged = self._reader if isinstance(self._reader, StagedReader) else None
         self._guard: GuardedReader | None = None
         if check != "off" or on_damage != "raise":
             self._guard = GuardedReader(
@@ -335,7 +338,7 @@ class ShardLoader:
             "slots": self._ring.num_made,
             "slots_free": self._ring.num_free,
             "io": self._reader.name,
-            "io_reason": self._io_reason,
+            "io_reason": self._staged.reason if self._staged else self._io_reason,
             "read_nbytes": read.nbytes,
             "read_retries": read.retries,
             "damaged": len(self.damaged),
@@ -515,11 +518,16 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
 
 
 def _close(threads: GatherThreads, ring: Ring, reader: Reader, cached: CachedSplit | None) -> None:
-    threads.close()
-    ring.clear()
-    reader.close()
-    if cached is not None:
-        cached.close()
+    """Each step is done whatever happens in one before, such as a Ctrl-C."""
+    with contextlib.ExitStack() as steps:  # the last comes first
+        if cached is not None:
+            steps.callback(cached.close)
+        steps.callback(ring.clear)
+        steps.callback(threads.close)
+        # Before the threads are waited for: one that is asking a storage that does not answer gives up.
+        steps.callback(reader.close)
+        if cached is not None:
+            steps.callback(cached.stop)
 
 
 def _abandon(pending: deque[Pending], hints: Hints, ring: Ring, device: DevicePrefetch | None) -> None:

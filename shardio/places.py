@@ -29,12 +29,18 @@ def is_url(place: str) -> bool:
 
 def without_credentials(url: str) -> str:
     """The URL as it may stand in a message: without password and query, which may be a signature."""
-    scheme, _, rest = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
-    authority, slash, path = rest.partition("/")
-    user, _, host = authority.rpartition("@")
+    scheme, _, rest = url.partition("://")
+    shown = re.split(r"[?#]", rest, maxsplit=1)[0]
+    # A password may hold what else ends a host (/ ? #), whether that is allowed or not.
+    user, at, after = rest.rpartition("@")
     # Of http a user alone may be a token; elsewhere it is a name (abfs://container@account).
-    secret = ":" in user or scheme.lower() in ("http", "https")
-    return f"{scheme}://{host if secret else authority}{slash}{path}"
+    if at and (":" in user or scheme.lower() in ("http", "https")):
+        if user.startswith(shown):
+            # The @ is in a query if a mere host and a path come before that. Else nobody knows what is secret.
+            shown = shown if re.fullmatch(r"[^:@/]+/.*", shown, re.DOTALL) else "..."
+        else:
+            shown = re.split(r"[?#]", after, maxsplit=1)[0]
+    return f"{scheme}://{shown}"
 
 
 def without_credentials_in(text: str) -> str:

@@ -85,12 +85,11 @@ def publish(
             renamed = move and _can_be_renamed(source, target.parent)
             if renamed:
                 _make_movable(source, manifest, like=(folder, lock.descriptor))
-                _rename_new(source, target)
-                fsync_folder(source.parent)
-            else:
+                renamed = _move_new(source, target)
+            if not renamed:
                 _copy_set(source, manifest, folder, workers, on_progress)
                 _rename_new(folder, target)
-            fsync_folder(target.parent)
+            _sync_names(target.parent)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     if move and not renamed:
@@ -233,6 +232,23 @@ def _make_movable(source: Path, manifest: Manifest, like: tuple[Path, int]) -> N
                 f"{path}: its permissions or its group have to change, which is for its owner to do: publish a copy "
                 "(without --move)"
             ) from None
+
+
+def _move_new(source: Path, target: Path) -> bool:
+    """Whether that was possible: not from one mount of a filesystem to another."""
+    try:
+        _rename_new(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    _sync_names(source.parent)
+    return True
+
+
+def _sync_names(folder: Path) -> None:
+    with contextlib.suppress(PermissionError):  # a folder that may be written to but not read
+        fsync_folder(folder)
 
 
 def _rename_new(folder: Path, target: Path) -> None:

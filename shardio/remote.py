@@ -37,6 +37,8 @@ _FINAL_ERRNOS = {
 _FINAL_ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
 # Of HTTP: the request came too slowly, too early, or too soon after others.
 _PASSING_STATUSES = (408, 425, 429)
+# Of a server that is away or fails. Not EIO, which says that these very bytes are lost.
+_SERVER_FAILED = errno.EHOSTUNREACH
 _ERRNO_OF_STATUS = {
     **dict.fromkeys((401, 403, 407), errno.EACCES),
     **dict.fromkeys((404, 410), errno.ENOENT),
@@ -68,6 +70,7 @@ class RemoteStorage:
     def __init__(self, url: str) -> None:
         self.name = without_credentials(url)
         self._url = url
+        self._closed = False
         # A web server may send the whole file whatever range it is asked for. Object stores do not.
         self._gives_ranges = not url.lower().startswith(("http://", "https://"))
         _filesystem(url)
@@ -127,7 +130,8 @@ class RemoteStorage:
             raise
 
     def close(self) -> None:
-        """Nothing to give back: connections are those of the process, for all sets of the same host."""
+        """Have what waits to try again give up. Connections are those of the process, for all sets of the same host."""
+        self._closed = True
 
     def list_folders(self) -> list[str]:
         """The names of what is below the URL as folders are below a folder, in order. Errors are OSErrors."""
@@ -173,7 +177,7 @@ class RemoteStorage:
         if not data:
             if (size := self._size_of(name)) <= start:
                 raise OSError(errno.EINVAL, f"the file ends at byte {size}")
-            raise OSError(errno.EIO, "no bytes came")
+            raise OSError(_SERVER_FAILED, "no bytes came")
         return data
 
     def _insist(self, call: Callable[[], T], path: str, what: str) -> T:
@@ -191,12 +195,18 @@ class RemoteStorage:
                 number, may_pass = _judge(error)
                 wait = min(_FIRST_WAIT_SECONDS * 2.0 ** (attempts - 1), _LONGEST_WAIT_SECONDS)
                 wait *= _JITTER.uniform(0.5, 1.5)
-                if not may_pass or time.monotonic() + wait > begin + _PATIENCE_SECONDS:
+                if not may_pass or self._closed or time.monotonic() + wait > begin + _PATIENCE_SECONDS:
                     found = f"{self._printable(error)}{_HINTS.get(number, '')}"
                     break
-            time.sleep(wait)
+            self._sleep(wait)
         # Out of the `except` block: the error, whose text may hold a password, is no context of this one.
         raise OSError(number, f"{what} failed (attempts: {attempts}): {found}", path)
+
+    def _sleep(self, seconds: float) -> None:
+        """Or until somebody closes this."""
+        end = time.monotonic() + seconds
+        while not self._closed and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
 
     def _printable(self, error: BaseException) -> str:
         error = _root(error)
@@ -272,7 +282,9 @@ def _judge(error: BaseException) -> tuple[int, bool]:
     if isinstance(error, PermissionError) or "Credential" in kind:
         return errno.EACCES, False
     if (status := _status_of(error)) is not None:
-        return _ERRNO_OF_STATUS.get(status, errno.EIO), status >= 500 or status in _PASSING_STATUSES
+        return _ERRNO_OF_STATUS.get(status, _SERVER_FAILED), status >= 500 or status in _PASSING_STATUSES
     if isinstance(error, FileNotFoundError):
         return errno.ENOENT, False
-    return (number if number > 0 else errno.EIO), not (isinstance(error, _FINAL_ERRORS) or number in _FINAL_ERRNOS)
+    return (_SERVER_FAILED if number <= 0 or number == errno.EIO else number), not (
+        isinstance(error, _FINAL_ERRORS) or number in _FINAL_ERRNOS
+    )

@@ -254,14 +254,20 @@ def _note_refused(task: ShardTask, reject: Reject) -> None:
 
 
 def refused_so_far(task: ShardTask) -> list[bytes]:
-    """The lines of rejects.jsonl for a task in any state."""
+    """The lines of rejects.jsonl for a task in any state, in the order of its sources."""
     path = _refused_path(task)
     try:
         with naming(path):
             lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    return list(dict.fromkeys(lines))  # two may do a task at the same time
+    places = {source.key: number for number, source in enumerate(task.sources)}
+    found: dict[int, bytes] = {}
+    for line in lines:
+        # Two may do the task at the same time, and a full disk may have cut a line.
+        with contextlib.suppress(ValueError, KeyError):
+            found[places[os.fsencode(json.loads(line)["key"])]] = line
+    return [line for _, line in sorted(found.items())]
 
 
 def _dump_record(record: ShardRecord) -> bytes:

@@ -6,6 +6,7 @@ at the folder of the copy does.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -59,8 +60,11 @@ class StagedSet(ShardSet):
         self._looked_at = time.monotonic()
         for number in np.flatnonzero(self._is_away).tolist():
             if self._copy.has(self._split.shards[number]):
-                # Another thread may do the same: then one mapping of the file takes the place of an equal one.
-                self._map_shard(number)
+                try:
+                    # Another thread may do the same: then one mapping of the file takes the place of an equal one.
+                    self._map_shard(number)
+                except FormatError:  # it is damaged, or gone since, and will be copied again
+                    continue
                 self._is_away[number] = False
         return not self._is_away.any()
 
@@ -72,7 +76,8 @@ class StagedSet(ShardSet):
     def _open_index(self) -> int:
         entry = self._split.index
         if self._copy.has(entry):
-            return super()._open_index()
+            with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
+                return super()._open_index()
         with tempfile.TemporaryFile() as file:
             sha256 = hashlib.sha256()
             for start in range(0, entry.nbytes, _PIECE_NBYTES):

@@ -123,7 +123,8 @@ class Stager:
     `lease.has` what is there already, whichever process has copied it.
 
     `stop` may be set by any thread: `run` then returns within the time that a piece of 8 MiB takes, or a sync that is
-    under way. `on_progress` and `on_wait` are those of `stage`.
+    under way. `on_progress` and `on_wait` are those of `stage`; `on_fill` is called by `run` when this process has got
+    the right to fill the copy, be it after another one that it has waited for.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Stager:
         stop: threading.Event | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         on_wait: Callable[[int | None], None] | None = None,
+        on_fill: Callable[[], None] | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1; found {workers}")
@@ -157,6 +159,7 @@ class Stager:
         self._failed = False
         self._on_progress = on_progress
         self._on_wait = on_wait
+        self._on_fill = on_fill
         self._total = 0
 
     def run(self) -> bool:
@@ -172,6 +175,8 @@ class Stager:
             filling = self._lease.try_filling(_absolute(self._storage.name))
             if filling is not None:
                 with filling:
+                    if self._on_fill is not None:
+                        self._on_fill()
                     return self._fill()
             if not waiting and self._on_wait is not None:
                 self._on_wait(self._lease.filler())
@@ -213,7 +218,7 @@ class Stager:
         self._total += sum(entry.nbytes for entry in todo)
         try:
             make_folder(folder)
-            self._each(self._copy, todo)
+            self._copy_all(todo)
             if self._stop.is_set():
                 return False
             if self._lease.manifest() is None:
@@ -221,8 +226,23 @@ class Stager:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise self._no_room([entry for entry in todo if entry not in self.copied], error.strerror) from error
+            raise self._no_room(self._left(todo), error.strerror) from error
         return True
+
+    def _copy_all(self, todo: Sequence[FileEntry]) -> None:
+        try:
+            self._each(self._copy, todo)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            # Another one who found the same room has taken it: once more, with what can be evicted now.
+            todo = self._left(todo)
+            self._make_room(todo)
+            self._failed = False
+            self._each(self._copy, todo)
+
+    def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
+        return [entry for entry in todo if entry not in self.copied]
 
     def _needed(self, todo: Sequence[FileEntry]) -> int:
         return sum(entry.nbytes for entry in todo) + len(self._manifest.dumps())
@@ -234,22 +254,28 @@ class Stager:
         if needed <= free:
             return
         # Nothing is evicted if that would not do.
-        if needed <= free + sum(copy.nbytes for copy in cache.copies() if not copy.in_use):
+        if needed <= free + sum(copy.nbytes for copy in self._evictable(cache.copies())):
             self.evicted += cache.evict(free=needed).removed
             if needed <= cache.free_nbytes():
                 return
         raise self._no_room(todo)
+
+    def _evictable(self, copies: Sequence[CachedCopy]) -> list[CachedCopy]:
+        return [copy for copy in copies if not copy.in_use and self._lease.cache.may_remove(copy.digest)]
 
     def _no_room(self, todo: Sequence[FileEntry], found: str | None = None) -> SpaceError:
         """`found` is what the filesystem says, which may know of a quota."""
         cache = self._lease.cache
         copies = [copy for copy in cache.copies() if copy.digest != self._lease.digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
-        unused = sum(copy.nbytes for copy in copies if not copy.in_use)
+        unused = [copy for copy in copies if not copy.in_use]
+        ours = sum(copy.nbytes for copy in self._evictable(copies))
+        others = sum(copy.nbytes for copy in unused) - ours
         return SpaceError(
             f"{cache.folder}: expected room for {self._needed(todo):,} bytes, found {f'{found}, ' if found else ''}"
-            f"{cache.free_nbytes():,} free, {unused:,} in copies that nobody uses; in use: {held}. Finished files are "
-            "kept. Make room, choose a larger disk for the cache, or read from the source"
+            f"{cache.free_nbytes():,} free, {ours:,} in copies that nobody uses"
+            f"{f', {others:,} in such ones that are for other users to remove' if others else ''}; in use: {held}. "
+            "Finished files are kept. Make room, choose a larger disk for the cache, or read from the source"
         )
 
     def _each(self, do: Callable[[FileEntry], bool], entries: Sequence[FileEntry]) -> dict[str, bool]:
@@ -328,16 +354,22 @@ class Stager:
         """
         sha256 = hashlib.sha256()
         buffer = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes)))
-        with contextlib.nullcontext() if file is None else _Writer(file) as writer:
-            for offset in range(0, entry.nbytes, _PIECE_NBYTES):
-                if self._ends():
-                    return None
-                piece = buffer[: entry.nbytes - offset]
-                storage.read_into(entry, offset, piece)
-                sha256.update(piece)
-                if writer is not None:
-                    writer.write(piece)
-                self._progress(len(piece))
+        poured = 0
+        try:
+            with contextlib.nullcontext() if file is None else _Writer(file) as writer:
+                for offset in range(0, entry.nbytes, _PIECE_NBYTES):
+                    if self._ends():
+                        return None
+                    piece = buffer[: entry.nbytes - offset]
+                    storage.read_into(entry, offset, piece)
+                    sha256.update(piece)
+                    if writer is not None:
+                        writer.write(piece)
+                    self._progress(len(piece))
+                    poured += len(piece)
+        finally:
+            if 0 < poured < entry.nbytes:  # it may be begun again
+                self._progress(-poured)
         return sha256.hexdigest()
 
 

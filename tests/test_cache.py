@@ -85,7 +85,9 @@ def test_a_folder_that_holds_anything_else_is_refused_and_not_touched(cache: Cac
     ("kind", "taken"),
     [
         *(("lustre", False), ("nfs4", False), ("ext4", True), ("tmpfs", True), ("overlay", True), ("", True)),
-        *(("fuse.fuse-overlayfs", True), ("virtiofs", True)),
+        *(("fuse.fuse-overlayfs", True), ("fuse", True), ("fuseblk", True), ("virtiofs", True), ("9p", True)),
+        *(("fuse.glusterfs", False), ("fuse.ceph-fuse", False), ("fuse.juicefs", False), ("fuse.sshfs", False)),
+        *(("fuse.s3fs", False), ("fuse.gcsfuse", False), ("fuse.rclone", False), ("fuse.beegfs", False)),
     ],
 )
 def test_a_filesystem_that_nodes_share_is_refused(
@@ -305,6 +307,50 @@ def test_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
 
 
 @pytest.mark.usefixtures("open_to_all")
+def test_in_a_groups_cache_a_copy_that_may_be_renamed_but_not_emptied_is_kept_as_it_is(cache: Cache) -> None:
+    path = put_copy(cache, A)
+    path.chmod(0o755)
+    if not os.geteuid():
+        os.chown(cache.folder, -1, 65534)
+    cache.folder.chmod(0o2775)
+    assert as_nobody(f"cache.may_remove('{A}'), cache.may_remove('{B}')", cache) == "False True"
+    before = set(os.listdir(cache.folder))
+    assert as_nobody("[copy.in_use for copy in cache.evict(keep=0).kept]", cache) == "[False]"
+    assert set(os.listdir(cache.folder)) == before
+    assert (path / "train-00000.npy").exists()
+    os.chown(path, -1, 65534)
+    path.chmod(0o2775)
+    assert as_nobody("len(cache.evict(keep=0).removed)", cache) == "1"
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_under_a_sticky_bit_only_the_owner_of_a_copy_may_remove_it(cache: Cache) -> None:
+    path = put_copy(cache, A)
+    cache.folder.chmod(0o1777)
+    path.chmod(0o777)
+    assert as_nobody(f"cache.may_remove('{A}')", cache) == "False"
+    os.chown(path, 65534, -1)
+    assert as_nobody(f"cache.may_remove('{A}')", cache) == "True"
+
+
+def test_a_copy_is_gone_once_it_is_renamed_though_not_all_of_it_can_be_removed(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_copy(cache, A)
+
+    def rmtree(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", rmtree)
+        report = cache.evict(keep=0)
+    assert ([copy.digest for copy in report.removed], report.kept) == ([A], ())
+    cache.sweep()
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+@pytest.mark.usefixtures("open_to_all")
 def test_what_another_user_shows_to_nobody_is_listed_and_left_alone(cache: Cache) -> None:
     path = put_copy(cache, A)
     path.chmod(0o700)
@@ -312,6 +358,54 @@ def test_what_another_user_shows_to_nobody_is_listed_and_left_alone(cache: Cache
     expression = "[(copy.in_use, copy.nbytes, copy.complete) for copy in cache.evict(keep=-1).kept]"
     assert as_nobody(expression, cache) == "[(True, 0, False)]"
     assert digests(cache) == {A}
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_a_lock_can_be_opened_by_all_whatever_the_umask(cache: Cache) -> None:
+    before = os.umask(0o077)
+    try:
+        cache.lease(A).close()
+    finally:
+        os.umask(before)
+    assert (cache.folder / f"{A}.lock").stat().st_mode & 0o777 == 0o644
+    cache.folder.chmod(0o1777)
+    assert as_nobody(f"cache.lease('{A}').is_complete()", cache) == "False"
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_a_lock_that_another_user_makes_at_the_same_moment_is_opened(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.lease(B).close()
+    real, flags_of_lock = os.open, []
+
+    def late(path: Path, flags: int, mode: int = 0o777) -> int:
+        if not str(path).endswith(f"{A}.lock"):
+            return real(path, flags, mode)
+        flags_of_lock.append(flags)
+        if len(flags_of_lock) == 1:
+            Path(path).write_bytes(b"")
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if flags & os.O_CREAT and not flags & os.O_EXCL:  # as fs.protected_regular has it
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", late)
+    cache.lease(A).close()
+    assert len(flags_of_lock) == 3
+
+
+def test_of_a_copy_that_was_not_begun_no_locks_stay_but_for_those_who_hold_them(cache: Cache) -> None:
+    with cache.lease(A) as lease, lease.try_filling(""):  # type: ignore[union-attr]
+        assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{A}.lock", f"{A}.fill"}
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+    with cache.lease(A) as other:
+        with cache.lease(A) as lease, lease.try_filling(""):  # type: ignore[union-attr]
+            pass
+        assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{A}.lock", f"{A}.fill"}
+        with other.try_filling(""):  # type: ignore[union-attr]
+            other.path.mkdir()
+    assert set(os.listdir(cache.folder)) == {MARKER_NAME, A, f"{A}.lock", f"{A}.fill"}
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------

@@ -218,26 +218,106 @@ def test_a_source_that_is_gone_does_not_matter_to_who_pins_a_complete_copy(src: 
 
 def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(src: Path, cache: Path) -> None:
     path = Path(staging.stage(src, cache).path)
-    with open(path / "train-00003.npy", "r+b") as file:
-        file.seek(4096 + 90)
-        file.write(b"other")
-    with loaded(src, cache, check="sample") as loader:
+    damage(path / "train-00003.npy")
+    before = {file.name: file.stat().st_ino for file in path.iterdir()}
+    with loaded(src, cache, check="sample") as loader, loaded(src, cache, io="pread") as other:
+        batches = iter(other)
+        next(batches)
         read_epoch(loader)
         assert loader.stats()["read_retries"] > 0
         assert not loader.damaged
-    assert not (path / "train-00003.npy").exists()
+        wait_for(loader)
+        assert len(list(batches)) == 10  # whoever has the copy open goes on with it
+        read_epoch(loader)  # what is mapped stays damaged, and is read from the source again
+    after = {file.name: file.stat().st_ino for file in path.iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {"train-00003.npy"}
+    assert (path / "train-00003.npy").read_bytes() == (src / "train-00003.npy").read_bytes()
     with loaded(src, cache, check="sample") as loader:
         read_epoch(loader)
+        assert loader.stats()["read_retries"] == 0
+
+
+def damage(shard: Path) -> None:
+    """Its second sample: 31 of the fourth shard."""
+    with open(shard, "r+b") as file:
+        file.seek(4096 + 90)
+        file.write(b"other")
+
+
+def test_a_damaged_source_costs_the_copy_nothing(src: Path, cache: Path) -> None:
+    path = Path(staging.stage(src, cache).path)
+    for folder in (src, path):
+        damage(folder / "train-00003.npy")
+    before = (path / "train-00003.npy").stat()
+    with loaded(src, cache, check="sample", on_damage="skip") as loader:
+        with pytest.warns(RuntimeWarning, match="sample 31 is damaged"):
+            list(loader)
+        assert loader.damaged == [31]
+        assert loader.stats()["staging"]["state"] == "complete"
+    assert (path / "train-00003.npy").stat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("file", ["train-00003.npy", "train-index.npy"])
+def test_a_copy_with_a_damaged_header_is_mended_while_training_goes_on(
+    src: Path, cache: Path, gate: Gate, file: str
+) -> None:
+    gate.opened.set()
+    path = Path(staging.stage(src, cache).path)
+    gate.opened.clear()
+    with open(path / file, "r+b") as damaged:
+        damaged.write(b"?")
+    with loaded(src, cache) as loader:
+        read_epoch(loader)
+        gate.opened.set()
         wait_for(loader)
         read_epoch(loader)
-        assert loader.stats()["read_retries"] == 0
-    assert (path / "train-00003.npy").read_bytes() == (src / "train-00003.npy").read_bytes()
+        assert loader.stats()["io"] == "mmap"
+    assert (path / file).read_bytes() == (src / file).read_bytes()
+
+
+def test_a_server_that_is_away_is_no_damage(
+    src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = FolderStorage.read_into
+
+    def away(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        if threading.current_thread().name.startswith("shardio-gather"):
+            raise OSError(errno.EHOSTUNREACH, "the server is away", entry.file)
+        real(storage, entry, offset, buffer)
+
+    with loaded(src, cache, on_damage="skip") as loader:
+        monkeypatch.setattr(FolderStorage, "read_into", away)
+        with pytest.raises(OSError, match="the server is away"):
+            list(loader)
+        monkeypatch.setattr(FolderStorage, "read_into", real)
+        assert len(list(loader)) == 11
+        assert not loader.damaged
+        gate.opened.set()
+
+
+def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back(
+    src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, held = FolderStorage.read_into, list[ShardLoader]()
+
+    def collecting(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        real(storage, entry, offset, buffer)
+        if threading.current_thread().name == "shardio-stage-0" and held:
+            held.pop()._cached.close()  # type: ignore[union-attr]  # as its finaliser does
+
+    monkeypatch.setattr(FolderStorage, "read_into", collecting)
+    loader = loaded(src, cache)
+    held.append(loader)
+    gate.opened.set()
+    (thread,) = loader._cached._threads  # type: ignore[union-attr]
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not [copy for copy in Cache(cache).copies() if copy.in_use]
+    loader.close()
 
 
 def test_what_is_damaged_in_the_source_is_found_while_the_copy_is_made(src: Path, cache: Path, gate: Gate) -> None:
-    with open(src / "train-00003.npy", "r+b") as file:
-        file.seek(4096 + 90)
-        file.write(b"other")
+    damage(src / "train-00003.npy")
     with loaded(src, cache, check="sample", on_damage="skip") as loader:
         with pytest.warns(RuntimeWarning, match="sample 31 is damaged"):
             batches = list(loader)

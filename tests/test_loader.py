@@ -653,6 +653,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "read_retries": 0,
             "damaged": 0,
             "read_ahead_hits": None,
+            "staging": None,
             "slots": 0,
             "slots_free": 0,
         }

@@ -70,6 +70,29 @@ def test_credentials_are_kept_where_they_are_needed_and_shown_nowhere(url: str, 
     assert without_credentials_in(f"403, url='{url}' (no)") == f"403, url='{shown}' (no)"
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:se/cret@h:1/x?a=b", "https://h:1/x"),
+        ("s3://u:se/cret@h/x", "s3://h/x"),
+        ("s3://u:se@cret@h/x", "s3://h/x"),
+        ("https://tok/en@h/x#c", "https://h/x"),
+        # Where the host begins cannot be told.
+        ("https://u:se?cret@h/x", "https://..."),
+        ("ftp://u:se#cret@h/x?a", "ftp://..."),
+        ("https://u:se/c?ret@h/x", "https://..."),
+        ("https://u:secret@h/x?mail=a@secret", "https://..."),
+        ("https://to?ken@h/x", "https://..."),
+        # What is no password, but a query or part of a name.
+        ("https://h/x?mail=a@secret", "https://h/x"),
+        ("s3://b/k@v2?a=secret", "s3://b/k@v2"),
+        ("abfs://container@account/x?a=b@secret", "abfs://container@account/x"),
+    ],
+)
+def test_a_password_is_not_shown_whatever_it_holds(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
+
+
 def test_a_windows_path_or_a_name_with_a_colon_is_no_url() -> None:
     assert not any(map(is_url, ("a:b", "/a://b", "c:/x", "://x", "")))
     assert all(map(is_url, ("s3://b", "git+ssh://x")))

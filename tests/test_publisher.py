@@ -86,6 +86,43 @@ def test_a_move_to_another_filesystem_is_a_copy_that_then_removes_the_set(
     assert contents(again) == before
 
 
+@pytest.mark.parametrize("renameat2", [True, False])
+def test_a_move_from_one_mount_of_a_filesystem_to_another_is_a_copy_too(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, renameat2: bool
+) -> None:
+    before = contents(out)
+    real, real_rename = publisher._rename_without_replacing, Path.rename
+
+    def rename(folder: Path, target: Path) -> Path:
+        if folder == out:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(folder), None, str(target))
+        return real_rename(folder, target)
+
+    def rename_without_replacing(folder: Path, target: Path) -> bool:
+        if folder == out and renameat2:
+            rename(folder, target)
+        return renameat2 and real(folder, target)
+
+    monkeypatch.setattr(publisher, "_rename_without_replacing", rename_without_replacing)
+    monkeypatch.setattr(Path, "rename", rename)
+    assert not publish(out, root / "small", move=True).renamed
+    assert contents(root / "small") == before
+    assert os.listdir(root) == ["small"]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("move", [True, False])
+def test_a_folder_whose_names_cannot_be_synced_as_it_may_not_be_read_is_no_failure(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, move: bool
+) -> None:
+    def fsync_folder(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    monkeypatch.setattr(publisher, "fsync_folder", fsync_folder)
+    assert publish(out, root / "small", move=move).renamed is move
+    assert verify(root / "small").ok
+
+
 def test_what_does_not_belong_to_the_set_is_not_taken_along(out: Path, root: Path) -> None:
     before = contents(out)
     (out / ".convert").mkdir()

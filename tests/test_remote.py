@@ -7,6 +7,8 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,7 +111,7 @@ def test_a_server_that_stays_away_is_an_error_with_url_range_and_cause(
     ) as caught:
         place.read_into(entry, 4096, memoryview(bytearray(50)))
     assert caught.value.filename == f"{url}/{entry.file}"
-    assert caught.value.errno == errno.EIO
+    assert caught.value.errno == errno.EHOSTUNREACH
     with pytest.raises(OSError, match=r"looking for the file failed \(attempts: \d+\)") as caught:
         place.load_manifest()
     assert not isinstance(caught.value, FileNotFoundError)
@@ -121,11 +123,24 @@ def test_no_server_at_all_is_tried_for_a_while(store: ObjectStore, monkeypatch: 
         open_storage("http://127.0.0.1:1/small").load_manifest()
 
 
+def test_whoever_waits_to_try_again_gives_up_when_the_storage_is_closed(store: ObjectStore) -> None:
+    place = remote.RemoteStorage("memory://waits")
+
+    def fail() -> None:
+        threading.Timer(0.1, place.close).start()
+        raise OSError(errno.EIO, "may pass")
+
+    start = time.monotonic()
+    with pytest.raises(OSError, match="may pass"):
+        place._insist(fail, "path", "trying")
+    assert time.monotonic() - start < 30
+
+
 def test_the_waits_grow_and_differ(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(remote.time, "sleep", waits.append)
     place = remote.RemoteStorage("memory://waits")
+    monkeypatch.setattr(place, "_sleep", waits.append)
     outcomes = [OSError(errno.EIO, "may pass")] * 8
 
     def call() -> str:
@@ -168,31 +183,31 @@ def caused_by(error: Exception, cause: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "number", "may_pass"),
     [
-        (ClientError(), errno.EIO, True),
-        (ClientError(status=503), errno.EIO, True),
-        (ClientError(status_code=429), errno.EIO, True),
+        (ClientError(), errno.EHOSTUNREACH, True),
+        (ClientError(status=503), errno.EHOSTUNREACH, True),
+        (ClientError(status_code=429), errno.EHOSTUNREACH, True),
         (ClientError(status_code=404), errno.ENOENT, False),
         (ClientError(code=403), errno.EACCES, False),
-        (ClientError(code=400), errno.EIO, False),
+        (ClientError(code=400), errno.EHOSTUNREACH, False),
         (ClientError(status=416), errno.EINVAL, False),
         (of_s3(401), errno.EACCES, False),
-        (of_s3(500), errno.EIO, True),
+        (of_s3(500), errno.EHOSTUNREACH, True),
         (caused_by(OSError(errno.EIO, "unknown code"), of_s3(403)), errno.EACCES, False),
         (caused_by(TimeoutError("RequestTimeout"), of_s3(400)), errno.ETIMEDOUT, True),
         (caused_by(PermissionError("ExpiredToken"), of_s3(400)), errno.EACCES, False),
         # The body of an answer was cut: aiohttp calls that a bad request, within.
-        (caused_by(ClientError(), ClientError(status=400)), errno.EIO, True),
+        (caused_by(ClientError(), ClientError(status=400)), errno.EHOSTUNREACH, True),
         # fsspec's http, looking for a file.
-        (caused_by(FileNotFoundError("url"), ClientError(status=503)), errno.EIO, True),
+        (caused_by(FileNotFoundError("url"), ClientError(status=503)), errno.EHOSTUNREACH, True),
         (caused_by(FileNotFoundError("url"), ConnectionResetError(errno.ECONNRESET, "")), errno.ECONNRESET, True),
         (caused_by(FileNotFoundError("url"), ClientError(status=404)), errno.ENOENT, False),
         (FileNotFoundError("url"), errno.ENOENT, False),
         (NoCredentialsError(), errno.EACCES, False),
         (ReadTimeoutError(), errno.ETIMEDOUT, True),
         (OSError(errno.EINVAL, ""), errno.EINVAL, False),
-        (OSError(-2, "Name or service not known"), errno.EIO, True),
-        (ValueError("no such bucket name"), errno.EIO, False),
-        (TypeError("a mistake"), errno.EIO, False),
+        (OSError(-2, "Name or service not known"), errno.EHOSTUNREACH, True),
+        (ValueError("no such bucket name"), errno.EHOSTUNREACH, False),
+        (TypeError("a mistake"), errno.EHOSTUNREACH, False),
     ],
     ids=repr,
 )
@@ -305,7 +320,7 @@ def test_a_forked_process_reads_by_connections_of_its_own(url: str, out: Path) -
 
 def test_a_storage_that_was_sent_to_another_process_reads_the_same(store: ObjectStore, out: Path) -> None:
     store.put_set(out, "small")
-    for place in (open_storage("s3://sets/small?versions=1"), open_storage(out), open_storage("s3://sets/small")):
+    for place in (open_storage("s3://sets/small?versions=1"), open_storage("s3://sets/small")):
         sent = pickle.loads(pickle.dumps(place))
         assert (type(sent), vars(sent)) == (type(place), vars(place))
     assert sent.load_manifest() == load_manifest(out)

@@ -30,6 +30,7 @@ from test_cli import assert_one_clear_error, shardio
 
 from shardio import staging
 from shardio.cache import MARKER_NAME, Cache
+from shardio.cli import cli
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
 from shardio.files import AtomicFile
 from shardio.manifest import FileEntry, Manifest, load_manifest
@@ -405,6 +406,75 @@ def test_too_little_room_names_who_holds_it_and_evicts_nothing_in_vain(
     assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
 
 
+def test_what_other_users_must_remove_makes_no_room_and_nothing_is_evicted_in_vain(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs, large = (make_set(count) for count in (12, 40, 45))
+    digest = stage(ours, cache).digest
+    others = stage(theirs, cache).digest
+    nbytes = {copy.digest: copy.nbytes for copy in Cache(cache).copies()}
+    have_room(monkeypatch, sum(nbytes.values()) + 700)
+    monkeypatch.setattr(Cache, "may_remove", lambda self, digest: digest != others)
+    with pytest.raises(SpaceError) as caught:
+        stage(large, cache)
+    text = str(caught.value)
+    assert f"found 700 free, {nbytes[digest]:,} in copies that nobody uses, {nbytes[others]:,} in such ones " in text
+    assert "that are for other users to remove; in use: no other copy" in text
+    assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
+
+
+def test_too_little_room_for_anything_leaves_nothing_that_keeps_other_users_from_the_copy(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cache, "free_nbytes", lambda self: 0)
+    with pytest.raises(SpaceError):
+        stage(out, cache)
+    assert os.listdir(cache) == [MARKER_NAME]
+
+
+def test_room_that_another_has_taken_meanwhile_is_made_once_more(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, out = make_set(20), make_set(45)
+    evictable = stage(old, cache).digest
+    real, calls, counts = staging.reserve, [], list[int]()
+
+    def reserve(descriptor: int, nbytes: int) -> None:
+        calls.append(nbytes)
+        if len(calls) == 6:
+            have_room(monkeypatch, sum(copy.nbytes for copy in Cache(cache).copies()) + 100)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor, nbytes)
+
+    monkeypatch.setattr(staging, "reserve", reserve)
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
+    assert report.evicted == (evictable,)
+    assert len(calls) == report.num_copied + 1
+    assert contents(Path(report.path)) == contents(out)
+    assert sum(counts) == report.nbytes
+
+
+def test_a_file_that_is_given_up_halfway_is_no_progress(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, failures = list[int](), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+    real = staging._Writer.write
+
+    def write(self: staging._Writer, piece: memoryview) -> None:
+        if len(counts) >= 6 and failures:
+            raise failures.pop()
+        real(self, piece)
+
+    monkeypatch.setattr(staging._Writer, "write", write)
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
+    assert min(counts) < 0
+    assert (report.num_copied, sum(counts)) == (7, report.nbytes)
+    assert not failures
+    assert contents(Path(report.path)) == contents(out)
+
+
 def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished_files_are_kept(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -501,6 +571,23 @@ def test_a_stager_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path,
     assert stage(out, cache).num_copied == 4
 
 
+def test_who_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
+    told: list[str] = []
+    with Cache(cache).lease(load_manifest(out).digest) as lease:
+        filling = lease.try_filling("")
+        assert filling is not None
+
+        def wait(process: int | None) -> None:
+            told.append(f"waits for {process}")
+            filling.close()
+
+        with stager_of(out, cache, on_wait=wait, on_fill=lambda: told.append("fills")) as stager:
+            assert stager.run()
+            assert told == [f"waits for {os.getpid()}", "fills"]
+            assert stager.run()
+    assert told == [f"waits for {os.getpid()}", "fills"]  # there was nothing to fill
+
+
 def test_who_waits_can_be_told_to_stop(out: Path, cache: Path, gate: type[Gate]) -> None:
     first = Caught(lambda: stage(out, cache))
     assert gate.asked.wait(60)
@@ -584,6 +671,21 @@ def test_stage_says_once_for_whom_it_waits(out: Path, cache: Path, gate: type[Ga
     report = first.get()
     assert line == f"shardio: process {os.getpid()} is copying {out} to {cache}: waiting for it\n"
     assert (process.returncode, stdout, stderr) == (0, f"{report.path}\n", "")
+
+
+def test_stage_shows_no_credentials_when_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    def wait(*_: Any, on_wait: Callable[[int | None], None], **__: Any) -> None:
+        on_wait(None)
+        raise SpaceError
+
+    monkeypatch.setattr(staging, "stage", wait)
+    with suppress(SpaceError):
+        cli.main(["stage", "https://me:secret@host/set?signature=secret", str(cache)], standalone_mode=False)
+    assert capsys.readouterr().err == (
+        f"shardio: another process is copying https://host/set to {cache}: waiting for it\n"
+    )
 
 
 def test_who_copies_shows_a_bar_on_a_terminal_and_who_waits_does_not(out: Path, cache: Path, tmp_path: Path) -> None:

@@ -357,24 +357,24 @@ def test_generators_are_drained_in_order_on_threads() -> None:
 
 def test_ctrl_c_ends_all_walks_at_their_next_item() -> None:
     script = """
-import time
+import os, time
 from shardio.tar import drain
 
 def endless():
-    print("walking", flush=True)
+    os.write(1, b"walking\\n")
     while True:
         time.sleep(0.01)
         yield 0
 
 drain(endless() for _ in range(40))
 """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "walking\n"
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "walking\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
     assert stderr.rstrip().endswith("KeyboardInterrupt")
     assert process.returncode == -signal.SIGINT
 

@@ -371,6 +371,9 @@ class Race:
         """Nobody is there any more: everything can go."""
         if not cache.exists():  # all were killed before they had made it
             return
+        if not os.listdir(cache):  # or before they had marked it
+            cache.rmdir()
+            return
         Cache(cache).evict(keep=-1)
         if left := sorted(set(os.listdir(cache)) - {MARKER_NAME}):
             self._violation(f"left when all could be evicted: {left}")
