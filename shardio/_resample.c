@@ -24,7 +24,8 @@
 
 struct job {
     const uint8_t *images;
-    const double *boxes; /* top, left, height, width of each, in pixels, not always whole */
+    const double *spans; /* of each, along its rows and then along its columns, in pixels: where the box begins, how long
+                            it is, both not always whole, and the first and the end of what the filter may see */
     const uint8_t *flips;
     uint8_t *out;
     size_t count, height, width, channels, out_height, out_width;
@@ -66,15 +67,15 @@ static double radius_of(const struct job *job, double scale)
     return (job->cubic ? 2 : 1) * (job->antialias && scale > 1 ? scale : 1);
 }
 
-/* As Pillow has it: the filter is as wide as what it shrinks, and what would lie outside of the box is left out. Without
+/* As Pillow has it: the filter is as wide as what it shrinks, and what it may not see is left out. Without
    antialias it is as torch has it: the filter is as wide as when nothing shrinks, and the pixels at the edge go on. */
-static inline __attribute__((always_inline)) void find_taps(struct taps *taps, const struct job *job, double start,
-                                                            double length, size_t size, size_t limit)
+static inline __attribute__((always_inline)) void find_taps(struct taps *taps, const struct job *job, const double *span,
+                                                            size_t size)
 {
-    double scale = length / (double)size, radius = radius_of(job, scale);
+    double start = span[0], scale = span[1] / (double)size, radius = radius_of(job, scale);
     float shrink = (float)((job->cubic ? 2 : 1) / radius), a = job->antialias ? -0.5f : -0.75f;
     taps->count = 0;
-    long low = floor_of(start + 1e-9), high = clamp(-floor_of(1e-9 - start - length), low + 1, (long)limit);
+    long low = (long)span[2], high = (long)span[3];
     for (size_t i = 0; i < size; i++) {
         double centre = start + ((double)i + 0.5) * scale;
         long first = floor_of(centre - radius + 0.5), last = floor_of(centre + radius + 0.5);
@@ -158,14 +159,14 @@ struct room {
 FOR_EACH_PROCESSOR
 static void resample_one(const struct job *job, size_t number, struct room *room)
 {
-    const double *box = job->boxes + 4 * number;
+    const double *spans = job->spans + 8 * number;
     size_t stride = job->width * job->channels, n = job->out_width * job->channels, most = room->rows.most;
     const uint8_t *image = job->images + number * job->height * stride;
     uint8_t *out = job->out + number * job->out_height * n;
     struct taps *rows = &room->rows, *columns = &room->columns;
     float *pixels = room->pixels, *sums = room->sums;
-    find_taps(rows, job, box[0], box[2], job->out_height, job->height);
-    find_taps(columns, job, box[1], box[3], job->out_width, job->width);
+    find_taps(rows, job, spans, job->out_height);
+    find_taps(columns, job, spans + 4, job->out_width);
     size_t left = columns->firsts[0], made = rows->firsts[0], wide = (columns->end - left) * job->channels;
     for (size_t y = 0; y < job->out_height; y++, out += n) {
         const float *weights = rows->weights + y * most;
@@ -226,13 +227,19 @@ static int run(const struct job *job)
     return done;
 }
 
-/* Whether all boxes lie in their pictures. Comparisons with what is no number are false. */
+static int is_inside(const double *span, size_t limit)
+{
+    double first = span[2], end = span[3], slack = 1e-6;
+    return first >= 0 && end >= first + 1 && end <= (double)limit && first == floor(first) && end == floor(end) &&
+           span[1] > 0 && span[0] >= first - slack && span[0] + span[1] <= end + slack;
+}
+
+/* Whether all boxes lie in what may be seen, and that in their pictures. Comparisons with what is no number are false. */
 static int inside(const struct job *job)
 {
     for (size_t i = 0; i < job->count; i++) {
-        const double *box = job->boxes + 4 * i, slack = 1e-6;
-        if (!(box[0] >= 0 && box[1] >= 0 && box[2] > 0 && box[3] > 0 && box[0] + box[2] <= (double)job->height + slack &&
-              box[1] + box[3] <= (double)job->width + slack))
+        const double *spans = job->spans + 8 * i;
+        if (!is_inside(spans, job->height) || !is_inside(spans + 4, job->width))
             return 0;
     }
     return 1;
@@ -241,19 +248,19 @@ static int inside(const struct job *job)
 static PyObject *resample(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer images, boxes, flips, out;
+    Py_buffer images, spans, flips, out;
     Py_ssize_t height, width, channels, out_height, out_width;
     int cubic, antialias;
-    if (!PyArg_ParseTuple(args, "y*y*y*w*nnnnnpp:resample", &images, &boxes, &flips, &out, &height, &width, &channels,
+    if (!PyArg_ParseTuple(args, "y*y*y*w*nnnnnpp:resample", &images, &spans, &flips, &out, &height, &width, &channels,
                           &out_height, &out_width, &cubic, &antialias))
         return NULL;
     PyObject *result = NULL;
     Py_ssize_t most = (Py_ssize_t)1 << 20, count = flips.len;
-    struct job job = {images.buf,        boxes.buf,        flips.buf,           out.buf,
+    struct job job = {images.buf,        spans.buf,        flips.buf,           out.buf,
                       (size_t)count,     (size_t)height,   (size_t)width,       (size_t)channels,
                       (size_t)out_height, (size_t)out_width, cubic,              antialias};
     if (height < 1 || width < 1 || channels < 1 || out_height < 1 || out_width < 1 || height > most || width > most ||
-        channels > 64 || out_height > most || out_width > most || boxes.len != 32 * count ||
+        channels > 64 || out_height > most || out_width > most || spans.len != 64 * count ||
         images.len / channels / width / height != count || images.len != count * height * width * channels ||
         out.len / channels / out_width / out_height != count || out.len != count * out_height * out_width * channels) {
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit together");
@@ -267,7 +274,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
         result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
     }
     PyBuffer_Release(&images);
-    PyBuffer_Release(&boxes);
+    PyBuffer_Release(&spans);
     PyBuffer_Release(&flips);
     PyBuffer_Release(&out);
     return result;
@@ -275,7 +282,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"resample", resample, METH_VARARGS,
-     "resample(images, boxes, flips, out, height, width, channels, out_height, out_width, cubic, antialias)\n\n"
+     "resample(images, spans, flips, out, height, width, channels, out_height, out_width, cubic, antialias)\n\n"
      "out = the box of each picture, resampled, and mirrored where its flip is not 0."},
     {NULL, NULL, 0, NULL}};
 

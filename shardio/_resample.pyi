@@ -2,7 +2,7 @@ from typing import Any
 
 def resample(
     images: Any,
-    boxes: Any,
+    spans: Any,
     flips: Any,
     out: Any,
     height: int,

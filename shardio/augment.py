@@ -1,118 +1,40 @@
-"""Augmentation of whole batches: crop, resize, flip, normalise, cast.
+"""Augmentation of whole batches, on the CPU or a GPU: crop, resize, flip, normalise, cast, mix.
 
     transform = Compose([RandomResizedCrop(224), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)])
     loader = ShardLoader("out/", batch_size=256, transform=transform)
 
 What is random depends on (seed, epoch, sample, view) alone: the same augmented pixels after a resume, on any number of
-ranks or threads, on the CPU and on a GPU. Crops, resizes and flips that follow each other are one pass over the pixels.
+ranks or threads, on the CPU and on a GPU. Crops, resizes and flips that follow each other are one pass over the pixels;
+on CUDA with Triton, normalising and casting are part of it.
+
+Pictures that were squashed to one shape (`shardio convert --fit squash`) are treated as if they had not been: crops are
+boxes of the true picture, in its own pixels, and what comes of them is undistorted.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from shardio.boxes import Boxes, Draws, random_resized_boxes
-from shardio.resample import Interpolation, resample
+from shardio.boxes import Boxes, random_resized_boxes
+from shardio.mix import CutMix as CutMix
+from shardio.mix import Mixup as Mixup
+from shardio.mix import RandomChoice as RandomChoice
+from shardio.resample import Interpolation
+from shardio.transform import Batch, Transform
+from shardio.transform import Compose as Compose
+from shardio.transform import Views as Views
 
 Size = int | tuple[int, int]
 
 # Mean and standard deviation of red, green and blue, from 0 to 1.
 _STATISTICS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Pictures on their way through transforms: `images`, of which `boxes` are wanted, mirrored where `flips`, as
-    pictures of `size` pixels. None of these is: as they are."""
-
-    images: torch.Tensor
-    draws: Draws
-    sizes: NDArray[np.int64]
-    """Height and width, (B, 2), of the pictures that the images show, before they were squashed to one shape."""
-    boxes: Boxes | None = None
-    flips: NDArray[np.bool_] | None = None
-    size: tuple[int, int] = (0, 0)
-    interpolation: Interpolation = "bilinear"
-    antialias: bool = True
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def finished(self) -> Batch:
-        """With what is wanted in `images`."""
-        if self.boxes is None and self.flips is None:
-            return self
-        height, width = self.images.shape[2:]
-        whole = Boxes(*(np.full(len(self), float(value)) for value in (0, 0, height, width)))
-        images = resample(
-            self.images,
-            self.boxes or whole,
-            np.zeros(len(self), bool) if self.flips is None else self.flips,
-            self.size if self.boxes else (height, width),
-            self.interpolation,
-            antialias=self.antialias,
-        )
-        sizes = np.tile(np.array(images.shape[2:], np.int64), (len(self), 1))
-        return replace(self, images=images, sizes=sizes, boxes=None, flips=None)
-
-
-class Transform(ABC):
-    """What is done to each picture of a batch."""
-
-    def __call__(
-        self,
-        images: torch.Tensor,
-        *,
-        indices: ArrayLike | None = None,
-        seed: int = 0,
-        epoch: int = 0,
-        view: int = 0,
-        sizes: ArrayLike | None = None,
-    ) -> torch.Tensor:
-        """Transform uint8 images (B, C, H, W) of any device; what comes is on the same device, in channels_last memory.
-
-        A ShardLoader gives the global sample `indices`, (B,), its `seed`, the `epoch`, and for sets that were made with
-        `--fit squash` the original `sizes`, (B, 2), height and width. By default indices are 0 to B - 1. Another `view`
-        gives other random numbers: several independent views of the same samples. Thread safe.
-        """
-        if images.dtype != torch.uint8 or images.ndim != 4:
-            raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
-        count = len(images)
-        numbers = np.arange(count) if indices is None else np.asarray(indices, np.int64)
-        if numbers.shape != (count,):
-            raise ValueError(f"indices must be {(count,)}; found {numbers.shape}")
-        if sizes is None:
-            found = np.tile(np.array(images.shape[2:], np.int64), (count, 1))
-        else:
-            found = np.asarray(sizes, np.int64)
-        if found.shape != (count, 2) or (count and found.min() < 1):
-            raise ValueError(f"sizes must be {(count, 2)}, each at least 1; found {found.shape}")
-        batch = Batch(images, Draws(seed, epoch, numbers, view), found)
-        return self.apply(batch, type(self).__name__).finished().images
-
-    @abstractmethod
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        """The batch after this transform. `purpose` names its place among others: random numbers are drawn for it."""
-
-
-@dataclass(frozen=True)
-class Compose(Transform):
-    """One transform after the other."""
-
-    transforms: Sequence[Transform]
-
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        for number, transform in enumerate(self.transforms):
-            batch = transform.apply(batch, f"{purpose}/{number} {type(transform).__name__}")
-        return batch
 
 
 def _pair(name: str, size: Size) -> tuple[int, int]:
@@ -122,12 +44,16 @@ def _pair(name: str, size: Size) -> tuple[int, int]:
     return pair
 
 
+def _check_interpolation(name: str) -> None:
+    if name not in get_args(Interpolation):
+        raise ValueError(f"interpolation must be one of {', '.join(get_args(Interpolation))}; found {name!r}")
+
+
 @dataclass(frozen=True)
 class RandomResizedCrop(Transform):
     """A box of random area and aspect ratio at a random place, resized: as torchvision's class of this name.
 
-    `scale` is of the share of the picture's area, `ratio` of width to height. Of pictures that were squashed, the box
-    is drawn in the original, and the resize undoes the distortion.
+    `scale` is of the share of the picture's area, `ratio` of width to height.
     """
 
     size: Size
@@ -144,22 +70,17 @@ class RandomResizedCrop(Transform):
                 raise ValueError(f"{name} must be (least, most), both above 0; found {(low, high)}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch = batch.finished()
+        if batch.resized:  # the box is of what comes of that
+            batch = batch.finished()
         heights, widths = batch.sizes.T
         boxes = random_resized_boxes(batch.draws, purpose, heights, widths, self.scale, self.ratio)
-        height, width = batch.images.shape[2:]
-        return replace(
-            batch,
-            boxes=boxes.scaled(height / heights, width / widths),
-            size=_pair("size", self.size),
-            interpolation=self.interpolation,
-            antialias=self.antialias,
-        )
+        sizes = np.tile(np.array(_pair("size", self.size)), (len(batch), 1))
+        return batch.cropped(boxes).resized_to(sizes, self.interpolation, self.antialias)
 
 
 @dataclass(frozen=True)
 class Resize(Transform):
-    """The whole picture, resized to (height, width), or to a square, whatever its aspect ratio was."""
+    """The whole picture, resized to (height, width); or until its short side has `size` pixels, as in torchvision."""
 
     size: Size
     interpolation: Interpolation = "bilinear"
@@ -170,21 +91,13 @@ class Resize(Transform):
         _check_interpolation(self.interpolation)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch = batch.finished()
-        height, width = batch.images.shape[2:]
-        whole = Boxes(*(np.full(len(batch), float(value)) for value in (0, 0, height, width)))
-        return replace(
-            batch,
-            boxes=whole,
-            size=_pair("size", self.size),
-            interpolation=self.interpolation,
-            antialias=self.antialias,
-        )
-
-
-def _check_interpolation(name: str) -> None:
-    if name not in get_args(Interpolation):
-        raise ValueError(f"interpolation must be one of {', '.join(get_args(Interpolation))}; found {name!r}")
+        if isinstance(self.size, int):
+            short = batch.sizes.min(axis=1, keepdims=True)
+            # The long side is cut down to whole pixels.
+            sizes = np.where(batch.sizes == short, self.size, self.size * batch.sizes // short)
+        else:
+            sizes = np.tile(np.array(self.size), (len(batch), 1))
+        return batch.resized_to(sizes, self.interpolation, self.antialias)
 
 
 @dataclass(frozen=True)
@@ -214,17 +127,17 @@ class CenterCrop(Transform):
 
 
 def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | None) -> Batch:
-    """Windows at `places`, from 0 to 1 along both axes, or in the centre, where torchvision has it."""
-    batch = batch.finished()
-    room = [have - want for have, want in zip(batch.images.shape[2:], size, strict=True)]
-    if min(room) < 0:
-        raise ValueError(f"a crop of {size} pixels does not fit into pictures of {tuple(batch.images.shape[2:])}")
-    if places is None:
-        starts = [np.full(len(batch), round(most / 2.0), float) for most in room]
-    else:
-        starts = [np.floor(place * (most + 1)) for place, most in zip(places, room, strict=True)]
-    boxes = Boxes(*starts, *(np.full(len(batch), float(side)) for side in size))
-    return replace(batch, boxes=boxes, size=size)
+    """Windows at `places`, (2, B), from 0 to 1 along both axes, or in the centre, where torchvision has it."""
+    room = (batch.sizes - np.array(size)).T
+    if room.size and room.min() < 0:
+        height, width = batch.sizes[room.min(axis=0).argmin()].tolist()
+        raise ValueError(
+            f"a crop of {size} pixels, height and width, does not fit into a picture of {(height, width)}: "
+            "choose a smaller one, or resize first"
+        )
+    starts = np.rint(room / 2.0) if places is None else np.floor(places * (room + 1))
+    sides = (np.full(len(batch), float(side)) for side in size)
+    return batch.cropped(Boxes(*starts, *sides))
 
 
 @dataclass(frozen=True)
@@ -238,8 +151,7 @@ class HorizontalFlip(Transform):
             raise ValueError(f"p must be from 0 to 1; found {self.p}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        flips = batch.draws.uniform(purpose, 1)[0] < self.p
-        return replace(batch, flips=flips if batch.flips is None else batch.flips ^ flips)
+        return batch.mirrored(batch.draws.uniform(purpose, 1)[0] < self.p)
 
 
 @dataclass(frozen=True)
@@ -265,14 +177,12 @@ class Normalize(Transform):
         object.__setattr__(self, "_values", values)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch = batch.finished()
-        mean, std = (torch.tensor(values, device=batch.images.device)[:, None, None] for values in self._values)
-        if len(mean) != batch.images.shape[1]:
-            raise ValueError(f"expected images of {len(mean)} channels; found {batch.images.shape[1]}")
-        if batch.images.dtype != torch.uint8:
-            raise ValueError(f"expected uint8 images to normalise; found {batch.images.dtype}")
-        # One multiplication and one addition for each value.
-        return replace(batch, images=torch.addcmul(-mean / std, batch.images.float(), 1 / (255 * std)))
+        channels = batch.images.shape[1]
+        if len(self._values[0]) != channels:
+            raise ValueError(f"expected images of {len(self._values[0])} channels to normalise; found {channels}")
+        if batch.is_cast or batch.images.dtype != torch.uint8:
+            raise ValueError("expected uint8 images to normalise, from 0 to 255: Normalize comes before ToDtype")
+        return replace(batch, statistics=self._values)
 
 
 @dataclass(frozen=True)
@@ -287,8 +197,7 @@ class ToDtype(Transform):
             raise ValueError(f"dtype must be a floating point type; found {self.dtype}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch = batch.finished()
-        images = batch.images
-        if self.scale and images.dtype == torch.uint8:
-            images = images.float() / 255
-        return replace(batch, images=images.to(self.dtype))
+        if self.scale and batch.images.dtype == torch.uint8 and not batch.is_cast:
+            channels = batch.images.shape[1]
+            batch = replace(batch, statistics=((0.0,) * channels, (1.0,) * channels))
+        return replace(batch, dtype=self.dtype)

@@ -49,9 +49,20 @@ class Boxes:
     heights: NDArray[np.float64]
     widths: NDArray[np.float64]
 
-    def scaled(self, by_height: NDArray[np.float64], by_width: NDArray[np.float64]) -> Boxes:
-        """The same boxes in pictures that were resized by these factors."""
-        return Boxes(self.tops * by_height, self.lefts * by_width, self.heights * by_height, self.widths * by_width)
+    @classmethod
+    def whole(cls, count: int, height: int, width: int) -> Boxes:
+        """All of `count` pictures."""
+        return cls(*(np.full(count, float(value)) for value in (0, 0, height, width)))
+
+    def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
+        """Where these boxes of pictures of `sizes`, (B, 2), are, if the pictures are `outer`, shrunk or stretched."""
+        by_height, by_width = outer.heights / sizes[:, 0], outer.widths / sizes[:, 1]
+        return Boxes(
+            outer.tops + self.tops * by_height,
+            outer.lefts + self.lefts * by_width,
+            self.heights * by_height,
+            self.widths * by_width,
+        )
 
 
 def random_resized_boxes(

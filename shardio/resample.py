@@ -23,6 +23,9 @@ except ImportError:  # installed without a compiler
 
 Interpolation = Literal["bilinear", "bicubic"]
 
+# Of a pixel, by which rounding may put a box beyond its limits.
+_SLACK = 1e-6
+
 
 def resample(
     images: torch.Tensor,
@@ -32,20 +35,25 @@ def resample(
     interpolation: Interpolation = "bilinear",
     *,
     antialias: bool = True,
+    within: Boxes | None = None,
     native: bool = _native is not None,
 ) -> torch.Tensor:
     """The boxes of `images`, uint8 (B, C, H, W) on any device, as uint8 (B, C, *size) in channels_last memory.
 
-    Where `flips`, (B,), is true, the result is mirrored. IndexError if a box is not inside its picture. On the CPU the
+    Where `flips`, (B,), is true, the result is mirrored. The filter sees nothing beyond `within`, boxes around these
+    ones, or beyond themselves. IndexError if a box is not inside its picture, or not inside of `within`. On the CPU the
     native kernel does it, if `native`, in as many threads as torch has.
     """
+    spans = make_spans(boxes, within or boxes, *images.shape[2:])
     if native and images.device.type == "cpu":
-        return _resample_natively(images, boxes, flips, size, interpolation, antialias)
-    check_boxes(boxes, *images.shape[2:])
-    device = images.device
-    rows = _weights(boxes.tops, boxes.heights, images.shape[2], size[0], interpolation, antialias).to(device)
-    columns = _weights(boxes.lefts, boxes.widths, images.shape[3], size[1], interpolation, antialias).to(device)
-    columns = torch.where(torch.from_numpy(flips).to(device)[:, None, None], columns.flip(1), columns)
+        return _resample_natively(images, spans, flips, size, interpolation, antialias)
+    # MPS has no float64.
+    exact = torch.float32 if images.device.type == "mps" else torch.float64
+    row_spans, column_spans = torch.from_numpy(spans).to(images.device, exact)
+    rows = _weights(row_spans, _most_taps(spans[0], size[0], interpolation, antialias), images.shape[2], size[0], interpolation, antialias)
+    columns = _weights(column_spans, _most_taps(spans[1], size[1], interpolation, antialias), images.shape[3], size[1], interpolation, antialias)
+    mirrored = torch.from_numpy(flips).to(images.device)
+    columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
     # (B, H, W, C): first along the lines, then along the columns.
     pixels = images.permute(0, 2, 3, 1).float()
     lines = torch.einsum("bxw,bhwc->bhxc", columns, pixels)
@@ -53,18 +61,26 @@ def resample(
     return result.add_(0.5).clamp_(0, 255).to(torch.uint8).permute(0, 3, 1, 2)
 
 
-def check_boxes(boxes: Boxes, height: int, width: int) -> None:
-    """IndexError unless all of them lie in pictures of this size."""
-    slack = 1e-6
-    inside = (boxes.tops >= 0) & (boxes.lefts >= 0) & (boxes.heights > 0) & (boxes.widths > 0)
-    inside &= (boxes.tops + boxes.heights <= height + slack) & (boxes.lefts + boxes.widths <= width + slack)
-    if not inside.all():
-        raise IndexError("a box that is not inside its picture")
+def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
+    """Along both axes, for each picture: where its box begins, how long it is, and from where to where the filter may
+    look: (2, B, 4). IndexError unless all boxes lie in theirs, and these in pictures of this size."""
+    spans = []
+    for limit, start, length, low, room in (
+        (height, boxes.tops, boxes.heights, within.tops, within.heights),
+        (width, boxes.lefts, boxes.widths, within.lefts, within.widths),
+    ):
+        high = low + room
+        inside = (length > 0) & (low >= 0) & (start >= low - _SLACK)
+        if not (inside & (start + length <= high + _SLACK) & (high <= limit + _SLACK)).all():
+            raise IndexError("a box that is not inside its picture")
+        # What rounding has left of whole pixels is none.
+        spans.append(np.stack([start, length, np.floor(low + 1e-9), np.minimum(np.ceil(high - 1e-9), limit)], axis=1))
+    return np.stack(spans)
 
 
 def _resample_natively(
     images: torch.Tensor,
-    boxes: Boxes,
+    spans: NDArray[np.float64],
     flips: NDArray[np.bool_],
     size: tuple[int, int],
     interpolation: Interpolation,
@@ -72,13 +88,13 @@ def _resample_natively(
 ) -> torch.Tensor:
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
     count, height, width, channels = pixels.shape
-    corners = np.stack([boxes.tops, boxes.lefts, boxes.heights, boxes.widths], axis=1)
+    each = np.ascontiguousarray(spans.transpose(1, 0, 2))
     mirrored = flips.astype(np.uint8)
     out = np.empty((count, *size, channels), np.uint8)
     shapes = (height, width, channels, *size, interpolation == "bicubic", antialias)
 
     def work(some: slice) -> None:
-        _native.resample(pixels[some], corners[some], mirrored[some], out[some], *shapes)
+        _native.resample(pixels[some], each[some], mirrored[some], out[some], *shapes)
 
     threads = min(torch.get_num_threads(), count)
     if threads <= 1:
@@ -90,46 +106,50 @@ def _resample_natively(
     return torch.from_numpy(out).permute(0, 3, 1, 2)
 
 
+def filter_radius(interpolation: Interpolation) -> float:
+    return 2.0 if interpolation == "bicubic" else 1.0
+
+
+def _most_taps(
+    spans: NDArray[np.float64], size: int, interpolation: Interpolation, antialias: bool
+) -> int:
+    """More inputs than any output of these pictures is made of."""
+    most = float(spans[:, 1].max(initial=0)) / size
+    return int(2 * filter_radius(interpolation) * (max(most, 1.0) if antialias else 1.0)) + 2
+
+
 def _weights(
-    starts: NDArray[np.float64],
-    lengths: NDArray[np.float64],
-    limit: int,
-    size: int,
-    interpolation: Interpolation,
-    antialias: bool,
+    spans: torch.Tensor, taps: int, limit: int, size: int, interpolation: Interpolation, antialias: bool
 ) -> torch.Tensor:
     """Of each output of each picture along one axis, the weights of all inputs: float32 (B, size, limit).
 
-    With `antialias` as Pillow has it: the filter is as wide as what it shrinks, and what would lie outside of the box
-    is left out. Without, as torch has it: the pixels at the edge go on.
+    With `antialias` as Pillow has it: the filter is as wide as what it shrinks, and what would lie outside of its
+    limits is left out. Without, as torch has it: the pixels at the edge go on.
     """
-    radius = 2.0 if interpolation == "bicubic" else 1.0
-    scale = (lengths / size)[:, None]
-    stretch = np.maximum(scale, 1.0) if antialias else np.ones_like(scale)
-    centres = starts[:, None] + (np.arange(size) + 0.5) * scale
-    firsts = np.floor(centres - radius * stretch + 0.5)
-    lasts = np.floor(centres + radius * stretch + 0.5)
-    low = np.floor(starts + 1e-9)[:, None]
-    high = np.minimum(np.ceil(starts + lengths - 1e-9)[:, None], limit)
-    taps = int((lasts - firsts).max())
-    places = firsts[:, :, None] + np.arange(taps)
+    starts, lengths, low, high = (values[:, None] for values in spans.unbind(1))
+    radius = filter_radius(interpolation)
+    scale = lengths / size
+    stretch = scale.clamp(min=1.0) if antialias else torch.ones_like(scale)
+    centres = starts + (torch.arange(size, device=spans.device) + 0.5) * scale
+    firsts = torch.floor(centres - radius * stretch + 0.5)
+    lasts = torch.floor(centres + radius * stretch + 0.5)
+    places = firsts[:, :, None] + torch.arange(taps, device=spans.device)
     weights = _filter((places + 0.5 - centres[:, :, None]) / stretch[:, :, None], interpolation, antialias)
-    weights *= places < lasts[:, :, None]
+    weights = weights * (places < lasts[:, :, None])
     if antialias:
-        weights *= (places >= low[:, :, None]) & (places < high[:, :, None])
-    sums = weights.sum(axis=2, keepdims=True)
-    places = np.clip(places, low[:, :, None], high[:, :, None] - 1).astype(np.int64)
-    weights = np.divide(weights, sums, out=np.zeros_like(weights), where=sums != 0)
-    dense = torch.zeros(len(starts), size, limit)
-    return dense.scatter_add_(2, torch.from_numpy(places), torch.from_numpy(weights.astype(np.float32)))
+        weights = weights * ((places >= low[:, :, None]) & (places < high[:, :, None]))
+    weights = torch.nan_to_num(weights / weights.sum(dim=2, keepdim=True))
+    places = torch.minimum(torch.maximum(places, low[:, :, None]), high[:, :, None] - 1).long()
+    dense = torch.zeros(len(spans), size, limit, device=spans.device)
+    return dense.scatter_add_(2, places, weights.float())
 
 
-def _filter(x: NDArray[np.float64], interpolation: Interpolation, antialias: bool) -> NDArray[np.float64]:
-    x = np.abs(x)
+def _filter(x: torch.Tensor, interpolation: Interpolation, antialias: bool) -> torch.Tensor:
+    x = x.abs()
     if interpolation == "bilinear":
-        return np.maximum(1.0 - x, 0.0)
+        return (1.0 - x).clamp(min=0.0)
     # Keys, "Cubic convolution interpolation for digital image processing", 1981.
     a = -0.5 if antialias else -0.75
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
