@@ -1,7 +1,7 @@
 """Crop, antialiased resize, flip, normalise and cast of a batch on CUDA: one kernel, written in Triton.
 
 Every output pixel is computed from the stored pixels in registers; nothing is written but the result, in channels_last
-memory. Grey levels are those of `shardio.resample`, within one. Without CUDA or Triton, operations of torch do the same.
+memory. Grey levels are those of `shardio.resample`, within one. Without CUDA or Triton, torch's operations do the same.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ if triton is not None:
             near = ((A + 2) * x - (A + 3)) * x * x + 1
             far = (((x - 5) * x + 8) * x - 4) * A
             return tl.where(x < 1, near, tl.where(x < 2, far, 0.0))
-        else:
-            return tl.maximum(1 - x, 0.0)
+        return tl.maximum(1 - x, 0.0)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _resample(  # type: ignore[no-untyped-def]
@@ -144,7 +143,7 @@ def resample_fused(
     pixels = images.permute(0, 2, 3, 1).contiguous()
     out = torch.empty((count, *size, channels), dtype=made, device=images.device)
     grid = (count, -(-size[0] * size[1] // _BLOCK))
-    with torch.cuda.device_of(images):
+    with torch.cuda.device(images.device if images.is_cuda else -1):  # -1: where it is interpreted
         _resample[grid](
             pixels,
             out,

@@ -185,7 +185,7 @@ def _labels_of(batch: Batch) -> torch.Tensor:
     if batch.labels is None or batch.labels.ndim != 1:
         found = "none" if batch.labels is None else f"some of shape {tuple(batch.labels.shape)}"
         raise ValueError(
-            f"Mixup and CutMix mix integer labels, (B,), too, and found {found}: give them with the images, and mix once"
+            f"Mixup and CutMix also mix integer labels, (B,), and found {found}: give them too, and mix once"
         )
     return batch.labels
 

@@ -49,9 +49,11 @@ def resample(
         return _resample_natively(images, spans, flips, size, interpolation, antialias)
     # MPS has no float64.
     exact = torch.float32 if images.device.type == "mps" else torch.float64
-    row_spans, column_spans = torch.from_numpy(spans).to(images.device, exact)
-    rows = _weights(row_spans, _most_taps(spans[0], size[0], interpolation, antialias), images.shape[2], size[0], interpolation, antialias)
-    columns = _weights(column_spans, _most_taps(spans[1], size[1], interpolation, antialias), images.shape[3], size[1], interpolation, antialias)
+    rows, columns = (
+        _weights(torch.from_numpy(span).to(images.device, exact), taps, limit, side, interpolation, antialias)
+        for span, limit, side in zip(spans, images.shape[2:], size, strict=True)
+        for taps in [_most_taps(span, side, interpolation, antialias)]
+    )
     mirrored = torch.from_numpy(flips).to(images.device)
     columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
     # (B, H, W, C): first along the lines, then along the columns.
@@ -110,9 +112,7 @@ def filter_radius(interpolation: Interpolation) -> float:
     return 2.0 if interpolation == "bicubic" else 1.0
 
 
-def _most_taps(
-    spans: NDArray[np.float64], size: int, interpolation: Interpolation, antialias: bool
-) -> int:
+def _most_taps(spans: NDArray[np.float64], size: int, interpolation: Interpolation, antialias: bool) -> int:
     """More inputs than any output of these pictures is made of."""
     most = float(spans[:, 1].max(initial=0)) / size
     return int(2 * filter_radius(interpolation) * (max(most, 1.0) if antialias else 1.0)) + 2

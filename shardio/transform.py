@@ -61,8 +61,15 @@ class Batch:
         if self.resized or self.is_cast:
             return self.finished().resized_to(sizes, interpolation, antialias)
         within = self.within or self.region
-        kind = {"interpolation": interpolation, "antialias": antialias}
-        return replace(self, boxes=self.region, within=within, sizes=sizes, resized=True, **kind)
+        return replace(
+            self,
+            boxes=self.region,
+            within=within,
+            sizes=sizes,
+            resized=True,
+            interpolation=interpolation,
+            antialias=antialias,
+        )
 
     def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
         if self.is_cast:
@@ -89,7 +96,7 @@ class Batch:
     def _done(self) -> torch.Tensor:
         images = self.images
         if self.boxes is None and self.flips is None:
-            return _cast(images, self.statistics, self.dtype)
+            return cast_pixels(images, self.statistics, self.dtype)
         size = self._common_size()
         boxes = self.region
         flips = np.zeros(len(self), bool) if self.flips is None else self.flips
@@ -105,10 +112,8 @@ class Batch:
                 statistics=self.statistics,
                 dtype=self.dtype,
             )
-        images = resample(
-            images, boxes, flips, size, self.interpolation, antialias=self.antialias, within=self.within
-        )
-        return _cast(images, self.statistics, self.dtype)
+        images = resample(images, boxes, flips, size, self.interpolation, antialias=self.antialias, within=self.within)
+        return cast_pixels(images, self.statistics, self.dtype)
 
     def _common_size(self) -> tuple[int, int]:
         if self.boxes is None:  # mirrored only: as they were stored
@@ -128,7 +133,7 @@ def _sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
     return np.tile(np.array(images.shape[2:], np.int64), (len(images), 1))
 
 
-def _cast(
+def cast_pixels(
     images: torch.Tensor, statistics: tuple[Sequence[float], Sequence[float]] | None, dtype: torch.dtype | None
 ) -> torch.Tensor:
     if statistics is not None:

@@ -57,7 +57,7 @@ def assert_like_pillow(found: torch.Tensor, expected: list[NDArray[np.uint8]]) -
 
 
 def resized(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR))
+    return np.array(Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_another_seed_epoch_view_or_sample_is_another_augmentation(other: dict[s
 
 
 def test_two_of_a_class_in_one_chain_draw_numbers_of_their_own() -> None:
-    images = as_batch(pictures(200, 4, 4))
+    images = as_batch(pictures(200, 16, 16))
     flips = Compose([HorizontalFlip(), HorizontalFlip()])
     found = changed(flips, images)
     upright = (found == images).flatten(1).all(dim=1)
@@ -234,7 +234,7 @@ def test_evaluation_of_squashed_pictures_is_undistorted() -> None:
 def test_pictures_of_several_sizes_are_no_batch_until_they_are_cropped() -> None:
     images = as_batch(pictures(2, 40, 40))
     sizes = [[40, 80], [60, 40]]
-    with pytest.raises(ValueError, match=r"one size; found \(height, width\) from \(32, 32\) to \(48, 64\): let a crop"):
+    with pytest.raises(ValueError, match=r"found \(height, width\) from \(32, 32\) to \(48, 64\): let a crop"):
         Resize(32)(images, sizes=sizes)
     assert changed(Compose([Resize(32), CenterCrop(32)]), images, sizes=sizes).shape == (2, 3, 32, 32)
     assert changed(Resize((20, 30)), images, sizes=sizes).shape == (2, 3, 20, 30)

@@ -154,6 +154,9 @@ def test_a_golden_table_of_boxes() -> None:
     assert as_rows(drawn(256, 320, 5)).tolist() == GOLDEN
 
 
-def test_boxes_of_a_resized_picture_are_scaled() -> None:
-    boxes = Boxes(*np.array([[10.0], [20.0], [30.0], [40.0]]))
-    assert as_rows(boxes.scaled(np.array([0.5]), np.array([2.0]))).tolist() == [[5, 40, 15, 80]]
+def test_boxes_of_pictures_that_are_parts_of_others_are_stretched_with_them() -> None:
+    inner = Boxes(*np.array([[10.0, 3], [20, 4], [30, 5], [40, 6]]))
+    outer = Boxes(*np.array([[7.0, 0], [9, 0], [50, 20], [200, 30]]))
+    sizes = np.array([[100, 100], [20, 30]])
+    assert as_rows(inner.inside_of(outer, sizes)).tolist() == [[12, 49, 15, 80], [3, 4, 5, 6]]
+    assert as_rows(Boxes.whole(2, 3, 4)).tolist() == [[0, 0, 3, 4]] * 2

@@ -27,9 +27,9 @@ MakeSet = Callable[[], Path]
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("transform") / "set"
     rng = np.random.default_rng(1)
-    with ShardWriter(out, (20, 18, 3), [str(i) for i in range(5)], shard_size=20_000) as writer:
+    with ShardWriter(out, (20, 18, 3), classes=[str(i) for i in range(5)], shard_nbytes=20_000) as writer:
         for i in range(NUM_SAMPLES):
-            writer.add(random_picture(rng, 20, 18), i % 5)
+            writer.append(random_picture(rng, 20, 18), i % 5)
     return out
 
 

@@ -189,7 +189,7 @@ def test_what_cannot_be_mixed_is_refused(transform: Transform, match: str) -> No
 
 def test_mixing_takes_labels() -> None:
     images, _ = batch()
-    with pytest.raises(ValueError, match="found none: give them with the images"):
+    with pytest.raises(ValueError, match="found none: give them too"):
         CutMix(CLASSES)(images)
     with pytest.raises(ValueError, match=r"labels must be of shape \(12,\)"):
         CutMix(CLASSES)(images, torch.zeros(3, dtype=torch.int64))
@@ -214,6 +214,7 @@ def test_options_are_checked(options: dict[str, Any], match: str) -> None:
 
 
 def test_a_choice_is_checked() -> None:
-    for transforms, p in (([], None), ([CenterCrop(3)], [1, 2]), ([CenterCrop(3)], [-1]), ([Views([CenterCrop(3)])], None)):
+    crop = CenterCrop(3)
+    for transforms, p in (([], None), ([crop], [1, 2]), ([crop], [-1]), ([Views([crop])], None)):
         with pytest.raises(ValueError, match=r"RandomChoice takes|p must be"):
             RandomChoice(transforms, p)
