@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import subprocess
 import time
@@ -64,13 +65,14 @@ def main() -> None:
     for workers in options.workers:
         ways[f"stage, {workers} workers"] = partial(stage, source, target, workers=workers)
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, way in ways.items():
+    for turn in range(options.rounds):
+        # In another order each time: what the disk still does after a turn falls on whoever comes next.
+        for name in random.Random(turn).sample(list(ways), len(ways)):
             shutil.rmtree(target, ignore_errors=True)
             sync_filesystem(options.cache)
             if options.cold:
                 drop_from_the_page_cache(source)
-            rates[name].append(nbytes / timed(way) / 1e6)
+            rates[name].append(nbytes / timed(ways[name]) / 1e6)
     shutil.rmtree(target, ignore_errors=True)
     print(f"{nbytes / 1e9:.2f} GB, {'from the disk' if options.cold else 'from the page cache'}; ratios to cp and sync")
     print_ratios(rates, "cp and sync", "MB/s")

@@ -350,24 +350,32 @@ class Stager:
     def _pour(self, storage: Storage, entry: FileEntry, file: AtomicFile | None) -> str | None:
         """Read a file and hash it, and write it to `file` on the way: its sha256, or None if it is to end before.
 
-        The GIL is free while pieces are read, hashed and written.
+        A piece is hashed while it is written and the next one is read, so that one large file keeps two cores busy.
+        The GIL is free meanwhile.
         """
         sha256 = hashlib.sha256()
-        buffer = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes)))
+        size = min(_PIECE_NBYTES, entry.nbytes)
+        here, there = memoryview(bytearray(size)), memoryview(bytearray(size))
+        hashing: _Call | None = None
         poured = 0
         try:
             with contextlib.nullcontext() if file is None else _Writer(file) as writer:
                 for offset in range(0, entry.nbytes, _PIECE_NBYTES):
                     if self._ends():
                         return None
-                    piece = buffer[: entry.nbytes - offset]
+                    piece = here[: entry.nbytes - offset]
                     storage.read_into(entry, offset, piece)
-                    sha256.update(piece)
+                    if hashing is not None:  # of the piece before; then its buffer is free for the next one
+                        hashing.result()
+                    hashing = _Call(partial(sha256.update, piece), "shardio-stage-hash")
                     if writer is not None:
                         writer.write(piece)
                     self._progress(len(piece))
                     poured += len(piece)
+                    here, there = there, here
         finally:
+            if hashing is not None:
+                hashing.wait()
             if 0 < poured < entry.nbytes:  # it may be begun again
                 self._progress(-poured)
         return sha256.hexdigest()
