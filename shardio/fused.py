@@ -35,11 +35,9 @@ if triton is not None:
     @triton.jit  # type: ignore[untyped-decorator]
     def _filter(x, A: tl.constexpr, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]
         x = tl.abs(x)
-        if CUBIC:
-            near = ((A + 2) * x - (A + 3)) * x * x + 1
-            far = (((x - 5) * x + 8) * x - 4) * A
-            return tl.where(x < 1, near, tl.where(x < 2, far, 0.0))
-        return tl.maximum(1 - x, 0.0)
+        near = ((A + 2) * x - (A + 3)) * x * x + 1
+        far = (((x - 5) * x + 8) * x - 4) * A
+        return tl.where(x < 1, near, tl.where(x < 2, far, 0.0)) if CUBIC else tl.maximum(1 - x, 0.0)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _resample(  # type: ignore[no-untyped-def]
