@@ -1,6 +1,6 @@
 """Crop, antialiased resize, flip, normalise and cast of a batch on CUDA: one kernel, written in Triton.
 
-Every output pixel is computed from the stored pixels in registers; nothing is written but the result, in channels_last
+Every line of the output is computed from stored lines in registers; nothing is written but the result, in channels_last
 memory. Grey levels are those of `shardio.resample`, within one. Without CUDA or Triton, torch's operations do the same.
 """
 
@@ -21,13 +21,16 @@ try:
 except ImportError:  # there are wheels for Linux only; torch for CUDA brings them
     triton = None
 
-# Output pixels of one program.
-_BLOCK = 128
+# Of a line: some are held in the registers of one program.
+_MOST_NBYTES = 8192
+# Lines of the output that one program makes.
+_ROWS = 4
 
 
 def can_fuse(images: torch.Tensor) -> bool:
     """Whether `resample_fused` takes these images."""
-    return triton is not None and images.is_cuda and images.shape[1] <= 4 and images.numel() > 0
+    line_nbytes = images.shape[1] * images.shape[3]
+    return triton is not None and images.is_cuda and line_nbytes <= _MOST_NBYTES and images.numel() > 0
 
 
 if triton is not None:
@@ -53,62 +56,78 @@ if triton is not None:
         CUBIC: tl.constexpr,
         ANTIALIAS: tl.constexpr,
         NORMALIZE: tl.constexpr,
-        BLOCK: tl.constexpr,
+        ROWS: tl.constexpr,
+        IN_BLOCK: tl.constexpr,
+        OUT_BLOCK: tl.constexpr,
     ):
+        """ROWS lines of the output: the weights along them are the same for all, and made once."""
         picture = tl.program_id(0).to(tl.int64)
-        pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        channel = tl.arange(0, 4)
-        inside = (pixel < OUT_HEIGHT * OUT_WIDTH)[:, None] & (channel < CHANNELS)[None, :]
-        y = pixel // OUT_WIDTH
-        x = pixel % OUT_WIDTH
+        y = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         mine = parameters + picture * 9
         top, height, low_y, high_y = tl.load(mine), tl.load(mine + 1), tl.load(mine + 2), tl.load(mine + 3)
         left, width, low_x, high_x = tl.load(mine + 4), tl.load(mine + 5), tl.load(mine + 6), tl.load(mine + 7)
-        x = tl.where(tl.load(mine + 8) > 0, OUT_WIDTH - 1 - x, x)
-
         A: tl.constexpr = -0.5 if ANTIALIAS else -0.75
         RADIUS: tl.constexpr = 2 if CUBIC else 1
-        scale_y = height / OUT_HEIGHT
-        scale_x = width / OUT_WIDTH
-        stretch_y = tl.maximum(scale_y, 1.0) if ANTIALIAS else scale_y * 0 + 1
-        stretch_x = tl.maximum(scale_x, 1.0) if ANTIALIAS else scale_x * 0 + 1
-        centre_y = top + (y + 0.5) * scale_y
-        centre_x = left + (x + 0.5) * scale_x
-        first_y = tl.floor(centre_y - RADIUS * stretch_y + 0.5)
-        first_x = tl.floor(centre_x - RADIUS * stretch_x + 0.5)
-        last_y = tl.floor(centre_y + RADIUS * stretch_y + 0.5)
-        last_x = tl.floor(centre_x + RADIUS * stretch_x + 0.5)
-        taps_y = (2 * RADIUS * stretch_y + 1.999).to(tl.int32)
-        taps_x = (2 * RADIUS * stretch_x + 1.999).to(tl.int32)
 
+        # Along the columns first, as lines are read best: what may be seen of lines of the picture, in float32.
+        scale = height / OUT_HEIGHT
+        stretch = tl.maximum(scale, 1.0) if ANTIALIAS else scale * 0 + 1
+        shrink = 1 / stretch
+        centre = top + (y + 0.5) * scale
+        first = tl.floor(centre - RADIUS * stretch + 0.5)
+        last = tl.floor(centre + RADIUS * stretch + 0.5)
+        place = tl.arange(0, IN_BLOCK)
+        # In steps of 16 bytes, so that the compiler can load as many at once.
+        begin = (low_x.to(tl.int32) * CHANNELS) // 16 * 16
+        end = (high_x.to(tl.int32) * CHANNELS + 15) // 16 * 16
+        seen = (place >= begin) & (place < end) & (place < WIDTH * CHANNELS)
         image = images + picture * (HEIGHT * WIDTH * CHANNELS)
-        sums = tl.zeros([BLOCK, 4], tl.float32)
-        total = tl.zeros([BLOCK], tl.float32)
-        for j in range(taps_y):
-            at_y = first_y + j
-            weight_y = tl.where(at_y < last_y, _filter((at_y + 0.5 - centre_y) / stretch_y, A, CUBIC), 0.0)
+        lines = tl.zeros([ROWS, IN_BLOCK], tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        for j in range((2 * RADIUS * stretch + 1.999).to(tl.int32)):
+            at = first + j
+            weight = tl.where(at < last, _filter((at + 0.5 - centre) * shrink, A, CUBIC), 0.0)
             if ANTIALIAS:
-                weight_y = tl.where((at_y >= low_y) & (at_y < high_y), weight_y, 0.0)
-            row = tl.minimum(tl.maximum(at_y, low_y), high_y - 1).to(tl.int32)
-            for i in range(taps_x):
-                at_x = first_x + i
-                weight_x = tl.where(at_x < last_x, _filter((at_x + 0.5 - centre_x) / stretch_x, A, CUBIC), 0.0)
-                if ANTIALIAS:
-                    weight_x = tl.where((at_x >= low_x) & (at_x < high_x), weight_x, 0.0)
-                column = tl.minimum(tl.maximum(at_x, low_x), high_x - 1).to(tl.int32)
-                weight = weight_y * weight_x
-                places = ((row * WIDTH + column) * CHANNELS)[:, None] + channel[None, :]
-                values = tl.load(image + places, mask=inside & (weight != 0)[:, None], other=0)
-                sums += weight[:, None] * values.to(tl.float32)
-                total += weight
-        grey = sums / tl.where(total == 0, 1.0, total)[:, None]
+                weight = tl.where((at >= low_y) & (at < high_y), weight, 0.0)
+            row = tl.minimum(tl.maximum(at, low_y), high_y - 1).to(tl.int32)
+            places = (row * (WIDTH * CHANNELS))[:, None] + place[None, :]
+            pixels = tl.load(image + places, mask=seen[None, :], other=0)
+            lines += weight[:, None] * pixels.to(tl.float32)
+            total += weight
+        lines = lines / tl.where(total == 0, 1.0, total)[:, None]
+
+        # Then along the lines. What is gathered from one axis goes through shared memory; from two axes, it would be
+        # searched for in the registers of a warp.
+        flat = tl.reshape(lines, [ROWS * IN_BLOCK])
+        row_starts = tl.arange(0, ROWS) * IN_BLOCK
+        lane = tl.arange(0, OUT_BLOCK)
+        x = lane // CHANNELS
+        channel = lane % CHANNELS
+        x = tl.where(tl.load(mine + 8) > 0, OUT_WIDTH - 1 - x, x)
+        scale = width / OUT_WIDTH
+        stretch = tl.maximum(scale, 1.0) if ANTIALIAS else scale * 0 + 1
+        shrink = 1 / stretch
+        centres = left + (x + 0.5) * scale
+        firsts = tl.floor(centres - RADIUS * stretch + 0.5)
+        lasts = tl.floor(centres + RADIUS * stretch + 0.5)
+        sums = tl.zeros([ROWS, OUT_BLOCK], tl.float32)
+        totals = tl.zeros([OUT_BLOCK], tl.float32)
+        for i in range((2 * RADIUS * stretch + 1.999).to(tl.int32)):
+            ats = firsts + i
+            weights = tl.where(ats < lasts, _filter((ats + 0.5 - centres) * shrink, A, CUBIC), 0.0)
+            if ANTIALIAS:
+                weights = tl.where((ats >= low_x) & (ats < high_x), weights, 0.0)
+            columns = tl.minimum(tl.maximum(ats, low_x), high_x - 1).to(tl.int32)
+            chosen = row_starts[:, None] + (columns * CHANNELS + channel)[None, :]
+            pixels = tl.gather(flat, tl.reshape(chosen, [ROWS * OUT_BLOCK]), 0)
+            sums += weights[None, :] * tl.reshape(pixels, [ROWS, OUT_BLOCK])
+            totals += weights
+        grey = sums / tl.where(totals == 0, 1.0, totals)[None, :]
         grey = tl.floor(tl.minimum(tl.maximum(grey + 0.5, 0.0), 255.0))
         if NORMALIZE:
-            known = channel < CHANNELS
-            factor = tl.load(affine + channel, mask=known, other=0.0)
-            offset = tl.load(affine + CHANNELS + channel, mask=known, other=0.0)
-            grey = grey * factor[None, :] + offset[None, :]
-        places = (picture * (OUT_HEIGHT * OUT_WIDTH) + pixel)[:, None] * CHANNELS + channel[None, :]
+            grey = grey * tl.load(affine + channel)[None, :] + tl.load(affine + CHANNELS + channel)[None, :]
+        inside = (y < OUT_HEIGHT)[:, None] & (lane < OUT_WIDTH * CHANNELS)[None, :]
+        places = ((picture * OUT_HEIGHT + y) * (OUT_WIDTH * CHANNELS))[:, None] + lane[None, :]
         tl.store(out + places, grey.to(out.dtype.element_ty), mask=inside)
 
 
@@ -140,9 +159,8 @@ def resample_fused(
     made = dtype or (torch.uint8 if statistics is None else torch.float32)
     pixels = images.permute(0, 2, 3, 1).contiguous()
     out = torch.empty((count, *size, channels), dtype=made, device=images.device)
-    grid = (count, -(-size[0] * size[1] // _BLOCK))
     with torch.cuda.device(images.device if images.is_cuda else -1):  # -1: where it is interpreted
-        _resample[grid](
+        _resample[(count, -(-size[0] // _ROWS))](
             pixels,
             out,
             parameters,
@@ -154,7 +172,9 @@ def resample_fused(
             interpolation == "bicubic",
             antialias,
             statistics is not None,
-            _BLOCK,
+            _ROWS,
+            triton.next_power_of_2(width * channels),
+            triton.next_power_of_2(size[1] * channels),
         )
     return out.permute(0, 3, 1, 2)
 

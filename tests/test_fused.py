@@ -1,6 +1,6 @@
-"""The Triton kernel, line by line in Triton's interpreter on the CPU: what it computes, not how fast.
+"""The Triton kernel, without a GPU: what it computes, in Triton's interpreter, and that it compiles for GPUs.
 
-What this cannot show: that the kernel compiles for a GPU, which tests/test_gpu.py looks at where there is one.
+What this cannot show: that the compiled kernel computes the same, which tests/test_gpu.py looks at, and how fast.
 """
 
 from __future__ import annotations
@@ -93,6 +93,35 @@ def test_the_interpreted_kernel_gives_the_grey_levels_of_torch(tmp_path: Path) -
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == "equal\n"
+
+
+_COMPILE = """\
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from shardio.fused import _resample
+
+names = _resample.arg_names
+for dtype, size, flags in (("bf16", 224, (True, True, True)), ("u8", 97, (False, False, False))):
+    values = [256, 256, 3, size, size, *flags, 4, 1024, 1024]
+    constants = dict(zip(names[4:], values, strict=True))
+    types = {"images": "*u8", "out": "*" + dtype, "parameters": "*fp32", "affine": "*fp32"}
+    source = ASTSource(_resample, {**types, **dict.fromkeys(constants, "constexpr")}, constants)
+    for capability in (80, 90):
+        assert compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+print("compiled")
+"""
+
+
+def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _COMPILE],
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "compiled\n"
 
 
 def test_images_on_the_cpu_are_not_for_the_kernel() -> None:
