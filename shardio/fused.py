@@ -22,14 +22,14 @@ except ImportError:  # there are wheels for Linux only; torch for CUDA brings th
     triton = None
 
 # Of a line: some are held in the registers of one program.
-_MOST_NBYTES = 8192
+_MOST_NBYTES = 2048
 # Lines of the output that one program makes.
 _ROWS = 4
 
 
-def can_fuse(images: torch.Tensor) -> bool:
-    """Whether `resample_fused` takes these images."""
-    line_nbytes = images.shape[1] * images.shape[3]
+def can_fuse(images: torch.Tensor, size: tuple[int, int]) -> bool:
+    """Whether `resample_fused` makes pictures of this size of these images."""
+    line_nbytes = images.shape[1] * max(images.shape[3], size[1])
     return triton is not None and images.is_cuda and line_nbytes <= _MOST_NBYTES and images.numel() > 0
 
 

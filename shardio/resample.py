@@ -23,6 +23,9 @@ except ImportError:  # installed without a compiler
 
 Interpolation = Literal["bilinear", "bicubic"]
 
+# A thread for fewer is not worth its start.
+_LEAST_IMAGES = 4
+
 # Of a pixel, by which rounding may put a box beyond its limits.
 _SLACK = 1e-6
 
@@ -98,7 +101,7 @@ def _resample_natively(
     def work(some: slice) -> None:
         _native.resample(pixels[some], each[some], mirrored[some], out[some], *shapes)
 
-    threads = min(torch.get_num_threads(), count)
+    threads = min(torch.get_num_threads(), count // _LEAST_IMAGES)
     if threads <= 1:
         work(slice(None))
     else:

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.boxes import Boxes, Draws
-from shardio.fused import can_fuse, resample_fused
 from shardio.resample import Interpolation, resample
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
@@ -100,18 +99,21 @@ class Batch:
         size = self._common_size()
         boxes = self.region
         flips = np.zeros(len(self), bool) if self.flips is None else self.flips
-        if can_fuse(images):
-            return resample_fused(
-                images,
-                boxes,
-                self.within or boxes,
-                flips,
-                size,
-                self.interpolation,
-                antialias=self.antialias,
-                statistics=self.statistics,
-                dtype=self.dtype,
-            )
+        if images.is_cuda:
+            from shardio.fused import can_fuse, resample_fused  # Triton takes its time to import
+
+            if can_fuse(images, size):
+                return resample_fused(
+                    images,
+                    boxes,
+                    self.within or boxes,
+                    flips,
+                    size,
+                    self.interpolation,
+                    antialias=self.antialias,
+                    statistics=self.statistics,
+                    dtype=self.dtype,
+                )
         images = resample(images, boxes, flips, size, self.interpolation, antialias=self.antialias, within=self.within)
         return cast_pixels(images, self.statistics, self.dtype)
 

@@ -125,5 +125,5 @@ def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
 
 
 def test_images_on_the_cpu_are_not_for_the_kernel() -> None:
-    assert not can_fuse(torch.zeros(1, 3, 4, 4, dtype=torch.uint8))
+    assert not can_fuse(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), (4, 4))
     assert Boxes.whole(2, 3, 4).heights.tolist() == [3, 3]

@@ -606,7 +606,7 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
     if fused:
         pytest.importorskip("triton")
     else:
-        monkeypatch.setattr("shardio.transform.can_fuse", lambda images: False)
+        monkeypatch.setattr("shardio.fused.can_fuse", lambda images, size: False)
     rng = np.random.default_rng(0)
     stored = np.stack([random_picture(rng, 96, 96) for _ in range(BATCH)])
     images = torch.from_numpy(stored).permute(0, 3, 1, 2)
