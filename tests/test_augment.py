@@ -112,7 +112,7 @@ def test_every_place_of_a_random_crop_is_as_probable_as_any_other() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
 def test_flips_have_their_probability(p: float) -> None:
-    count = 100_000
+    count = 1_000_000
     images = torch.tensor([1, 2], dtype=torch.uint8).expand(count, 1, 1, 2).contiguous()
     found = changed(HorizontalFlip(p), images, seed=SEED)
     assert torch.equal(found.sort(dim=3).values, images)
