@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardio import ShardWriter
+from shardio import ShardWriter, cli
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGENET = ROOT / "examples" / "imagenet"
@@ -201,7 +203,8 @@ def test_two_ranks_stopped_through_torchrun_end_in_the_same_bits(
     shards: Path, undisturbed_pair: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    _, said = interrupt(shards, run, *RECIPE, ranks=2)  # of torchrun, the exit code says nothing
+    code, said = interrupt(shards, run, *RECIPE, ranks=2)
+    assert code != 0, said  # torchrun's own
     assert checkpoint_of(run)["loader"]["epoch"] < EPOCHS - 1, said
     succeed(shards, run, *RECIPE, ranks=2)
     assert_same_bits(run, undisturbed_pair)
@@ -243,12 +246,26 @@ def test_another_recipe_does_not_go_on_from_a_checkpoint(
         train_here(modules, monkeypatch, shards, undisturbed, *MIXED, "--lr", "0.5")
 
 
-# --- without a run ---------------------------------------------------------------------------------------------------
+# --- the page, and what needs no run ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def recipe(modules: dict[str, ModuleType]) -> ModuleType:
     return modules["recipe"]
+
+
+def test_the_commands_of_the_page_are_understood(recipe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    trainings = [line.partition("train.py ")[2].partition("&&")[0] for line in lines if "train.py " in line]
+    assert len(trainings) == 7
+    monkeypatch.setattr(recipe, "find_spec", lambda name: name)
+    for words in trainings:
+        monkeypatch.setattr(sys, "argv", ["train.py", *shlex.split(words)])
+        recipe.parse("")
+    (conversion,) = (shlex.split(line) for line in lines if line.startswith("shardio "))
+    assert cli.convert.make_context("convert", conversion[2:]).params["fit"] == "squash"
 
 
 def test_crops_grow_over_three_quarters_of_the_epochs(recipe: ModuleType) -> None:
