@@ -69,7 +69,9 @@ def start(*arguments: str | Path, ranks: int = 1) -> subprocess.Popen[str]:
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, str(IMAGENET / "train.py")]
     if ranks > 1:
-        script = Path(arguments[1]).parent / "endless.py"
+        folder = Path(arguments[1]).parent
+        environ["TMPDIR"] = str(folder)  # torchrun leaves a folder of logs there
+        script = folder / "endless.py"
         script.write_text(ENDLESS, encoding="utf-8")
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [sys.executable, *torchrun, str(script)]

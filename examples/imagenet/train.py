@@ -72,7 +72,7 @@ class Training:
 
     @property
     def images_seen(self) -> int:
-        """By all processes, in all epochs."""
+        """By all processes, in all epochs; what an epoch leaves out at its end counts, too."""
         state = self.loader.state_dict()
         return int(state["epoch"] * len(self.loader.shards) + state["consumed"])
 
@@ -215,14 +215,17 @@ def take_buffers_of_rank_0(model: nn.Module) -> None:
 
 
 def join_ranks() -> torch.device:
-    """This process's device, and its place among those of torchrun."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    """This process's device; with torchrun, it meets the others."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not torch.cuda.is_available():
+        if several:
+            dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.benchmark = True
+    if several:
+        dist.init_process_group("nccl", device_id=device)
     return device
 
 
