@@ -150,7 +150,7 @@ def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:
         "README.md",
         "CONTRIBUTING.md",
         *("docs/architecture.md", "docs/cluster.md", "docs/integrations.md"),
-        "benchmarks/README.md",
+        *("benchmarks/README.md", "examples/README.md"),
     ],
 )
 def test_links_and_named_files_exist(page: str) -> None:
@@ -158,7 +158,7 @@ def test_links_and_named_files_exist(page: str) -> None:
     folder = (ROOT / page).parent
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (folder / target).exists(), f"{page}: {target}"
-    for target in re.findall(r"`((?:benchmarks|tests|tools|docs)/[\w./-]+)`", text):
+    for target in re.findall(r"`((?:benchmarks|examples|tests|tools|docs)/[\w./-]+)`", text):
         assert (ROOT / target).exists(), f"{page}: {target}"
     for target in re.findall(r"`python (\S+\.py)", text):
         assert (ROOT / target).exists(), f"{page}: {target}"
