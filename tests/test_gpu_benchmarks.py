@@ -43,9 +43,9 @@ def test_our_resnet_50_is_the_usual_one() -> None:
     assert [module.kernel_size for module in convolutions if module.stride == (2, 2)].count((3, 3)) == 3
 
 
-@pytest.mark.parametrize("script", ["gpu.py", "train_step.py"])
-def test_without_a_gpu_there_is_one_line_and_exit_code_2(script: str) -> None:
-    ended = run(script)
+@pytest.mark.parametrize("command", [["gpu.py"], ["train_step.py"], ["augment.py", "--device", "cuda"]])
+def test_without_a_gpu_there_is_one_line_and_exit_code_2(command: list[str]) -> None:
+    ended = run(*command)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert "no CUDA device is here" in ended.stderr
