@@ -316,7 +316,7 @@ def main() -> None:
         print(f"{describe_machine()}; {describe_gpu(device)}")
         for output, transform in device_transforms(options.size).items():
             batches = batches_on(device, shards, transform, options.batch_size)
-            if can_fuse(batches[0].images):
+            if can_fuse(batches[0].images, (options.size, options.size)):
                 measure_kernel(output, batches, options, device)
             else:
                 print(f"{output}: fused kernel: not measured: there is no Triton here")
