@@ -221,7 +221,7 @@ def join_ranks() -> torch.device:
         if several:
             dist.init_process_group("gloo")
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     torch.backends.cudnn.benchmark = True
     if several:
