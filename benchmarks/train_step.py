@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, pairwise, repeat
@@ -20,9 +21,11 @@ from pathlib import Path
 
 import torch
 from common import describe_gpu, describe_machine, generated_set
-from resnet import resnet50
 
 from shardio.loader import ShardLoader
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "imagenet"))
+from resnet import resnet50
 
 Batch = tuple[torch.Tensor, ...]
 WAYS = ("one batch", "loader")
@@ -32,11 +35,7 @@ STD = (58.395, 57.12, 57.375)
 
 
 def make_step(device: torch.device, compiled: bool) -> Callable[[Batch], None]:
-    try:
-        from torchvision.models import resnet50 as make
-    except ImportError:
-        make = resnet50
-    model = make().to(device, memory_format=torch.channels_last)
+    model = resnet50().to(device, memory_format=torch.channels_last)
     forward = torch.compile(model) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (MEAN, STD))

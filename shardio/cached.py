@@ -226,9 +226,11 @@ class CachedSplit:
 
         def verify_copy() -> None:
             if not self._threads and not self._stop.is_set():
-                with contextlib.suppress(IndexError):
+                try:
                     not_begun.pop()
-                    self._begin_staging(verify=True)
+                except IndexError:
+                    return
+                self._begin_staging(verify=True)
 
         return _SecondReader(shards, self._storage, verify_copy)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from shardio.damage import Check, GuardedReader, OnDamage, check_choices
 from shardio.engine import Io, make_reader, read_ahead_batches
 from shardio.errors import LaunchError
 from shardio.format import SampleShape, sample_nbytes
-from shardio.gather import GatherThreads, Hints, Pending
+from shardio.gather import Finish, GatherThreads, Hints, Pending
 from shardio.launch import World, find_world, world_of_torch
 from shardio.machine import memory_left, usable_cores
 from shardio.order import Shuffle, as_integer, make_order
@@ -34,7 +34,8 @@ from shardio.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors
 from shardio.readers import Reader
 from shardio.ring import Ring, Slot, new_slot
 from shardio.sampler import Sampler, Tail
-from shardio.shardset import open_shards
+from shardio.shardset import ShardSet, open_shards
+from shardio.transform import Transform
 
 # Beyond this the memory bus is the limit on most machines, and other ranks of the node need cores too.
 _MOST_THREADS = 4
@@ -49,6 +50,13 @@ class _Counts:
     gather_seconds: float = 0.0
     copy_seconds: float = 0.0
     read_ahead_batches: int = 0
+
+
+class _Drawn(NamedTuple):
+    """The samples of a batch, on the host: indices, int64 (B,), and the sizes that they had if they were squashed."""
+
+    indices: NDArray[np.int64]
+    sizes: NDArray[np.int64] | None
 
 
 class _Place(NamedTuple):
@@ -81,7 +89,11 @@ class ShardLoader:
     `tail` is what becomes of the last, short batch: see `shardio.sampler.Sampler`.
     `rank` and `world_size` come from torch.distributed or the launcher if they are not given. `device=None` is the GPU
     of the local rank, or the CPU if there is none. `prefetch` batches are kept ready ahead of the consumer by
-    `num_threads` gather threads. `transform` is called with each batch of images, in the consuming thread.
+    `num_threads` gather threads.
+
+    `transform` is called with each batch of images, in the consuming thread. One of `shardio.augment` changes labels,
+    too, if it mixes, and draws random numbers by (`seed`, epoch, sample); of a set that was made with `--fit squash` it
+    is told the sizes of the pictures before that, and treats them as they were.
 
     `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
     never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank.
@@ -137,7 +149,7 @@ class ShardLoader:
         cache: str | os.PathLike[str] | None = None,
         crop: int | tuple[int, int] | None = None,
         crop_at: CropAt = "center",
-        transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        transform: Transform | Callable[[torch.Tensor], torch.Tensor] | None = None,
         return_indices: bool = False,
         digest: str | None = None,
         check: Check = "off",
@@ -174,10 +186,11 @@ class ShardLoader:
             self.shards = self._cached.open(self._sampler.batches(0))
         self.prefetch = prefetch
         self.transform = transform
+        self._seed = as_integer("seed", seed)
         self.return_indices = return_indices
         self._copier = _make_copier(self.device)
         make = self._copier.new_slot if self._copier else new_slot
-        self._crop = None if crop is None else _make_crop(crop, crop_at, seed, self.shards.sample_shape)
+        self._crop = None if crop is None else _make_crop(crop, crop_at, self._seed, self.shards.sample_shape)
         shape = self._crop.cropped_shape if self._crop else self.shards.sample_shape
         # Enough for all batches under way at a time, so that a steady loop makes no new slot.
         under_way = prefetch + 2 + (prefetch + MOST_AHEAD if self._copier else 0)
@@ -201,10 +214,11 @@ class ShardLoader:
                 self.shards,
                 check=check,
                 on_damage=on_damage,
-                seed=as_integer("seed", seed),
+                seed=self._seed,
                 second=self._cached.make_second(self.shards) if self._cached else None,
             )
             self._reader = self._guard
+        self._squashed = _is_squashed(self.shards)
         self._read_ahead = read_ahead_batches(self._sampler.batch_size * sample_nbytes(shape), memory_left())
         if num_threads is None:
             num_threads = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
@@ -377,6 +391,8 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._coming: deque[tuple[NDArray[np.int64], Windows | None]] = deque()
         self._hints = Hints()
         self._device = DevicePrefetch(loader._copier, loader._ring, loader._counts) if loader._copier else None
+        # Of the batches on the device that were not taken.
+        self._drawn: deque[_Drawn] = deque()
         self._abandon = weakref.finalize(self, _abandon, self._pending, self._hints, loader._ring, self._device)
         self._abandon.atexit = False
         self._take_place()
@@ -430,11 +446,11 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
     def _next_batch(self) -> tuple[torch.Tensor, ...]:
         """What is received is counted last: an error before that, or a Ctrl-C, leaves the batch to be read again."""
         loader, sampler = self._loader, self._sampler
-        tensors = self._next()
-        images = tensors.images
+        tensors, drawn = self._next()
+        images, labels = tensors.images, tensors.labels
         if loader.transform is not None:
             with record_function("shardio.transform"):
-                images = loader.transform(images)
+                images, labels = self._transform(loader.transform, images, labels, drawn)
         counts = loader._counts
         counts.batches += 1
         counts.images += len(tensors.labels)
@@ -445,21 +461,35 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._place = _Place(self._place.epoch, consumed)
         loader._num_repeats = repeats
         self._receive(self._place)
-        return (images, tensors.labels, tensors.indices) if loader.return_indices else (images, tensors.labels)
+        return (images, labels, tensors.indices) if loader.return_indices else (images, labels)
+
+    def _transform(
+        self,
+        transform: Transform | Callable[[torch.Tensor], torch.Tensor],
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        drawn: _Drawn,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not isinstance(transform, Transform):
+            return transform(images), labels
+        changed, targets = transform(
+            images, labels, indices=drawn.indices, seed=self._loader._seed, epoch=self.epoch, sizes=drawn.sizes
+        )
+        return cast(torch.Tensor, changed), targets  # of Views a tuple of them
 
     def _receive(self, place: _Place) -> None:
         """The loader's state follows the iterator that began last, until the loader is sent elsewhere."""
         if self._loader._reading is self._token:
             self._loader._received = place
 
-    def _next(self) -> Tensors:
+    def _next(self) -> tuple[Tensors, _Drawn]:
         self._gather_ahead()
         if self._device is None:
             slot, size = self._gathered()
             return self._lend(slot, size)
         if not self._device:
-            self._device.start(*self._gathered())
-        tensors = self._device.take()
+            self._start_copy(self._device)
+        tensors, drawn = self._device.take(), self._drawn.popleft()
         # Copies of batches that are ready overlap what the consumer does with the one it gets now.
         # An error waits until its batch is due.
         while (
@@ -468,9 +498,14 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             and not self._pending[0].failed()
             and len(self._device) < max(1, self._loader.prefetch)
         ):
-            self._device.start(*self._gathered())
+            self._start_copy(self._device)
         self._gather_ahead()
-        return tensors
+        return tensors, drawn
+
+    def _start_copy(self, device: DevicePrefetch) -> None:
+        slot, size = self._gathered()
+        self._drawn.append(_drawn(slot, size))
+        device.start(slot, size)
 
     def _gather_ahead(self) -> None:
         """Keep `prefetch` batches under way beyond the one that is due, and announce some that come after them."""
@@ -479,11 +514,21 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._draw(loader.prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= loader.prefetch:
             indices, windows = self._coming.popleft()
-            finish = partial(loader._guard.replace_damaged, self.epoch) if loader._guard else None
             slot = loader._ring.acquire()
+            finish = self._finish_of(windows)
             self._pending.append(loader._threads.submit(loader._reader, indices, slot, windows, finish))
         if self._announces:
             self._draw(loader._read_ahead)
+
+    def _finish_of(self, windows: Windows | None) -> Finish | None:
+        """What is done to a batch when its last part has come."""
+        loader = self._loader
+        steps: list[Finish] = []
+        if loader._guard is not None:
+            steps.append(partial(loader._guard.replace_damaged, self.epoch))
+        if loader._squashed:
+            steps.append(partial(_note_sizes, loader._reader, loader.shards.sample_shape, windows))
+        return partial(_do_all, steps) if steps else None
 
     def _draw(self, count: int) -> None:
         """Let `count` batches be coming, if there are so many."""
@@ -511,10 +556,37 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             self._loader._guard.warn(levels=5)  # at the line that asked for a batch
         return slot, pending.size
 
-    def _lend(self, slot: Slot, size: int) -> Tensors:
+    def _lend(self, slot: Slot, size: int) -> tuple[Tensors, _Drawn]:
+        drawn = _drawn(slot, size)
         labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
         images = torch.from_numpy(self._loader._ring.lend(slot, size))
-        return Tensors(images.permute(0, 3, 1, 2), labels, indices)
+        return Tensors(images.permute(0, 3, 1, 2), labels, indices), drawn
+
+
+def _drawn(slot: Slot, size: int) -> _Drawn:
+    return _Drawn(slot.indices[:size].copy(), None if slot.sizes is None else slot.sizes[:size].copy())
+
+
+def _is_squashed(shards: ShardSet) -> bool:
+    """Whether its pictures have lost their aspect ratios, which the index tells."""
+    conversion = shards.manifest.provenance.get("conversion")
+    return isinstance(conversion, dict) and conversion.get("fit") == "squash"
+
+
+def _do_all(steps: list[Finish], slot: Slot, size: int) -> None:
+    for step in steps:
+        step(slot, size)
+
+
+def _note_sizes(reader: Reader, shape: SampleShape, windows: Windows | None, slot: Slot, size: int) -> None:
+    """Have the slot tell how large the pictures, or the windows of them, were before they were squashed."""
+    indices = slot.indices[:size]
+    names = ("source_height", "source_width")
+    sizes = np.stack([reader.column_of(name, indices) for name in names], axis=1).astype(np.int64)
+    if windows is not None:
+        share = np.array([windows.height, windows.width]) / shape[:2]
+        sizes = np.maximum(np.rint(sizes * share), 1).astype(np.int64)
+    slot.sizes = sizes
 
 
 def _close(threads: GatherThreads, ring: Ring, reader: Reader, cached: CachedSplit | None) -> None:
@@ -541,7 +613,7 @@ def _abandon(pending: deque[Pending], hints: Hints, ring: Ring, device: DevicePr
 
 def _make_crop(crop: int | tuple[int, int], at: CropAt, seed: int, sample_shape: SampleShape) -> Crop:
     height, width = crop if isinstance(crop, tuple) else (crop, crop)
-    return Crop(as_integer("crop", height), as_integer("crop", width), at, as_integer("seed", seed), sample_shape)
+    return Crop(as_integer("crop", height), as_integer("crop", width), at, seed, sample_shape)
 
 
 def _choose_device(device: str | torch.device | None, world: World) -> torch.device:

@@ -25,6 +25,7 @@ ALIGNMENT = 4096
 class Slot:
     """The memory of one batch: `images` (batch_size, height, width, channels) uint8 and `labels`, `indices` int64.
 
+    `sizes`, int64 (B, 2), are those that pictures had before they were squashed, where somebody wants to know them.
     Only one owner may touch it at a time. The arrays keep their memory alive, whatever it is (pinned, say).
     """
 
@@ -32,6 +33,7 @@ class Slot:
         self.images = images
         self.labels = labels
         self.indices = indices
+        self.sizes: NDArray[np.int64] | None = None
 
 
 def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import socket
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import simplejpeg
@@ -104,8 +107,10 @@ def make_set(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def resource_tracker() -> None:
-    """Python keeps one helper process, with a pipe to it, from the first spawned worker on: not a leak of ours."""
+    """Python keeps helper processes, with pipes to them, from the first worker on: not a leak of ours."""
     multiprocessing.resource_tracker.ensure_running()
+    multiprocessing.set_forkserver_preload(forked.PRELOADED)
+    multiprocessing.forkserver.ensure_running()
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,6 @@ import hashlib
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import random_picture, write_jpeg
+from forked import run_forked
 from storages import draw_imagenet, write_archives, write_kaggle, write_list, write_webdataset
 
 from shardio.decode import MAX_PIXELS, MAX_SOURCE_NBYTES
@@ -61,19 +60,19 @@ def test_every_code_block_of_the_readme_runs(readers_folder: Path) -> None:
         if language == "python":
             script = readers_folder / "block.py"
             script.write_text(block, encoding="utf-8")
-            run_in(readers_folder, [sys.executable, "-W", "error", "block.py"])
+            run_in(readers_folder, ["block.py"])
             continue
         for line in block.splitlines():
             words = shlex.split(line)
             if words[0] == "shardio":
-                run_in(readers_folder, [sys.executable, "-m", *words])
+                run_in(readers_folder, words)
             else:
                 # These set up a machine. The continuous integration runs the last two in a fresh clone.
                 assert line in ("pip install shardio", "make demo", "make test")
 
 
 def run_in(folder: Path, command: list[str]) -> None:
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    result = run_forked(*command, cwd=folder)
     assert result.returncode == 0, f"{command}: {result.stdout}\n{result.stderr}"
 
 
@@ -151,7 +150,7 @@ def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:
         "README.md",
         "CONTRIBUTING.md",
         *("docs/architecture.md", "docs/cluster.md", "docs/integrations.md"),
-        "benchmarks/README.md",
+        *("benchmarks/README.md", "examples/README.md"),
     ],
 )
 def test_links_and_named_files_exist(page: str) -> None:
@@ -159,7 +158,7 @@ def test_links_and_named_files_exist(page: str) -> None:
     folder = (ROOT / page).parent
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (folder / target).exists(), f"{page}: {target}"
-    for target in re.findall(r"`((?:benchmarks|tests|tools|docs)/[\w./-]+)`", text):
+    for target in re.findall(r"`((?:benchmarks|examples|tests|tools|docs)/[\w./-]+)`", text):
         assert (ROOT / target).exists(), f"{page}: {target}"
     for target in re.findall(r"`python (\S+\.py)", text):
         assert (ROOT / target).exists(), f"{page}: {target}"

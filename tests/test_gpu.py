@@ -20,15 +20,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
+from conftest import random_picture, sample_pixels
 from numpy.typing import NDArray
 
+from shardio.augment import (
+    CenterCrop,
+    Compose,
+    HorizontalFlip,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    ToDtype,
+)
 from shardio.cuda import CudaCopier, CudaTransfer, PinnedSlot, numa_node
 from shardio.loader import ShardLoader
 from shardio.numa import preferring_node
 from shardio.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, Transfer
 from shardio.ring import ALIGNMENT, Ring, Slot
 from shardio.sampler import Tail
+from shardio.transform import Transform
 
 pytestmark = [
     pytest.mark.gpu,
@@ -576,3 +587,60 @@ for _ in range(3):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
     assert not {"Traceback", "Exception", "terminate", "CUDA"} & set(ended.stderr.replace(":", " ").split())
+
+
+# --- augmentation ----------------------------------------------------------------------------------------------------
+
+AUGMENTS: dict[str, Transform] = {
+    "usual": Compose([RandomResizedCrop(64), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)]),
+    "grey levels": Compose([RandomResizedCrop(80, interpolation="bicubic"), HorizontalFlip()]),
+    "without antialias": RandomResizedCrop(32, antialias=False),
+    "evaluation": Compose([Resize(64), CenterCrop(56), Normalize("imagenet")]),
+    "cropped": RandomCrop(64),
+}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fused:
+        pytest.importorskip("triton")
+    else:
+        monkeypatch.setattr("shardio.fused.can_fuse", lambda images, size: False)
+    rng = np.random.default_rng(0)
+    stored = np.stack([random_picture(rng, 96, 96) for _ in range(BATCH)])
+    images = torch.from_numpy(stored).permute(0, 3, 1, 2)
+    sizes = rng.integers(60, 300, (BATCH, 2)) if name in ("usual", "evaluation") else None
+    expected = AUGMENTS[name](images, seed=3, epoch=2, sizes=sizes)
+    found = AUGMENTS[name](images.cuda(), seed=3, epoch=2, sizes=sizes)
+    assert isinstance(expected, torch.Tensor)
+    assert isinstance(found, torch.Tensor)
+    assert found.is_cuda
+    assert found.dtype == expected.dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    # One grey level, as normalised, and what bfloat16 rounds away: up to 2**-8 of either.
+    level = 1.0 if found.dtype == torch.uint8 else 1 / (255 * 0.224) + 1e-5
+    torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=2**-7, atol=level)
+
+
+def test_a_transform_on_the_device_is_not_waited_for(busy: Busy) -> None:
+    """The host gives the device the work of ten batches while that is still busy with what came before."""
+    transform = AUGMENTS["usual"]
+    images = torch.zeros(BATCH, 3, 96, 96, dtype=torch.uint8, device="cuda")
+    transform(images)  # compiles
+    torch.cuda.synchronize()
+    busy(100)
+    before = torch.cuda.current_stream().record_event()
+    for epoch in range(10):
+        transform(images, epoch=epoch)
+    assert not before.query()
+    torch.cuda.synchronize()
+
+
+def test_the_loaders_augmented_batches_on_the_gpu_are_those_on_the_cpu(path: Path) -> None:
+    options: dict[str, Any] = {"seed": 5, "transform": AUGMENTS["grey levels"]}
+    there, here = (ShardLoader(path, BATCH, device=device, **options) for device in ("cuda", "cpu"))
+    with there, here:
+        for (found, labels), (expected, same) in zip(there, here, strict=True):
+            assert (found.cpu().int() - expected.int()).abs().max() <= 1
+            assert torch.equal(labels.cpu(), same)

@@ -25,7 +25,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_our_resnet_50_is_the_usual_one() -> None:
-    spec = importlib.util.spec_from_file_location("resnet", BENCHMARKS / "resnet.py")
+    spec = importlib.util.spec_from_file_location("resnet", ROOT / "examples" / "imagenet" / "resnet.py")
     assert spec is not None
     assert spec.loader is not None
     resnet = importlib.util.module_from_spec(spec)
@@ -34,14 +34,18 @@ def test_our_resnet_50_is_the_usual_one() -> None:
         model = resnet.resnet50()
         assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+    # torchvision's names, and no others.
+    names = model.state_dict().keys()
+    assert len(names) == 320
+    assert {"bn1.running_var", "layer1.0.downsample.1.bias", "layer3.5.conv3.weight", "fc.weight"} <= names
     convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
     assert len(convolutions) == 1 + 3 * (3 + 4 + 6 + 3) + 4
     assert [module.kernel_size for module in convolutions if module.stride == (2, 2)].count((3, 3)) == 3
 
 
-@pytest.mark.parametrize("script", ["gpu.py", "train_step.py"])
-def test_without_a_gpu_there_is_one_line_and_exit_code_2(script: str) -> None:
-    ended = run(script)
+@pytest.mark.parametrize("command", [["gpu.py"], ["train_step.py"], ["augment.py", "--device", "cuda"]])
+def test_without_a_gpu_there_is_one_line_and_exit_code_2(command: list[str]) -> None:
+    ended = run(*command)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert "no CUDA device is here" in ended.stderr

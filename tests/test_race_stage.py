@@ -43,7 +43,7 @@ import os, sys
 import race_stage
 from shardio import cache, files, staging
 {fault}
-counts = race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None)
+counts = race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None, until_noticed={noticed!r})
 print("".join(text + "\\n" for text in counts.violations))
 """
 EVICTION_WITHOUT_LOCKS = """
@@ -79,7 +79,10 @@ files.AtomicFile.__init__ = init
         ("staging.remove_temporaries = lambda folder: None", "left after the next start: .*tmp"),
         ("cache._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
         ("cache.Cache._remove_locks = lambda self, digest: None", "left when all could be evicted: .*lock"),
-        ("staging.Stager._is_there = lambda self, copy, entry: False", "files that were there were copied again"),
+        (
+            "staging.Stager._is_there = lambda self, copy, entry: False",
+            "files that were there were copied again",
+        ),
     ],
     ids=[
         *("eviction without locks", "locks of files that are gone", "two who fill", "named too early"),
@@ -88,7 +91,8 @@ files.AtomicFile.__init__ = init
 )
 def test_a_cache_that_is_not_careful_is_noticed(fault: str, noticed: str) -> None:
     # Without locks, readers and evictors must meet by chance.
-    result = run_python("-c", CARELESS.format(fault=fault, rounds=48 if fault == EVICTION_WITHOUT_LOCKS else 12))
+    rounds = 48 if fault == EVICTION_WITHOUT_LOCKS else 12
+    result = run_python("-c", CARELESS.format(fault=fault, rounds=rounds, noticed=noticed))
     assert result.returncode == 0, result.stderr
     assert re.search(noticed, result.stdout), result.stdout
 

@@ -23,6 +23,7 @@ import hashlib
 import mmap
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -403,10 +404,12 @@ class Race:
         counts.reads += self._board.total("reads")
         self._check_evicted(cache)
 
-    def run(self, rounds: int) -> None:
+    def run(self, rounds: int, until_noticed: str = "") -> None:
         for number in range(1, rounds + 1):
             self.staging_round()
             self.eviction_round()
+            if until_noticed and re.search(until_noticed, "\n".join(self.counts.violations)):
+                break
             if number % 50 == 0:
                 self.say(f"{number} of {rounds} rounds of each kind: {len(self.counts.violations)} violations")
         if self._look_at_sources() != self._before:
@@ -414,13 +417,19 @@ class Race:
 
 
 def race_stagings(
-    rounds: int, processes: int = 32, seed: int = 0, folder: Path | None = None, say: Say = print
+    rounds: int,
+    processes: int = 32,
+    seed: int = 0,
+    folder: Path | None = None,
+    say: Say = print,
+    until_noticed: str = "",
 ) -> Counts:
-    """Do so many rounds of each kind in `folder` (a temporary one by default). In a process without other threads."""
+    """Do so many rounds of each kind in `folder` (a temporary one by default), or until a violation matches the
+    expression `until_noticed`. In a process without other threads."""
     with tempfile.TemporaryDirectory(prefix="race-stage-", dir=folder) as made:
         race = Race(Path(made), processes, seed, say)
         try:
-            race.run(rounds)
+            race.run(rounds, until_noticed)
         finally:
             unprotect(race.sources)
     return race.counts

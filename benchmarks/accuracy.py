@@ -1,0 +1,248 @@
+"""What training from shards does to accuracy: the same network, trained on a set's samples and on the original JPEGs.
+
+JPEGs     Pillow decodes the files, crops a random box of each, resizes it, and mirrors it or not: RandomResizedCrop and
+          RandomHorizontalFlip by their definition, without any of shardio. Decoding gives the same pixels every time
+          and is done once.
+crop      `shardio convert` of the same files to 256 x 256, and shardio.augment on the batches of a ShardLoader.
+squash    The same with --fit squash, which keeps what lies beyond the square in the centre.
+
+Everything else is the same: the network, and for each seed its first weights; optimizer, schedule, steps, batch size.
+Each network is evaluated on the pictures of its own way, and on the JPEGs, which tells whether what was learnt from
+shards holds for pictures that never were in any. The ways take turns; p is of the permutation test of their means, over
+all ways to divide the accuracies in two, if there is no difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from itertools import combinations, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from classic import RATIO, SCALE, as_tensor, augmented, centred, normalised
+from common import BUILD, describe_machine
+from PIL import Image
+from torch import nn
+
+from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize
+from shardio.converter import convert
+from shardio.format import MANIFEST_NAME
+from shardio.loader import ShardLoader
+from shardio.resize import FitMode
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+EVALUATED_AT_ONCE = 250
+
+
+class Way(NamedTuple):
+    """Where pictures come from, as normalised float32 (B, 3, size, size)."""
+
+    train: Callable[[int, int], Iterator[Batch]]  # of a seed and an epoch
+    val: list[Batch]
+
+
+def short_side(size: int) -> int:
+    """Of images from whose centre so many pixels are evaluated: 256 for 224, as with ImageNet.
+
+    An even number more: of a margin of half a pixel and that of a crop before it one would be rounded up, one down.
+    """
+    return size + 2 * round(size / 14)
+
+
+def way_of_jpegs(tree: Path, size: int, batch_size: int, pool: ThreadPoolExecutor) -> Way:
+    files, labels = files_of(tree / "train")
+    images = list(pool.map(decode, files))
+
+    def train(seed: int, epoch: int) -> Iterator[Batch]:
+        order = np.random.default_rng([seed, epoch]).permutation(len(images))
+
+        def make(number: int) -> torch.Tensor:
+            rng = np.random.default_rng([seed, epoch, number])
+            return as_tensor(augmented(images[number], size, rng))
+
+        made = pool.map(make, order.tolist())  # as fast as the threads can: an epoch of small pictures needs no bound
+        for first in range(0, len(order) - batch_size + 1, batch_size):
+            chosen = order[first : first + batch_size]
+            yield normalised(torch.stack(list(islice(made, batch_size)))), labels[chosen]
+
+    def resize(file: Path) -> torch.Tensor:
+        return as_tensor(centred(decode(file), short_side(size), size))
+
+    held_out, truth = files_of(tree / "val")
+    pixels = normalised(torch.stack(list(pool.map(resize, held_out))))
+    return Way(train, list(zip(pixels.split(EVALUATED_AT_ONCE), truth.split(EVALUATED_AT_ONCE), strict=True)))
+
+
+def files_of(folder: Path) -> tuple[list[Path], torch.Tensor]:
+    """And their labels: the numbers of the class folders in the order of their names."""
+    folders = sorted(folder.iterdir())
+    files = [(file, label) for label, path in enumerate(folders) for file in sorted(path.iterdir())]
+    return [file for file, _ in files], torch.tensor([label for _, label in files])
+
+
+def decode(file: Path) -> Image.Image:
+    with Image.open(file) as image:
+        return image.convert("RGB")
+
+
+def way_of_shards(path: Path, size: int, batch_size: int) -> Way:
+    augment = Compose([RandomResizedCrop(size, SCALE, RATIO), HorizontalFlip(), Normalize("imagenet")])
+    resize = Compose([Resize(short_side(size)), CenterCrop(size), Normalize("imagenet")])
+    open_loader = partial(ShardLoader, path, device="cpu", rank=0, world_size=1)
+
+    def train(seed: int, epoch: int) -> Iterator[Batch]:
+        with open_loader(batch_size, seed=seed, transform=augment) as loader:
+            loader.set_epoch(epoch)
+            yield from loader
+
+    with open_loader(EVALUATED_AT_ONCE, split="val", shuffle=False, tail="short", transform=resize) as loader:
+        return Way(train, list(loader))
+
+
+def make_network(num_classes: int) -> nn.Module:
+    """Seven convolutions with batch normalisation, of which four halve height and width."""
+    layers: list[nn.Module] = []
+    channels_in = 3
+    for channels, stride in ((32, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1)):
+        layers += [
+            nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+        ]
+        channels_in = channels
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels_in, num_classes)]
+    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+
+def trained(way: Way, num_classes: int, seed: int, epochs: int, steps: int, rate: float) -> nn.Module:
+    """After `epochs` epochs, which together have `steps` batches."""
+    torch.manual_seed(seed)
+    network = make_network(num_classes)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rate, total_steps=steps)
+    for epoch in range(epochs):
+        with closing(way.train(seed, epoch)) as batches:  # type: ignore[type-var]
+            for images, labels in batches:
+                logits = network(images.contiguous(memory_format=torch.channels_last))
+                loss = nn.functional.cross_entropy(logits, labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+    return network
+
+
+@torch.inference_mode()
+def accuracy(network: nn.Module, batches: Iterable[Batch]) -> float:
+    """In percent."""
+    network.eval()
+    right = torch.cat([network(images).argmax(1) == labels for images, labels in batches])
+    return 100 * right.float().mean().item()
+
+
+def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
+    """Of all ways to divide these values in two as large parts, how many have means as far apart as these, or more."""
+    values = np.array([*a, *b])
+    chosen = np.array(list(combinations(range(len(values)), len(a))))
+    means = values[chosen].mean(axis=1)
+    others = (values.sum() - len(a) * means) / len(b)
+    gaps = np.abs(means - others)
+    return float((gaps >= abs(np.mean(a) - np.mean(b)) - 1e-9).mean())
+
+
+def spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def print_table(title: str, found: dict[str, list[float]], reference: str) -> None:
+    print(f"\n{title}, accuracy in %")
+    width = max(map(len, found))
+    for name, values in found.items():
+        print(
+            f"{name:<{width}}  mean {statistics.mean(values):.2f}, standard deviation {spread(values):.2f}   "
+            f"seeds: {' '.join(f'{value:.2f}' for value in values)}"
+        )
+    for name, values in found.items():
+        if name != reference:
+            error = math.hypot(spread(values), spread(found[reference])) / math.sqrt(len(values))
+            print(
+                f"{name} - {reference}: {statistics.mean(values) - statistics.mean(found[reference]):+.2f}, "
+                f"standard error {error:.2f}, p = {permutation_p(values, found[reference]):.2f}"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "tree", type=Path, nargs="?", help="of images: train/<class>/, val/<class>/; drawn if none is given"
+    )
+    parser.add_argument("--images", type=int, default=4500, help="to draw, train and val together (%(default)s)")
+    parser.add_argument("--classes", type=int, default=10, help="to draw (%(default)s)")
+    parser.add_argument("--val", type=float, default=1 / 3, help="share of the drawn images (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=5, help="trainings of each way (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=8, help="(%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="(%(default)s)")
+    parser.add_argument("--size", type=int, default=48, help="that is trained on (%(default)s)")
+    parser.add_argument("--stored", type=int, default=256, help="size of the samples (%(default)s)")
+    parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (%(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, and of Pillow (%(default)s)")
+    parser.add_argument("--out", type=Path, default=BUILD / "accuracy", help="for what is drawn and converted")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(describe_machine())
+    tree: Path = options.tree or options.out / f"images-{options.images}-{options.classes}-{options.val:.3f}"
+    if options.tree is None:
+        sizes = [f"--images={options.images}", f"--classes={options.classes}", f"--val={options.val}"]
+        draw = Path(__file__).resolve().parents[1] / "tools" / "draw_images.py"
+        subprocess.run([sys.executable, str(draw), str(tree), *sizes], check=True, stdout=subprocess.DEVNULL)
+    ways = {}
+    fits: tuple[FitMode, ...] = ("crop", "squash")
+    for fit in fits:
+        path = options.out / f"{tree.name}-{options.stored}-{fit}"
+        if not (path / MANIFEST_NAME).exists():
+            convert(tree, path, size=options.stored, fit=fit)
+        ways[f"shards, {fit}"] = way_of_shards(path, options.size, options.batch_size)
+    with ThreadPoolExecutor(options.threads) as pool:
+        ways = {"JPEGs": way_of_jpegs(tree, options.size, options.batch_size, pool), **ways}
+        run(ways, tree, options)
+
+
+def run(ways: dict[str, Way], tree: Path, options: argparse.Namespace) -> None:
+    num_classes = len(list((tree / "train").iterdir()))
+    counts = [sum(1 for _ in (tree / split).glob("*/*")) for split in ("train", "val")]
+    steps = options.epochs * (counts[0] // options.batch_size)
+    print(
+        f"{counts[0]} images to train on, {counts[1]} to evaluate on, {num_classes} classes; {options.size} x "
+        f"{options.size} pixels, {steps} steps of {options.batch_size}"
+    )
+    own: dict[str, list[float]] = {name: [] for name in ways}
+    jpegs: dict[str, list[float]] = {name: [] for name in ways}
+    for seed in range(options.seeds):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            network = trained(way, num_classes, seed, options.epochs, steps, options.rate)
+            seconds = time.perf_counter() - start
+            own[name].append(accuracy(network, way.val))
+            jpegs[name].append(accuracy(network, ways["JPEGs"].val))
+            print(
+                f"seed {seed}, {name:<16} {own[name][-1]:.2f}, on JPEGs {jpegs[name][-1]:.2f} ({seconds:.0f} s)",
+                flush=True,
+            )
+    print_table("evaluated on the pictures of each way", own, "JPEGs")
+    print_table("evaluated on JPEGs", jpegs, "JPEGs")
+
+
+if __name__ == "__main__":
+    main()

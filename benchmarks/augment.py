@@ -1,0 +1,331 @@
+"""Augmentation beside what others do: RandomResizedCrop(224) and a flip, half of the time, of samples of 256 x 256 x 3.
+
+On the CPU, one thread each, in turn, and all from decoded pixels in memory; what comes of it are batches of uint8, or
+normalised ones of float32:
+
+shardio      shardio.augment, on batches as the loader gives them.
+torchvision  transforms.v2 on uint8 tensors, one by one, contiguous and in channels_last memory, and stacked. In the
+             environment of --torchvision-python.
+Pillow       crop, resize and transpose of one PIL image after the other, as torchvision does with these; and stacked.
+FFCV         its loader with one worker, from a file of raw pixels. In the environment of --ffcv-python.
+
+All draw boxes from the same distribution. Then the ShardLoader, with and without the transform, with one and two
+threads of torch.
+
+With --device cuda instead: the device's time for a batch, beside the floor, which is to read the boxes and to write the
+result at the bandwidth of a copy on the device; by the fused kernel and by torch's operations. Then the loader with the
+transform beside bare pinned copies. The aim is a fused kernel of at most twice the floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import count, cycle
+from pathlib import Path
+
+import numpy as np
+import torch
+from classic import as_tensor, augmented, normalised
+from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios
+from gpu import from_the_loader, rates_in_turn
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype
+from shardio.boxes import Draws
+from shardio.format import sample_nbytes
+from shardio.fused import can_fuse
+from shardio.limits import pinned_copies
+from shardio.loader import ShardLoader
+from shardio.resample import resample
+from shardio.shardset import ShardSet, open_shards
+from shardio.transform import Batch, Transform, cast_pixels
+
+Way = Callable[[], int]
+PEER = Path(__file__).with_name("augment_peer.py")
+# Batches on the device in turn: together larger than its cache, as those of a training are when they come.
+BATCHES_IN_TURN = 4
+# Timed together, so that the time of one does not hang on when the host asks.
+CALLS = 20
+COPIED_NBYTES = 1 << 30
+UNIT = "images/s"
+
+
+def transforms(size: int) -> dict[str, Transform]:
+    """By what comes of them."""
+    crop = [RandomResizedCrop(size), HorizontalFlip()]
+    return {"uint8": Compose(crop), "float32": Compose([*crop, Normalize("imagenet")])}
+
+
+def device_transforms(size: int) -> dict[str, Transform]:
+    crop = [RandomResizedCrop(size), HorizontalFlip()]
+    return {"uint8": Compose(crop), "bfloat16": Compose([*crop, Normalize("imagenet"), ToDtype(torch.bfloat16)])}
+
+
+class Peer:
+    """A library in an environment of its own, which augments the samples once for each line that it is sent."""
+
+    def __init__(self, python: str, library: str, *arguments: object) -> None:
+        command = [python, str(PEER), library, *map(str, arguments)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        try:
+            self.version, *self.ways = self._answer().split("|")
+        except BaseException:
+            self.close()
+            raise
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline().strip()
+        if not answer or answer.startswith("!"):
+            raise PeerError(answer[1:] or "its process ended without a word")
+        return answer
+
+    def augment(self, way: str) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write(way + "\n")
+        self._process.stdin.flush()
+        return int(self._answer())
+
+    def close(self) -> None:
+        self._process.communicate()  # it ends when its standard input does
+
+
+class PeerError(Exception):
+    """A library that is not there, or does not work."""
+
+
+def way_of_shardio(transform: Transform, samples: NDArray[np.uint8], batch_size: int) -> Way:
+    images = torch.from_numpy(samples).permute(0, 3, 1, 2)
+    epochs = count()
+
+    def augment() -> int:
+        epoch = next(epochs)
+        for first in range(0, len(images), batch_size):
+            some = images[first : first + batch_size]
+            transform(some, indices=first + np.arange(len(some)), epoch=epoch)
+        return len(images)
+
+    return augment
+
+
+def way_of_pillow(samples: NDArray[np.uint8], batch_size: int, size: int, finish: Callable[..., object]) -> Way:
+    images = [Image.fromarray(sample) for sample in samples]
+    rng = np.random.default_rng(0)
+
+    def augment() -> int:
+        for first in range(0, len(images), batch_size):
+            some = images[first : first + batch_size]
+            finish(torch.stack([as_tensor(augmented(image, size, rng)) for image in some]))
+        return len(images)
+
+    return augment
+
+
+def measure_libraries(shards: ShardSet, options: argparse.Namespace) -> None:
+    first_shard = shards.path / shards.manifest.splits[shards.split].shards[0].file
+    samples = np.load(first_shard, mmap_mode="r")[: options.samples]
+    ways: dict[str, dict[str, Way]] = {}
+    finishes: dict[str, Callable[..., object]] = {"uint8": lambda pixels: pixels, "float32": normalised}
+    for output, transform in transforms(options.size).items():
+        ways[output] = {
+            "shardio": way_of_shardio(transform, np.array(samples), options.batch_size),
+            "Pillow": way_of_pillow(samples, options.batch_size, options.size, finishes[output]),
+        }
+    with ExitStack() as stack:
+        for library, python in (("torchvision", options.torchvision_python), ("ffcv", options.ffcv_python)):
+            try:
+                peer = Peer(python, library, first_shard, len(samples), options.batch_size, options.size)
+            except (OSError, PeerError) as error:
+                print(f"{library}: not measured: {error}")
+                continue
+            stack.callback(peer.close)
+            for way in peer.ways:
+                output, _, layout = way.partition(", ")
+                name = ", ".join(filter(None, [f"{library} {peer.version}", layout]))
+                ways[output][name] = partial(peer.augment, way)
+        torch.set_num_threads(1)
+        for output, some in ways.items():
+            in_turn(some, 1)
+            rates = in_turn(some, options.rounds)
+            print_ratios({f"{output}: {name}": values for name, values in rates.items()}, f"{output}: shardio", UNIT)
+
+
+def measure_loader(path: Path, options: argparse.Namespace) -> None:
+    def read(loader: ShardLoader, threads: int) -> int:
+        torch.set_num_threads(threads)
+        return sum(len(labels) for _, labels in loader)
+
+    with ExitStack() as stack:
+
+        def opened(transform: Transform | None) -> ShardLoader:
+            loader = ShardLoader(
+                path,
+                options.batch_size,
+                transform=transform,
+                num_threads=1,
+                tail="short",
+                device="cpu",
+                rank=0,
+                world_size=1,
+            )
+            return stack.enter_context(loader)
+
+        bare = "ShardLoader, no transform"
+        ways = {bare: partial(read, opened(None), 1)}
+        for output, transform in transforms(options.size).items():
+            loader = opened(transform)
+            for threads in (1, 2):
+                ways[f"ShardLoader, {output}, {threads} of torch's threads"] = partial(read, loader, threads)
+        in_turn(ways, 1)
+        print_ratios(in_turn(ways, options.rounds), bare, UNIT)
+
+
+def queued_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Of the device, for one of several calls that had all been queued before the first of them ran."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cycles = 1 << 26
+    while True:
+        torch.cuda._sleep(cycles)
+        start.record()
+        for _ in range(CALLS):
+            call()
+        end.record()
+        ahead = not start.query()
+        torch.cuda.synchronize(device)
+        if ahead:
+            return start.elapsed_time(end) / 1000 / CALLS
+        cycles *= 2
+
+
+def called_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """For one of several calls in a row, with what the host has to do for them."""
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / CALLS
+
+
+def by_torch(batch: Batch, size: int) -> torch.Tensor:
+    assert batch.boxes is not None
+    assert batch.flips is not None
+    images = resample(batch.images, batch.boxes, batch.flips, (size, size), within=batch.within)
+    return cast_pixels(images, batch.statistics, batch.dtype)
+
+
+def batches_on(device: torch.device, shards: ShardSet, transform: Transform, batch_size: int) -> list[Batch]:
+    """What is wanted of some batches, before it is done."""
+    rng = np.random.default_rng(0)
+    batches = []
+    for epoch in range(BATCHES_IN_TURN):
+        indices = rng.integers(0, len(shards), batch_size)
+        pixels = np.empty((batch_size, *shards.sample_shape), np.uint8)
+        shards.gather(indices, pixels)
+        sizes = np.tile(np.array(shards.sample_shape[:2]), (batch_size, 1))
+        images = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
+        batches.append(transform.apply(Batch(images, Draws(0, epoch, indices), sizes), "Compose"))
+    return batches
+
+
+def moved_nbytes(batch: Batch, result: torch.Tensor) -> float:
+    """At least: the boxes are read, and the result is written."""
+    assert batch.boxes is not None
+    return float((batch.boxes.heights * batch.boxes.widths).sum()) * batch.images.shape[1] + result.nbytes
+
+
+def measure_kernel(output: str, batches: list[Batch], options: argparse.Namespace, device: torch.device) -> None:
+    results = [batch.finished().images for batch in batches]
+    if output == "uint8":
+        others = [by_torch(batch, options.size) for batch in batches]
+        assert all((a.int() - b.int()).abs().max() <= 1 for a, b in zip(results, others, strict=True))
+    nbytes = statistics.mean(map(moved_nbytes, batches, results))
+    copied = [torch.ones(COPIED_NBYTES, dtype=torch.uint8, device=device) for _ in range(2)]
+    turns = cycle(batches)
+
+    def copy() -> None:
+        copied[0].copy_(copied[1])
+
+    def fuse() -> None:
+        next(turns).finished()
+
+    def operate() -> None:
+        by_torch(next(turns), options.size)
+
+    ways: dict[str, Callable[[], float]] = {
+        "floor": lambda: nbytes / (2 * COPIED_NBYTES) * queued_seconds(copy, device),
+        "fused kernel": lambda: queued_seconds(fuse, device),
+        "fused kernel, as called": lambda: called_seconds(fuse, device),
+        "torch's operations, as called": lambda: called_seconds(operate, device),
+    }
+    for way in ways.values():
+        way()
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, way in ways.items():
+            seconds[name].append(way())
+    print(f"{output}: {nbytes / 1e6:.1f} MB to read and to write for a batch of {options.batch_size}")
+    for name, values in seconds.items():
+        ratios = [value / floor for value, floor in zip(values, seconds["floor"], strict=True)]
+        print(
+            f"{output}: {name:<30} {1e6 * statistics.median(values):>10,.1f} us a batch   ratio "
+            f"{statistics.median(ratios):>7.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+
+
+def measure_device_loader(path: Path, shards: ShardSet, options: argparse.Namespace, device: torch.device) -> None:
+    bare = "bare pinned copies"
+    with ExitStack() as stack:
+        ways: dict[str, Iterator[int]] = {
+            bare: pinned_copies(device, options.batch_size, sample_nbytes(shards.sample_shape))
+        }
+        for output, transform in {"no transform": None, **device_transforms(options.size)}.items():
+            loader = ShardLoader(path, options.batch_size, transform=transform, device=device, rank=0, world_size=1)
+            ways[f"ShardLoader, {output}"] = from_the_loader(stack.enter_context(loader), options.batches)
+        print_ratios(rates_in_turn(ways, options.rounds), bare, UNIT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", type=Path, nargs="?", help="a set; generated if none is given")
+    parser.add_argument("--samples", type=int, default=2048, help="augmented in a round (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=256, help="(%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="of the result (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="(%(default)s)")
+    parser.add_argument("--batches", type=int, default=50, help="of the loader in a round, on a GPU (%(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(%(default)s)")
+    for library in ("torchvision", "ffcv"):
+        help_text = f"of an environment that has {library}; by default the one that runs this"
+        parser.add_argument(f"--{library}-python", metavar="PATH", default=sys.executable, help=help_text)
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.exit(2, "no CUDA device is here; without --device, the CPU is measured\n")
+    path = options.shards or generated_set(options.samples, 256)
+    shards = open_shards(path)
+    if options.device == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+        print(f"{describe_machine()}; {describe_gpu(device)}")
+        for output, transform in device_transforms(options.size).items():
+            batches = batches_on(device, shards, transform, options.batch_size)
+            if can_fuse(batches[0].images, (options.size, options.size)):
+                measure_kernel(output, batches, options, device)
+            else:
+                print(f"{output}: fused kernel: not measured: there is no Triton here")
+        measure_device_loader(path, shards, options, device)
+    else:
+        print(describe_machine())
+        measure_libraries(shards, options)
+        measure_loader(path, options)
+
+
+if __name__ == "__main__":
+    main()

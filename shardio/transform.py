@@ -1,0 +1,265 @@
+"""What a transform of batches is, and how several become one pass over the pixels.
+
+A batch on its way through transforms has its pixels as they were stored, and knows what is wanted of them: a region, a
+size, a mirror image, a mean, a dtype. Only where a transform needs the pixels themselves, and at the end, is that done.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import overload
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from shardio.boxes import Boxes, Draws
+from shardio.resample import Interpolation, resample
+
+Images = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pictures of `sizes`, int64 (B, 2), height and width: those that `boxes` of `images`, (B, C, H, W), become.
+
+    Until something is done to them, they are what the images show, be that squashed. The filter sees no pixel outside
+    of `within`. Where `flips`, (B,), they are mirrored. `statistics`, mean and standard deviation of each channel, are
+    to be normalised by, and then everything cast to `dtype`. None is as it is.
+    """
+
+    images: torch.Tensor
+    draws: Draws
+    sizes: NDArray[np.int64]
+    labels: torch.Tensor | None = None
+    boxes: Boxes | None = None
+    within: Boxes | None = None
+    flips: NDArray[np.bool_] | None = None
+    resized: bool = False
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = True
+    statistics: tuple[Sequence[float], Sequence[float]] | None = None
+    dtype: torch.dtype | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def cropped(self, boxes: Boxes) -> Batch:
+        """Of each picture a box, in its own pixels."""
+        if self.flips is not None or self.is_cast:
+            return self.finished().cropped(boxes)
+        part = boxes.inside_of(self.region, self.sizes)
+        sizes = np.stack([boxes.heights, boxes.widths], axis=1).astype(np.int64)
+        # What was resized before it was cropped was made of pixels beyond the crop, too.
+        return replace(self, boxes=part, within=self.within if self.resized else part, sizes=sizes)
+
+    def resized_to(self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool) -> Batch:
+        if self.resized or self.is_cast:
+            return self.finished().resized_to(sizes, interpolation, antialias)
+        within = self.within or self.region
+        return replace(
+            self,
+            boxes=self.region,
+            within=within,
+            sizes=sizes,
+            resized=True,
+            interpolation=interpolation,
+            antialias=antialias,
+        )
+
+    def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
+        if self.is_cast:
+            return self.finished().mirrored(flips)
+        return replace(self, flips=flips if self.flips is None else self.flips ^ flips)
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether what comes is no longer uint8."""
+        return self.statistics is not None or self.dtype is not None
+
+    @property
+    def region(self) -> Boxes:
+        """Where in `images` the pictures are."""
+        return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
+
+    def finished(self) -> Batch:
+        """With what is wanted in `images`. ValueError if that is pictures of several sizes."""
+        images = self._done()
+        if images is self.images:
+            return self
+        return Batch(images, self.draws, _sizes_of(images), self.labels)
+
+    def _done(self) -> torch.Tensor:
+        images = self.images
+        if self.boxes is None and self.flips is None:
+            return cast_pixels(images, self.statistics, self.dtype)
+        size = self._common_size()
+        boxes = self.region
+        flips = np.zeros(len(self), bool) if self.flips is None else self.flips
+        if images.is_cuda:
+            from shardio.fused import can_fuse, resample_fused  # Triton takes its time to import
+
+            if can_fuse(images, size):
+                return resample_fused(
+                    images,
+                    boxes,
+                    self.within or boxes,
+                    flips,
+                    size,
+                    self.interpolation,
+                    antialias=self.antialias,
+                    statistics=self.statistics,
+                    dtype=self.dtype,
+                )
+        images = resample(images, boxes, flips, size, self.interpolation, antialias=self.antialias, within=self.within)
+        return cast_pixels(images, self.statistics, self.dtype)
+
+    def _common_size(self) -> tuple[int, int]:
+        if self.boxes is None:  # mirrored only: as they were stored
+            height, width = self.images.shape[2:]
+            return height, width
+        height, width = self.sizes[0].tolist() if len(self) else (1, 1)
+        if (self.sizes != (height, width)).any():
+            least, most = self.sizes.min(axis=0).tolist(), self.sizes.max(axis=0).tolist()
+            raise ValueError(
+                f"the pictures of a batch must have one size; found (height, width) from {tuple(least)} to "
+                f"{tuple(most)}: let a crop follow, or resize to (height, width)"
+            )
+        return height, width
+
+
+def _sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
+    return np.tile(np.array(images.shape[2:], np.int64), (len(images), 1))
+
+
+def cast_pixels(
+    images: torch.Tensor, statistics: tuple[Sequence[float], Sequence[float]] | None, dtype: torch.dtype | None
+) -> torch.Tensor:
+    if statistics is not None:
+        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in statistics)
+        # One multiplication and one addition for each value.
+        images = torch.addcmul(-mean / std, images.float(), 1 / (255 * std))
+    return images if dtype is None else images.to(dtype)
+
+
+class Transform(ABC):
+    """What is done to each picture of a batch, in any number of threads at the same time."""
+
+    @overload
+    def __call__(
+        self,
+        images: torch.Tensor,
+        labels: None = None,
+        *,
+        indices: ArrayLike | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        view: int = 0,
+        sizes: ArrayLike | None = None,
+    ) -> Images: ...
+    @overload
+    def __call__(
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        *,
+        indices: ArrayLike | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        view: int = 0,
+        sizes: ArrayLike | None = None,
+    ) -> tuple[Images, torch.Tensor]: ...
+    def __call__(
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        *,
+        indices: ArrayLike | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        view: int = 0,
+        sizes: ArrayLike | None = None,
+    ) -> Images | tuple[Images, torch.Tensor]:
+        """The transformed uint8 images (B, C, H, W), on the same device, in channels_last memory.
+
+        With `labels`, int64 (B,), the pair of images and labels: of Mixup and CutMix these are float32 (B, classes).
+
+        Random numbers depend on `seed`, `epoch`, `view` and each sample's number in `indices`, (B,), by default 0 to
+        B - 1; another `view` is an independent augmentation of the same samples. `sizes`, (B, 2), are the heights and
+        widths that the pictures had before they were squashed to one shape: with them, they are treated as if they had
+        never been. A ShardLoader gives all of that.
+
+        The images are only read, and may be what is returned if nothing is to be done to them.
+        """
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
+        count = len(images)
+        numbers = np.arange(count) if indices is None else np.asarray(indices, np.int64)
+        if numbers.shape != (count,):
+            raise ValueError(f"indices must be of shape {(count,)}; found {numbers.shape}")
+        found = _sizes_of(images) if sizes is None else np.asarray(sizes, np.int64)
+        if found.shape != (count, 2) or (count and found.min() < 1):
+            raise ValueError(f"sizes must be of shape {(count, 2)}, each at least 1; found {found.shape}")
+        if labels is not None and labels.shape != (count,):
+            raise ValueError(f"labels must be of shape {(count,)}; found {tuple(labels.shape)}")
+        batch = Batch(images, Draws(seed, epoch, numbers, view), found, labels)
+        changed, targets = self._finish(batch)
+        return changed if targets is None else (changed, targets)
+
+    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None]:
+        done = self.apply(batch, type(self).__name__).finished()
+        return done.images, done.labels
+
+    @abstractmethod
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        """The batch after this transform. Random numbers are drawn for `purpose`, which tells apart several transforms
+        of one class."""
+
+
+@dataclass(frozen=True)
+class Compose(Transform):
+    """One transform after the other."""
+
+    transforms: Sequence[Transform]
+
+    def __post_init__(self) -> None:
+        for transform in self.transforms:
+            if not isinstance(transform, Transform) or isinstance(transform, Views):
+                raise ValueError(f"transforms must be of shardio.augment, and Views around them; found {transform!r}")
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        # Numbered among those of its class, so that a transform without randomness may come or go in front of it.
+        numbers = Counter[str]()
+        for transform in self.transforms:
+            name = type(transform).__name__
+            batch = transform.apply(batch, f"{purpose}/{name} {numbers[name]}")
+            numbers[name] += 1
+        return batch
+
+
+@dataclass(frozen=True)
+class Views(Transform):
+    """Several independent augmentations of each sample: a tuple of images, one for each of `transforms`.
+
+    Transforms that are the same give different views; labels come once, and as they were.
+    """
+
+    transforms: Sequence[Transform]
+
+    def __post_init__(self) -> None:
+        if not self.transforms or any(isinstance(transform, Views) for transform in self.transforms):
+            raise ValueError(f"Views takes one or more transforms that are no Views; found {self.transforms!r}")
+
+    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None]:
+        count = len(self.transforms)
+        views = []
+        for number, transform in enumerate(self.transforms):
+            draws = replace(batch.draws, view=batch.draws.view * count + number)
+            views.append(transform.apply(replace(batch, draws=draws, labels=None), "Views").finished().images)
+        return tuple(views), batch.labels
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        raise ValueError("Views comes last, around all other transforms")

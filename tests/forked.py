@@ -1,0 +1,65 @@
+"""Commands in processes of their own that find imported what takes long to import: forked from one that waits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+PRELOADED = ["torch", "shardio.cli", "shardio.converter", "shardio.loader"]
+
+
+def run_forked(
+    *words: str | Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    umask: int = -1,
+    timeout: float = 120,
+) -> subprocess.CompletedProcess[str]:
+    """`python -W error SCRIPT.py ...` or `python -W error -m shardio ...`: the first word is "shardio" or the script.
+
+    As subprocess.run with captured output, except that the interpreter's end is cut short after a script.
+    """
+    command = list(map(str, words))
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, name) for name in ("out", "err")]
+        arguments = (command, outputs, cwd or os.getcwd(), dict(os.environ if env is None else env), umask)
+        process = _PROCESSES.Process(target=_run, args=arguments)
+        process.start()
+        try:
+            process.join(timeout)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+                raise subprocess.TimeoutExpired(command, timeout)
+            return subprocess.CompletedProcess(command, process.exitcode, *(path.read_text() for path in outputs))
+        finally:
+            process.close()
+
+
+def _run(command: list[str], outputs: list[Path], cwd: str | Path, env: dict[str, str], umask: int) -> None:
+    for number, path in enumerate(outputs, start=1):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if umask >= 0:
+        os.umask(umask)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    warnings.simplefilter("error")
+    sys.argv = command
+    if command[0] == "shardio":
+        from shardio.cli import main
+
+        main()
+    else:
+        sys.path.insert(0, "")
+        runpy.run_path(command[0], run_name="__main__")

@@ -1,0 +1,333 @@
+"""Transforms of whole batches do what torchvision's of the same names do to each picture, and always the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_picture
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.augment import (
+    CenterCrop,
+    Compose,
+    HorizontalFlip,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    ToDtype,
+    Views,
+)
+from shardio.transform import Transform
+
+SEED = 20
+
+
+def pictures(count: int, height: int, width: int, seed: int = SEED) -> NDArray[np.uint8]:
+    rng = np.random.default_rng(seed)
+    return np.stack([random_picture(rng, height, width) for _ in range(count)])
+
+
+def as_batch(images: NDArray[np.uint8]) -> torch.Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
+
+
+def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
+    result = transform(images, **options)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
+    error = np.mean((a.astype(float) - b) ** 2)
+    return float(10 * np.log10(255**2 / error)) if error else math.inf
+
+
+def assert_like_pillow(found: torch.Tensor, expected: list[NDArray[np.uint8]]) -> None:
+    for pixels, picture in zip(found.permute(0, 2, 3, 1).numpy(), expected, strict=True):
+        assert psnr(pixels, picture) >= 50
+        assert np.abs(pixels.astype(int) - picture).max() <= 1
+
+
+def resized(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    return np.array(Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "expected"),
+    [
+        ((60, 80), 30, (30, 40)),
+        ((80, 60), 30, (40, 30)),
+        ((50, 75), 31, (31, 46)),  # 46.5: torchvision cuts
+        ((60, 80), (20, 50), (20, 50)),
+        ((60, 80), 60, (60, 80)),
+    ],
+)
+def test_resize_is_of_the_short_side_or_of_both(
+    shape: tuple[int, int], size: int | tuple[int, int], expected: tuple[int, int]
+) -> None:
+    images = pictures(3, *shape)
+    found = changed(Resize(size), as_batch(images))
+    assert found.shape[2:] == expected
+    assert_like_pillow(found, [resized(image, *expected) for image in images])
+
+
+@pytest.mark.parametrize(("shape", "size"), [((33, 40), (20, 21)), ((9, 9), (4, 3)), ((8, 12), (8, 12))])
+def test_a_centre_crop_is_where_torchvision_has_it(shape: tuple[int, int], size: tuple[int, int]) -> None:
+    images = as_batch(pictures(2, *shape))
+    top, left = round((shape[0] - size[0]) / 2.0), round((shape[1] - size[1]) / 2.0)
+    expected = images[:, :, top : top + size[0], left : left + size[1]]
+    assert torch.equal(changed(CenterCrop(size), images), expected)
+
+
+def test_resize_and_centre_crop_in_one_pass_are_what_pillow_makes_of_them_in_two() -> None:
+    images = pictures(4, 120, 90)
+    found = changed(Compose([Resize(64), CenterCrop(56)]), as_batch(images))
+    whole = [resized(image, 85, 64) for image in images]
+    top, left = round((85 - 56) / 2.0), 4
+    assert_like_pillow(found, [picture[top : top + 56, left : left + 56] for picture in whole])
+
+
+def test_every_place_of_a_random_crop_is_as_probable_as_any_other() -> None:
+    # Pixels that say where they are.
+    rows, columns = np.meshgrid(np.arange(6), np.arange(5), indexing="ij")
+    image = np.stack([rows, columns, rows], axis=2).astype(np.uint8)
+    count = 60_000
+    images = as_batch(np.broadcast_to(image, (count, 6, 5, 3)).copy())
+    found = changed(RandomCrop((4, 3)), images, seed=SEED)
+    places = found[:, 0, 0, 0].int() * 3 + found[:, 1, 0, 0].int()
+    counts = torch.bincount(places, minlength=9)
+    assert counts.shape == (9,)
+    # Within five standard deviations of a binomial distribution.
+    assert (counts - count / 9).abs().max() < 5 * math.sqrt(count / 9 * (8 / 9))
+    assert torch.equal(found[:, 0, :, 0] - found[:, 0, :1, 0], torch.arange(4, dtype=torch.uint8).expand(count, 4))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
+def test_flips_have_their_probability(p: float) -> None:
+    count = 1_000_000
+    images = torch.tensor([1, 2], dtype=torch.uint8).expand(count, 1, 1, 2).contiguous()
+    found = changed(HorizontalFlip(p), images, seed=SEED)
+    assert torch.equal(found.sort(dim=3).values, images)
+    share = (found[:, 0, 0, 0] == 2).float().mean().item()
+    assert abs(share - p) <= 5 * math.sqrt(p * (1 - p) / count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_imagenets_statistics_by_name_are_those_of_torchvision(dtype: torch.dtype) -> None:
+    images = as_batch(pictures(2, 8, 9))
+    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+    std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    found = changed(Compose([Normalize("imagenet"), ToDtype(dtype)]), images)
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found, ((images.float() / 255 - mean) / std).to(dtype), rtol=2**-7, atol=1e-6)
+    same = changed(Compose([Normalize(mean.flatten().tolist(), std.flatten().tolist()), ToDtype(dtype)]), images)
+    assert torch.equal(same, found)
+
+
+def test_a_cast_scales_if_it_is_told_to() -> None:
+    images = as_batch(pictures(2, 5, 4))
+    assert torch.equal(changed(ToDtype(torch.float32), images), images.float())
+    torch.testing.assert_close(changed(ToDtype(torch.float32, scale=True), images), images.float() / 255)
+
+
+USUAL = Compose([RandomResizedCrop(24), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.float32)])
+
+
+def test_a_sample_is_augmented_alike_in_any_batch() -> None:
+    images = as_batch(pictures(40, 32, 30))
+    indices = np.random.default_rng(SEED).permutation(1000)[:40]
+    whole = changed(USUAL, images, indices=indices, seed=3, epoch=5)
+    for some in (slice(0, 1), slice(7, 30), [39, 2, 2, 17]):
+        assert torch.equal(changed(USUAL, images[some], indices=indices[some], seed=3, epoch=5), whole[some])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_change_nothing(threads: int) -> None:
+    images = as_batch(pictures(11, 32, 30))
+    expected = changed(USUAL, images)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(changed(USUAL, images), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"epoch": 1}, {"view": 1}, {"indices": np.arange(1, 41)}])
+def test_another_seed_epoch_view_or_sample_is_another_augmentation(other: dict[str, Any]) -> None:
+    images = as_batch(pictures(1, 32, 30)).expand(40, -1, -1, -1)
+    one, two = changed(USUAL, images), changed(USUAL, images, **other)
+    same = (one == two).flatten(1).all(dim=1) if "indices" not in other else (one[1:] == two[:-1]).flatten(1).all(dim=1)
+    assert same.all() if "indices" in other else not same.any()
+
+
+def test_two_of_a_class_in_one_chain_draw_numbers_of_their_own() -> None:
+    images = as_batch(pictures(200, 16, 16))
+    flips = Compose([HorizontalFlip(), HorizontalFlip()])
+    found = changed(flips, images)
+    upright = (found == images).flatten(1).all(dim=1)
+    assert 50 < int(upright.sum()) < 150
+
+
+def test_a_transform_without_randomness_in_front_changes_no_draw() -> None:
+    images = as_batch(pictures(20, 32, 32))
+    crop = RandomCrop(20)
+    assert torch.equal(changed(Compose([CenterCrop(32), crop]), images), changed(Compose([crop]), images))
+
+
+def test_views_are_independent_and_each_is_what_its_number_gives() -> None:
+    images = as_batch(pictures(30, 32, 30))
+    labels = torch.arange(30)
+    augment = Compose([RandomResizedCrop(16), HorizontalFlip()])
+    small = Compose([RandomResizedCrop(8, scale=(0.05, 0.3))])
+    views, targets = Views([augment, augment, small])(images, labels, seed=2)
+    assert isinstance(views, tuple)
+    assert [tuple(view.shape) for view in views] == [(30, 3, 16, 16)] * 2 + [(30, 3, 8, 8)]
+    assert targets is labels
+    assert not (views[0] == views[1]).flatten(1).all(dim=1).any()
+    again = Views([augment, augment, small])(images, seed=2)
+    assert isinstance(again, tuple)
+    assert all(torch.equal(*pair) for pair in zip(views, again, strict=True))
+
+
+# --- pictures that were squashed -------------------------------------------------------------------------------------
+
+
+def test_crops_of_squashed_pictures_are_boxes_of_the_true_picture() -> None:
+    """A disc in a picture of 3:1 is an ellipse when that is squashed, and must be round again in every crop."""
+    height, width = 128, 384
+    rows, columns = np.mgrid[:height, :width]
+    gradient = np.stack([rows * 2, columns * 2 // 3, np.full_like(rows, 77)], axis=2).astype(np.uint8)
+    squashed = resized(gradient, 128, 128)[None]
+    count = 32
+    images = as_batch(np.broadcast_to(squashed, (count, 128, 128, 3)).copy())
+    sizes = np.tile([height, width], (count, 1))
+    transform = RandomResizedCrop(64, scale=(0.1, 0.3))
+    found = changed(transform, images, sizes=sizes, seed=SEED).permute(0, 2, 3, 1).numpy().astype(int)
+    true = changed(transform, as_batch(np.broadcast_to(gradient, (count, height, width, 3)).copy()), seed=SEED)
+    difference = np.abs(found - true.permute(0, 2, 3, 1).numpy())
+    # A pixel of the squashed picture is two levels from the next; only at a crop's edge the filters see other pixels.
+    assert difference.max() <= 3
+    assert difference.mean() < 0.75
+
+
+def test_evaluation_of_squashed_pictures_is_undistorted() -> None:
+    height, width = 96, 192
+    rows, columns = np.mgrid[:height, :width]
+    gradient = np.stack([rows * 2, columns, rows], axis=2).astype(np.uint8)
+    usual = Compose([Resize(64), CenterCrop(56)])
+    images = as_batch(resized(gradient, 96, 96)[None])
+    found = changed(usual, images, sizes=[[height, width]])
+    true = changed(usual, as_batch(gradient[None]))
+    assert (found.int() - true.int()).abs().max() <= 3
+
+
+def test_pictures_of_several_sizes_are_no_batch_until_they_are_cropped() -> None:
+    images = as_batch(pictures(2, 40, 40))
+    sizes = [[40, 80], [60, 40]]
+    with pytest.raises(ValueError, match=r"found \(height, width\) from \(32, 32\) to \(48, 64\): let a crop"):
+        Resize(32)(images, sizes=sizes)
+    assert changed(Compose([Resize(32), CenterCrop(32)]), images, sizes=sizes).shape == (2, 3, 32, 32)
+    assert changed(Resize((20, 30)), images, sizes=sizes).shape == (2, 3, 20, 30)
+
+
+# --- orders, and what is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [HorizontalFlip(1.0), CenterCrop((11, 6)), Resize((22, 12))],
+        [Resize((30, 33)), RandomCrop(20), HorizontalFlip(1.0), Resize(10)],
+        [RandomResizedCrop(20), CenterCrop(13), HorizontalFlip(1.0), HorizontalFlip(1.0)],
+        [Resize((30, 33)), RandomResizedCrop(20)],
+        [CenterCrop(20), RandomCrop(11), Resize(8)],
+    ],
+)
+def test_one_pass_over_the_pixels_is_what_one_transform_after_the_other_is(chain: list[Transform]) -> None:
+    images = as_batch(pictures(6, 26, 31))
+
+    class Stop(Transform):
+        def apply(self, batch: Any, purpose: str) -> Any:
+            return batch.finished()
+
+    one_by_one = [step for transform in chain for step in (transform, Stop())]
+    found, expected = changed(Compose(chain), images), changed(Compose(one_by_one), images)
+    assert (found.int() - expected.int()).abs().max() <= 2  # rounded once, or at each step
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    images = torch.zeros(0, 3, 32, 32, dtype=torch.uint8)
+    assert changed(USUAL, images).shape[0] == 0
+
+
+def test_nothing_to_do_returns_the_images_themselves() -> None:
+    images = as_batch(pictures(2, 5, 6))
+    assert changed(Compose([]), images) is images
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RandomResizedCrop(0), "size must be a positive integer"),
+        (lambda: RandomResizedCrop((3, 4, 5)), "size must be"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(8, scale=(0.0, 1.0)), "scale must be"),
+        (lambda: RandomResizedCrop(8, ratio=(2.0, 1.0)), "ratio must be"),
+        (lambda: RandomResizedCrop(8, interpolation="nearest"), "interpolation must be one of bilinear, bicubic"),  # type: ignore[arg-type]
+        (lambda: Resize(-3), "size must be"),
+        (lambda: RandomCrop(0), "size must be"),
+        (lambda: CenterCrop(0), "size must be"),
+        (lambda: HorizontalFlip(1.5), "p must be from 0 to 1"),
+        (lambda: Normalize("cifar"), "mean must be one of imagenet"),
+        (lambda: Normalize([0.5], [0.0]), "above 0"),
+        (lambda: Normalize([0.5, 0.5], [0.5]), "as many numbers"),
+        (lambda: ToDtype(torch.uint8), "floating point"),
+        (lambda: Compose([abs]), "must be of shardio.augment"),  # type: ignore[list-item]
+        (lambda: Compose([Views([CenterCrop(3)])]), "Views around"),
+        (lambda: Views([]), "one or more"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_it_is_made(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("transform", "options", "match"),
+    [
+        (CenterCrop(9), {}, r"crop of \(9, 9\) pixels, height and width, does not fit into a picture of \(8, 8\)"),
+        (RandomCrop((3, 9)), {}, "does not fit"),
+        (CenterCrop(4), {"indices": [1, 2, 3]}, r"indices must be of shape \(2,\); found \(3,\)"),
+        (CenterCrop(4), {"sizes": [[3, 4]]}, r"sizes must be of shape \(2, 2\)"),
+        (CenterCrop(4), {"sizes": [[8, 0], [8, 8]]}, "at least 1"),
+        (CenterCrop(4), {"seed": -1}, "seed"),
+        (HorizontalFlip(), {"view": -1}, "view must be"),
+        (Normalize([0.5], [0.5]), {}, "expected images of 1 channels to normalise; found 3"),
+        (Compose([ToDtype(torch.float32), Normalize()]), {}, "Normalize comes before ToDtype"),
+    ],
+)
+def test_what_does_not_fit_the_batch_is_refused(transform: Transform, options: dict[str, Any], match: str) -> None:
+    if "seed" in options:
+        transform = RandomCrop(4)
+    with pytest.raises(ValueError, match=match):
+        transform(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), **options)
+
+
+@pytest.mark.parametrize("images", [torch.zeros(2, 3, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8)])
+def test_only_batches_of_uint8_are_taken(images: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"images must be uint8 \(B, C, H, W\)"):
+        CenterCrop(4)(images)
+
+
+def test_transforms_are_values() -> None:
+    assert RandomResizedCrop(3) == RandomResizedCrop(3) != replace(RandomResizedCrop(3), antialias=False)
+    assert "RandomResizedCrop(size=3" in repr(Compose([RandomResizedCrop(3)]))
