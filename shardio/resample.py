@@ -53,7 +53,7 @@ def resample(
     # MPS has no float64.
     exact = torch.float32 if images.device.type == "mps" else torch.float64
     rows, columns = (
-        _weights(torch.from_numpy(span).to(images.device, exact), taps, limit, side, interpolation, antialias)
+        _weights(torch.from_numpy(span).to(exact).to(images.device), taps, limit, side, interpolation, antialias)
         for span, limit, side in zip(spans, images.shape[2:], size, strict=True)
         for taps in [_most_taps(span, side, interpolation, antialias)]
     )

@@ -116,6 +116,7 @@ def run(script: str, *, ranks: int = 1, **variables: str) -> subprocess.Complete
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     # The processes of a test share this machine, and must not share a GPU.
     settings = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "STOP_AFTER": "0"}
+    settings["TMPDIR"] = os.getcwd()  # torchrun leaves a folder of logs there
     command = [sys.executable, *torchrun, "train.py"]
     with subprocess.Popen(
         command,
