@@ -180,7 +180,7 @@ class Normalize(Transform):
         channels = batch.images.shape[1]
         if len(self._values[0]) != channels:
             raise ValueError(f"expected images of {len(self._values[0])} channels to normalise; found {channels}")
-        if batch.is_cast or batch.images.dtype != torch.uint8:
+        if batch.is_cast:
             raise ValueError("expected uint8 images to normalise, from 0 to 255: Normalize comes before ToDtype")
         return replace(batch, statistics=self._values)
 
@@ -197,7 +197,7 @@ class ToDtype(Transform):
             raise ValueError(f"dtype must be a floating point type; found {self.dtype}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        if self.scale and batch.images.dtype == torch.uint8 and not batch.is_cast:
+        if self.scale and not batch.is_cast:
             channels = batch.images.shape[1]
             batch = replace(batch, statistics=((0.0,) * channels, (1.0,) * channels))
         return replace(batch, dtype=self.dtype)

@@ -49,7 +49,8 @@ class Batch:
 
     def cropped(self, boxes: Boxes) -> Batch:
         """Of each picture a box, in its own pixels."""
-        if self.flips is not None or self.is_cast:
+        self._check_uint8()
+        if self.flips is not None:
             return self.finished().cropped(boxes)
         part = boxes.inside_of(self.region, self.sizes)
         sizes = np.stack([boxes.heights, boxes.widths], axis=1).astype(np.int64)
@@ -57,7 +58,8 @@ class Batch:
         return replace(self, boxes=part, within=self.within if self.resized else part, sizes=sizes)
 
     def resized_to(self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool) -> Batch:
-        if self.resized or self.is_cast:
+        self._check_uint8()
+        if self.resized:
             return self.finished().resized_to(sizes, interpolation, antialias)
         within = self.within or self.region
         return replace(
@@ -71,14 +73,17 @@ class Batch:
         )
 
     def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
-        if self.is_cast:
-            return self.finished().mirrored(flips)
+        self._check_uint8()
         return replace(self, flips=flips if self.flips is None else self.flips ^ flips)
 
     @property
     def is_cast(self) -> bool:
-        """Whether what comes is no longer uint8."""
-        return self.statistics is not None or self.dtype is not None
+        """Whether the pictures are no longer uint8, or will not be."""
+        return self.statistics is not None or self.dtype is not None or self.images.dtype != torch.uint8
+
+    def _check_uint8(self) -> None:
+        if self.is_cast:
+            raise ValueError("crops, resizes and flips are of uint8 images: they come before Normalize and ToDtype")
 
     @property
     def region(self) -> Boxes:

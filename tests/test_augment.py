@@ -313,6 +313,9 @@ def test_what_makes_no_sense_is_refused_when_it_is_made(make: Callable[[], objec
         (HorizontalFlip(), {"view": -1}, "view must be"),
         (Normalize([0.5], [0.5]), {}, "expected images of 1 channels to normalise; found 3"),
         (Compose([ToDtype(torch.float32), Normalize()]), {}, "Normalize comes before ToDtype"),
+        (Compose([Normalize(), HorizontalFlip()]), {}, "they come before Normalize and ToDtype"),
+        (Compose([ToDtype(torch.float32), CenterCrop(4)]), {}, "they come before"),
+        (Compose([Normalize(), CenterCrop(8), Resize(4)]), {}, "they come before"),
     ],
 )
 def test_what_does_not_fit_the_batch_is_refused(transform: Transform, options: dict[str, Any], match: str) -> None:
