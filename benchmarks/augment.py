@@ -1,6 +1,6 @@
 """Augmentation beside what others do: RandomResizedCrop(224) and a flip, half of the time, of samples of 256 x 256 x 3.
 
-On the CPU, one thread each, in turn, and all from decoded pixels in memory; what comes of it are batches of uint8, or
+On the CPU, on one core, in turn, and all from decoded pixels in memory; what comes of it are batches of uint8, or
 normalised ones of float32:
 
 shardio      shardio.augment, on batches as the loader gives them.
@@ -20,12 +20,13 @@ transform beside bare pinned copies. The aim is a fused kernel of at most twice 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
@@ -35,7 +36,6 @@ import torch
 from classic import as_tensor, augmented, normalised
 from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios
 from gpu import from_the_loader, rates_in_turn
-from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype
@@ -104,8 +104,20 @@ class PeerError(Exception):
     """A library that is not there, or does not work."""
 
 
-def way_of_shardio(transform: Transform, samples: NDArray[np.uint8], batch_size: int) -> Way:
-    images = torch.from_numpy(samples).permute(0, 3, 1, 2)
+@contextmanager
+def one_core() -> Iterator[None]:
+    """For this process and those that it starts: a library may have threads that it does not tell of."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, {min(cores)})
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(threads)
+
+
+def way_of_shardio(transform: Transform, images: torch.Tensor, batch_size: int) -> Way:
     epochs = count()
 
     def augment() -> int:
@@ -118,14 +130,15 @@ def way_of_shardio(transform: Transform, samples: NDArray[np.uint8], batch_size:
     return augment
 
 
-def way_of_pillow(samples: NDArray[np.uint8], batch_size: int, size: int, finish: Callable[..., object]) -> Way:
-    images = [Image.fromarray(sample) for sample in samples]
+def way_of_pillow(
+    finish: Callable[[torch.Tensor], torch.Tensor], images: list[Image.Image], batch_size: int, size: int
+) -> Way:
     rng = np.random.default_rng(0)
 
     def augment() -> int:
         for first in range(0, len(images), batch_size):
             some = images[first : first + batch_size]
-            finish(torch.stack([as_tensor(augmented(image, size, rng)) for image in some]))
+            torch.stack([finish(as_tensor(augmented(image, size, rng))) for image in some])
         return len(images)
 
     return augment
@@ -133,15 +146,18 @@ def way_of_pillow(samples: NDArray[np.uint8], batch_size: int, size: int, finish
 
 def measure_libraries(shards: ShardSet, options: argparse.Namespace) -> None:
     first_shard = shards.path / shards.manifest.splits[shards.split].shards[0].file
-    samples = np.load(first_shard, mmap_mode="r")[: options.samples]
-    ways: dict[str, dict[str, Way]] = {}
-    finishes: dict[str, Callable[..., object]] = {"uint8": lambda pixels: pixels, "float32": normalised}
-    for output, transform in transforms(options.size).items():
-        ways[output] = {
-            "shardio": way_of_shardio(transform, np.array(samples), options.batch_size),
-            "Pillow": way_of_pillow(samples, options.batch_size, options.size, finishes[output]),
+    samples = np.array(np.load(first_shard, mmap_mode="r")[: options.samples])
+    tensors = torch.from_numpy(samples).permute(0, 3, 1, 2)
+    pictures = [Image.fromarray(sample) for sample in samples]
+    finishes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"uint8": lambda x: x, "float32": normalised}
+    ways: dict[str, dict[str, Way]] = {
+        output: {
+            "shardio": way_of_shardio(transform, tensors, options.batch_size),
+            "Pillow": way_of_pillow(finishes[output], pictures, options.batch_size, options.size),
         }
-    with ExitStack() as stack:
+        for output, transform in transforms(options.size).items()
+    }
+    with one_core(), ExitStack() as stack:
         for library, python in (("torchvision", options.torchvision_python), ("ffcv", options.ffcv_python)):
             try:
                 peer = Peer(python, library, first_shard, len(samples), options.batch_size, options.size)
@@ -153,7 +169,6 @@ def measure_libraries(shards: ShardSet, options: argparse.Namespace) -> None:
                 output, _, layout = way.partition(", ")
                 name = ", ".join(filter(None, [f"{library} {peer.version}", layout]))
                 ways[output][name] = partial(peer.augment, way)
-        torch.set_num_threads(1)
         for output, some in ways.items():
             in_turn(some, 1)
             rates = in_turn(some, options.rounds)
