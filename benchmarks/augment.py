@@ -46,7 +46,7 @@ from shardio.limits import pinned_copies
 from shardio.loader import ShardLoader
 from shardio.resample import resample
 from shardio.shardset import ShardSet, open_shards
-from shardio.transform import Batch, Transform, cast_pixels
+from shardio.transform import Batch, Transform
 
 Way = Callable[[], int]
 PEER = Path(__file__).with_name("augment_peer.py")
@@ -234,8 +234,10 @@ def called_seconds(call: Callable[[], object], device: torch.device) -> float:
 def by_torch(batch: Batch, size: int) -> torch.Tensor:
     assert batch.boxes is not None
     assert batch.flips is not None
-    images = resample(batch.images, batch.boxes, batch.flips, (size, size), within=batch.within)
-    return cast_pixels(images, batch.statistics, batch.dtype)
+    images = resample(
+        batch.images, batch.boxes, batch.flips, (size, size), within=batch.within, statistics=batch.statistics
+    )
+    return images if batch.dtype is None else images.to(batch.dtype)
 
 
 def batches_on(device: torch.device, shards: ShardSet, transform: Transform, batch_size: int) -> list[Batch]:

@@ -27,7 +27,8 @@ struct job {
     const double *spans; /* of each, along its rows and then along its columns, in pixels: where the box begins, how long
                             it is, both not always whole, and the first and the end of what the filter may see */
     const uint8_t *flips;
-    uint8_t *out;
+    void *out; /* bytes; or floats, if there are factors */
+    const float *factors, *offsets; /* of each channel */
     size_t count, height, width, channels, out_height, out_width;
     int cubic, antialias;
 };
@@ -122,6 +123,18 @@ static inline __attribute__((always_inline)) void to_bytes(uint8_t *restrict to,
     }
 }
 
+/* Whole grey levels, normalised. */
+static inline __attribute__((always_inline)) void to_normal(float *restrict to, const float *restrict from,
+                                                            const float *restrict factors,
+                                                            const float *restrict offsets, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        int32_t value = (int32_t)from[i];
+        value = value < 0 ? 0 : value;
+        to[i] = (float)(value > 255 ? 255 : value) * factors[i] + offsets[i];
+    }
+}
+
 /* A line of the picture, resampled: `from` begins at pixel `left`. */
 static inline __attribute__((always_inline)) void resample_line(float *restrict to, const float *restrict from,
                                                                 const struct taps *taps, size_t count, size_t left,
@@ -149,11 +162,11 @@ static inline __attribute__((always_inline)) void resample_line(float *restrict 
     }
 }
 
-/* Memory of one thread. `lines` are the resampled lines of the picture that the next line of the output is made of: line
+/* Memory of one thread. `factors` and `offsets` are of the values of a line. `lines` are the resampled lines of the picture that the next line of the output is made of: line
    number n is in place n modulo `most` of the rows. Lines have room for one float more than they need. */
 struct room {
     struct taps rows, columns;
-    float *pixels, *lines, *sums;
+    float *pixels, *lines, *sums, *factors, *offsets;
 };
 
 FOR_EACH_PROCESSOR
@@ -162,13 +175,13 @@ static void resample_one(const struct job *job, size_t number, struct room *room
     const double *spans = job->spans + 8 * number;
     size_t stride = job->width * job->channels, n = job->out_width * job->channels, most = room->rows.most;
     const uint8_t *image = job->images + number * job->height * stride;
-    uint8_t *out = job->out + number * job->out_height * n;
+    size_t at = number * job->out_height * n;
     struct taps *rows = &room->rows, *columns = &room->columns;
     float *pixels = room->pixels, *sums = room->sums;
     find_taps(rows, job, spans, job->out_height);
     find_taps(columns, job, spans + 4, job->out_width);
     size_t left = columns->firsts[0], made = rows->firsts[0], wide = (columns->end - left) * job->channels;
-    for (size_t y = 0; y < job->out_height; y++, out += n) {
+    for (size_t y = 0; y < job->out_height; y++, at += n) {
         const float *weights = rows->weights + y * most;
         size_t first = rows->firsts[y], end = first + rows->count < rows->end ? first + rows->count : rows->end;
         for (; made < end; made++) {
@@ -189,7 +202,10 @@ static void resample_one(const struct job *job, size_t number, struct room *room
             sums[i] = 0.5f;
         for (size_t k = 0; k < end - first; k++)
             add_line(sums, room->lines + (first + k) % most * (n + 1), weights[k], n);
-        to_bytes(out, sums, n);
+        if (job->factors)
+            to_normal((float *)job->out + at, sums, room->factors, room->offsets, n);
+        else
+            to_bytes((uint8_t *)job->out + at, sums, n);
     }
 }
 
@@ -216,7 +232,13 @@ static int run(const struct job *job)
                make_taps(&room.columns, job, job->out_width, job->width) &&
                /* What is read beyond the last pixel has no weight. */
                (room.pixels = calloc((job->width + room.columns.most) * job->channels + 1, sizeof(float))) &&
-               (room.lines = malloc(room.rows.most * (n + 1) * sizeof(float))) && (room.sums = malloc(n * sizeof(float)));
+               (room.lines = malloc(room.rows.most * (n + 1) * sizeof(float))) &&
+               (room.sums = malloc(n * sizeof(float))) && (room.factors = malloc(n * sizeof(float))) &&
+               (room.offsets = malloc(n * sizeof(float)));
+    for (size_t i = 0; done && job->factors && i < n; i++) {
+        room.factors[i] = job->factors[i % job->channels];
+        room.offsets[i] = job->offsets[i % job->channels];
+    }
     for (size_t i = 0; done && i < job->count; i++)
         resample_one(job, i, &room);
     free_taps(&room.rows);
@@ -224,6 +246,8 @@ static int run(const struct job *job)
     free(room.pixels);
     free(room.lines);
     free(room.sums);
+    free(room.factors);
+    free(room.offsets);
     return done;
 }
 
@@ -248,21 +272,25 @@ static int inside(const struct job *job)
 static PyObject *resample(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer images, spans, flips, out;
+    Py_buffer images, spans, flips, out, affine;
     Py_ssize_t height, width, channels, out_height, out_width;
     int cubic, antialias;
-    if (!PyArg_ParseTuple(args, "y*y*y*w*nnnnnpp:resample", &images, &spans, &flips, &out, &height, &width, &channels,
-                          &out_height, &out_width, &cubic, &antialias))
+    if (!PyArg_ParseTuple(args, "y*y*y*w*y*nnnnnpp:resample", &images, &spans, &flips, &out, &affine, &height, &width,
+                          &channels, &out_height, &out_width, &cubic, &antialias))
         return NULL;
     PyObject *result = NULL;
     Py_ssize_t most = (Py_ssize_t)1 << 20, count = flips.len;
-    struct job job = {images.buf,        spans.buf,        flips.buf,           out.buf,
-                      (size_t)count,     (size_t)height,   (size_t)width,       (size_t)channels,
-                      (size_t)out_height, (size_t)out_width, cubic,              antialias};
+    const float *factors = affine.len ? affine.buf : NULL;
+    struct job job = {images.buf,       spans.buf,          flips.buf,         out.buf,        factors,
+                      factors ? factors + channels : NULL,  (size_t)count,     (size_t)height, (size_t)width,
+                      (size_t)channels, (size_t)out_height, (size_t)out_width, cubic,          antialias};
+    Py_ssize_t depth = factors ? sizeof(float) : 1;
     if (height < 1 || width < 1 || channels < 1 || out_height < 1 || out_width < 1 || height > most || width > most ||
         channels > 64 || out_height > most || out_width > most || spans.len != 64 * count ||
         images.len / channels / width / height != count || images.len != count * height * width * channels ||
-        out.len / channels / out_width / out_height != count || out.len != count * out_height * out_width * channels) {
+        out.len / depth / channels / out_width / out_height != count ||
+        out.len != count * out_height * out_width * channels * depth ||
+        (factors && affine.len != 2 * channels * (Py_ssize_t)sizeof(float))) {
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit together");
     } else if (!inside(&job)) {
         PyErr_SetString(PyExc_IndexError, "a box that is not inside its picture");
@@ -277,13 +305,15 @@ static PyObject *resample(PyObject *module, PyObject *args)
     PyBuffer_Release(&spans);
     PyBuffer_Release(&flips);
     PyBuffer_Release(&out);
+    PyBuffer_Release(&affine);
     return result;
 }
 
 static PyMethodDef methods[] = {
     {"resample", resample, METH_VARARGS,
-     "resample(images, spans, flips, out, height, width, channels, out_height, out_width, cubic, antialias)\n\n"
-     "out = the box of each picture, resampled, and mirrored where its flip is not 0."},
+     "resample(images, spans, flips, out, affine, height, width, channels, out_height, out_width, cubic, antialias)\n\n"
+     "out = the box of each picture, resampled, and mirrored where its flip is not 0. affine is empty, and out is bytes;\n"
+     "or it is a factor for each channel and then what is added to each, and out is floats."},
     {NULL, NULL, 0, NULL}};
 
 static PyModuleDef_Slot slots[] = {

@@ -5,6 +5,7 @@ def resample(
     spans: Any,
     flips: Any,
     out: Any,
+    affine: Any,
     height: int,
     width: int,
     channels: int,

@@ -6,14 +6,12 @@ memory. Grey levels are those of `shardio.resample`, within one. Without CUDA or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shardio.boxes import Boxes
-from shardio.resample import Interpolation, make_spans
+from shardio.resample import Interpolation, Statistics, affine_of, make_spans
 
 try:
     import triton
@@ -140,7 +138,7 @@ def resample_fused(
     interpolation: Interpolation,
     *,
     antialias: bool,
-    statistics: tuple[Sequence[float], Sequence[float]] | None,
+    statistics: Statistics | None,
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
     """As `resample`; and with `statistics`, mean and standard deviation of each channel, normalised; and cast.
@@ -154,8 +152,7 @@ def resample_fused(
     parameters = _to_device(torch.from_numpy(packed), images.device)
     affine = parameters  # of no use
     if statistics is not None:
-        mean, std = (torch.tensor(values, dtype=torch.float64) for values in statistics)
-        affine = _to_device(torch.cat([1 / (255 * std), -mean / std]).float(), images.device)
+        affine = _to_device(affine_of(statistics), images.device)
     made = dtype or (torch.uint8 if statistics is None else torch.float32)
     pixels = images.permute(0, 2, 3, 1).contiguous()
     out = torch.empty((count, *size, channels), dtype=made, device=images.device)

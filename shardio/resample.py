@@ -6,6 +6,7 @@ the columns and the lines one after the other. Boxes need not be whole pixels, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Literal
@@ -22,6 +23,8 @@ except ImportError:  # installed without a compiler
     _native = None  # type: ignore[assignment]
 
 Interpolation = Literal["bilinear", "bicubic"]
+Statistics = tuple[Sequence[float], Sequence[float]]
+"""Mean and standard deviation of each channel, of pixels from 0 to 1."""
 
 # A thread for fewer is not worth its start.
 _LEAST_IMAGES = 4
@@ -39,17 +42,19 @@ def resample(
     *,
     antialias: bool = True,
     within: Boxes | None = None,
+    statistics: Statistics | None = None,
     native: bool = _native is not None,
 ) -> torch.Tensor:
     """The boxes of `images`, uint8 (B, C, H, W) on any device, as uint8 (B, C, *size) in channels_last memory.
 
-    Where `flips`, (B,), is true, the result is mirrored. The filter sees nothing beyond `within`, boxes around these
-    ones, or beyond themselves. IndexError if a box is not inside its picture, or not inside of `within`. On the CPU the
-    native kernel does it, if `native`, in as many threads as torch has.
+    Where `flips`, (B,), is true, the result is mirrored. With `statistics` it is normalised, and float32. The filter
+    sees nothing beyond `within`, boxes around these ones, or beyond themselves. IndexError if a box is not inside its
+    picture, or not inside of `within`. On the CPU the native kernel does it, if `native`, in as many threads as torch
+    has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
     if native and images.device.type == "cpu":
-        return _resample_natively(images, spans, flips, size, interpolation, antialias)
+        return _resample_natively(images, spans, flips, size, interpolation, antialias, statistics)
     # MPS has no float64.
     exact = torch.float32 if images.device.type == "mps" else torch.float64
     rows, columns = (
@@ -63,7 +68,20 @@ def resample(
     pixels = images.permute(0, 2, 3, 1).float()
     lines = torch.einsum("bxw,bhwc->bhxc", columns, pixels)
     result = torch.einsum("byh,bhxc->byxc", rows, lines)
-    return result.add_(0.5).clamp_(0, 255).to(torch.uint8).permute(0, 3, 1, 2)
+    grey = result.add_(0.5).clamp_(0, 255).to(torch.uint8).permute(0, 3, 1, 2)
+    return grey if statistics is None else normalized(grey, statistics)
+
+
+def affine_of(statistics: Statistics) -> torch.Tensor:
+    """What the grey levels of each channel are multiplied by, and what is then added: float32 (2, C)."""
+    mean, std = (torch.tensor(values, dtype=torch.float64, device="cpu") for values in statistics)
+    return torch.stack([1 / (255 * std), -mean / std]).float()
+
+
+def normalized(images: torch.Tensor, statistics: Statistics) -> torch.Tensor:
+    """(x / 255 - mean) / std of uint8 images, as float32."""
+    factor, offset = affine_of(statistics).to(images.device)[:, :, None, None]
+    return torch.addcmul(offset, images.float(), factor)
 
 
 def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
@@ -90,16 +108,18 @@ def _resample_natively(
     size: tuple[int, int],
     interpolation: Interpolation,
     antialias: bool,
+    statistics: Statistics | None,
 ) -> torch.Tensor:
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
     count, height, width, channels = pixels.shape
     each = np.ascontiguousarray(spans.transpose(1, 0, 2))
     mirrored = flips.astype(np.uint8)
-    out = np.empty((count, *size, channels), np.uint8)
+    out = np.empty((count, *size, channels), np.uint8 if statistics is None else np.float32)
+    affine = b"" if statistics is None else affine_of(statistics).numpy()
     shapes = (height, width, channels, *size, interpolation == "bicubic", antialias)
 
     def work(some: slice) -> None:
-        _native.resample(pixels[some], each[some], mirrored[some], out[some], *shapes)
+        _native.resample(pixels[some], each[some], mirrored[some], out[some], affine, *shapes)
 
     threads = min(torch.get_num_threads(), count // _LEAST_IMAGES)
     if threads <= 1:

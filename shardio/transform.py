@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.boxes import Boxes, Draws
-from shardio.resample import Interpolation, resample
+from shardio.resample import Interpolation, Statistics, normalized, resample
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -41,7 +41,7 @@ class Batch:
     resized: bool = False
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
-    statistics: tuple[Sequence[float], Sequence[float]] | None = None
+    statistics: Statistics | None = None
     dtype: torch.dtype | None = None
 
     def __len__(self) -> int:
@@ -100,7 +100,9 @@ class Batch:
     def _done(self) -> torch.Tensor:
         images = self.images
         if self.boxes is None and self.flips is None:
-            return cast_pixels(images, self.statistics, self.dtype)
+            if self.statistics is not None:
+                images = normalized(images, self.statistics)
+            return images if self.dtype is None else images.to(self.dtype)
         size = self._common_size()
         boxes = self.region
         flips = np.zeros(len(self), bool) if self.flips is None else self.flips
@@ -119,8 +121,17 @@ class Batch:
                     statistics=self.statistics,
                     dtype=self.dtype,
                 )
-        images = resample(images, boxes, flips, size, self.interpolation, antialias=self.antialias, within=self.within)
-        return cast_pixels(images, self.statistics, self.dtype)
+        images = resample(
+            images,
+            boxes,
+            flips,
+            size,
+            self.interpolation,
+            antialias=self.antialias,
+            within=self.within,
+            statistics=self.statistics,
+        )
+        return images if self.dtype is None else images.to(self.dtype)
 
     def _common_size(self) -> tuple[int, int]:
         if self.boxes is None:  # mirrored only: as they were stored
@@ -138,16 +149,6 @@ class Batch:
 
 def _sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
     return np.tile(np.array(images.shape[2:], np.int64), (len(images), 1))
-
-
-def cast_pixels(
-    images: torch.Tensor, statistics: tuple[Sequence[float], Sequence[float]] | None, dtype: torch.dtype | None
-) -> torch.Tensor:
-    if statistics is not None:
-        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in statistics)
-        # One multiplication and one addition for each value.
-        images = torch.addcmul(-mean / std, images.float(), 1 / (255 * std))
-    return images if dtype is None else images.to(dtype)
 
 
 class Transform(ABC):

@@ -28,8 +28,7 @@ import numpy as np
 import torch
 from shardio.boxes import Boxes
 from shardio.fused import resample_fused
-from shardio.resample import resample
-from shardio.transform import cast_pixels
+from shardio.resample import normalized, resample
 
 data = np.load(sys.argv[1])
 boxes, within, flips = Boxes(*data["boxes"]), Boxes(*data["within"]), data["flips"]
@@ -62,7 +61,7 @@ for dtype in (None, torch.float32, torch.float16):
     found = fused(images, (9, 11), statistics=statistics, dtype=dtype)
     assert found.dtype == (dtype or torch.float32)
     tolerance = {"rtol": 2**-9, "atol": 1e-3} if dtype == torch.float16 else {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(found, cast_pixels(grey, statistics, dtype), **tolerance)
+    torch.testing.assert_close(found, normalized(grey, statistics).to(dtype or torch.float32), **tolerance)
 assert torch.equal(fused(images, (9, 11), dtype=torch.float32), grey.float())
 print("equal")
 """
