@@ -183,7 +183,10 @@ static void resample_one(const struct job *job, size_t number, struct room *room
     size_t left = columns->firsts[0], made = rows->firsts[0], wide = (columns->end - left) * job->channels;
     for (size_t y = 0; y < job->out_height; y++, at += n) {
         const float *weights = rows->weights + y * most;
-        size_t first = rows->firsts[y], end = first + rows->count < rows->end ? first + rows->count : rows->end;
+        size_t first = rows->firsts[y];
+        if (made < first) /* without antialias, lines between those that are wanted are not */
+            made = first;
+        size_t end = first + rows->count < rows->end ? first + rows->count : rows->end;
         for (; made < end; made++) {
             float *line = room->lines + made % most * (n + 1);
             to_floats(pixels, image + made * stride + left * job->channels, wide);
@@ -281,9 +284,9 @@ static PyObject *resample(PyObject *module, PyObject *args)
     PyObject *result = NULL;
     Py_ssize_t most = (Py_ssize_t)1 << 20, count = flips.len;
     const float *factors = affine.len ? affine.buf : NULL;
-    struct job job = {images.buf,       spans.buf,          flips.buf,         out.buf,        factors,
-                      factors ? factors + channels : NULL,  (size_t)count,     (size_t)height, (size_t)width,
-                      (size_t)channels, (size_t)out_height, (size_t)out_width, cubic,          antialias};
+    struct job job = {images.buf,     spans.buf,     flips.buf,        out.buf,            factors,           NULL,
+                      (size_t)count,  (size_t)height, (size_t)width,   (size_t)channels,   (size_t)out_height,
+                      (size_t)out_width, cubic,      antialias};
     Py_ssize_t depth = factors ? sizeof(float) : 1;
     if (height < 1 || width < 1 || channels < 1 || out_height < 1 || out_width < 1 || height > most || width > most ||
         channels > 64 || out_height > most || out_width > most || spans.len != 64 * count ||
@@ -296,6 +299,7 @@ static PyObject *resample(PyObject *module, PyObject *args)
         PyErr_SetString(PyExc_IndexError, "a box that is not inside its picture");
     } else {
         int done;
+        job.offsets = factors ? factors + channels : NULL;
         Py_BEGIN_ALLOW_THREADS
         done = run(&job);
         Py_END_ALLOW_THREADS

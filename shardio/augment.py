@@ -4,8 +4,10 @@
     loader = ShardLoader("out/", batch_size=256, transform=transform)
 
 What is random depends on (seed, epoch, sample, view) alone: the same augmented pixels after a resume, on any number of
-ranks or threads, on the CPU and on a GPU. Crops, resizes and flips that follow each other are one pass over the pixels;
-on CUDA with Triton, normalising and casting are part of it.
+ranks or threads, on the CPU and on a GPU. (Mixup, CutMix and RandomChoice depend on the batch as well.)
+
+Crops, resizes and flips that follow each other are one pass over the pixels; on CUDA with Triton, and on the CPU with
+the kernel in C, normalising is part of it.
 
 Pictures that were squashed to one shape (`shardio convert --fit squash`) are treated as if they had not been: crops are
 boxes of the true picture, in its own pixels, and what comes of them is undistorted.
@@ -115,7 +117,10 @@ class RandomCrop(Transform):
 
 @dataclass(frozen=True)
 class CenterCrop(Transform):
-    """A window of so many pixels, height and width, in the centre; nothing is resized."""
+    """A window of so many pixels, height and width, in the centre; nothing is resized.
+
+    A smaller picture is a ValueError; torchvision would pad it. (Of a squashed set, the true picture counts.)
+    """
 
     size: Size
 
@@ -156,7 +161,10 @@ class HorizontalFlip(Transform):
 
 @dataclass(frozen=True)
 class Normalize(Transform):
-    """(x / 255 - mean) / std for each channel, as float32. `mean` may be a name, "imagenet", that stands for both."""
+    """(x / 255 - mean) / std for each channel, as float32: torchvision's ToTensor is part of it.
+
+    `mean` may be a name, "imagenet", that stands for both.
+    """
 
     mean: str | Sequence[float] = "imagenet"
     std: Sequence[float] | None = None

@@ -90,8 +90,9 @@ def random_resized_boxes(
     found = fits.any(axis=0)
     # What is left: as wide or as high as the picture, whichever keeps the ratio within its bounds.
     own = widths / heights
-    box_width = np.where(found, box_widths[chosen], np.where(own > ratio[1], np.rint(heights * ratio[1]), widths))
-    box_height = np.where(found, box_heights[chosen], np.where(own < ratio[0], np.rint(widths / ratio[0]), heights))
+    widest, highest = np.maximum(np.rint(heights * ratio[1]), 1), np.maximum(np.rint(widths / ratio[0]), 1)
+    box_width = np.where(found, box_widths[chosen], np.where(own > ratio[1], widest, widths))
+    box_height = np.where(found, box_heights[chosen], np.where(own < ratio[0], highest, heights))
     room_above, room_left = heights - box_height, widths - box_width
     tops = np.where(found, np.floor(numbers[-2] * (room_above + 1)), room_above // 2)
     lefts = np.where(found, np.floor(numbers[-1] * (room_left + 1)), room_left // 2)

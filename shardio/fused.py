@@ -6,17 +6,20 @@ memory. Grey levels are those of `shardio.resample`, within one. Without CUDA or
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shardio.boxes import Boxes
-from shardio.resample import Interpolation, Statistics, affine_of, make_spans
+from shardio.resample import Interpolation, Statistics, affine_of, make_spans, to_device
 
 try:
     import triton
     import triton.language as tl
-except ImportError:  # there are wheels for Linux only; torch for CUDA brings them
+except Exception:  # there are wheels for Linux only; torch for CUDA brings them
     triton = None
 
 # Of a line: some are held in the registers of one program.
@@ -28,7 +31,24 @@ _ROWS = 4
 def can_fuse(images: torch.Tensor, size: tuple[int, int]) -> bool:
     """Whether `resample_fused` makes pictures of this size of these images."""
     line_nbytes = images.shape[1] * max(images.shape[3], size[1])
-    return triton is not None and images.is_cuda and line_nbytes <= _MOST_NBYTES and images.numel() > 0
+    fits = images.is_cuda and line_nbytes <= _MOST_NBYTES and images.numel() > 0
+    return fits and triton is not None and _works(images.device)
+
+
+@cache
+def _works(device: torch.device) -> bool:
+    """Whether Triton can make a kernel for this device: it wants a C compiler, say. Tried once."""
+    try:
+        whole = Boxes.whole(1, 2, 2)
+        images = torch.zeros(1, 3, 2, 2, dtype=torch.uint8, device=device)
+        resample_fused(
+            images, whole, whole, np.zeros(1, bool), (2, 2), "bilinear", antialias=True, statistics=None, dtype=None
+        )
+    except Exception as error:
+        text = f"Triton does not work on {device}: images are resampled by torch's operations, which is slower: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return False
+    return True
 
 
 if triton is not None:
@@ -149,10 +169,10 @@ def resample_fused(
     count, channels, height, width = images.shape
     spans = make_spans(boxes, within, height, width)
     packed = np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
-    parameters = _to_device(torch.from_numpy(packed), images.device)
+    parameters = to_device(torch.from_numpy(packed), images.device)
     affine = parameters  # of no use
     if statistics is not None:
-        affine = _to_device(affine_of(statistics), images.device)
+        affine = to_device(affine_of(statistics), images.device)
     made = dtype or (torch.uint8 if statistics is None else torch.float32)
     pixels = images.permute(0, 2, 3, 1).contiguous()
     out = torch.empty((count, *size, channels), dtype=made, device=images.device)
@@ -174,8 +194,3 @@ def resample_fused(
             triton.next_power_of_2(size[1] * channels),
         )
     return out.permute(0, 3, 1, 2)
-
-
-def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """From pinned memory, so that the host does not wait."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

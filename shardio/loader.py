@@ -92,8 +92,10 @@ class ShardLoader:
     `num_threads` gather threads.
 
     `transform` is called with each batch of images, in the consuming thread. One of `shardio.augment` changes labels,
-    too, if it mixes, and draws random numbers by (`seed`, epoch, sample); of a set that was made with `--fit squash` it
-    is told the sizes of the pictures before that, and treats them as they were.
+    too, if it mixes, and draws random numbers by (`seed`, epoch, sample); where samples may come more than once in an
+    epoch (`weights`, or `indices` that has some twice) by the place in the epoch's order. Of a set that was made with
+    `--fit squash`, as its provenance says, it is told the sizes of the pictures before that, and treats them as they
+    were.
 
     `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
     never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank.
@@ -203,7 +205,9 @@ class ShardLoader:
         self._num_repeats = 0
         self._counts = _Counts()
         self._pid = os.getpid()
-        num_distinct = len(self.shards) if indices is None else min(len(self.shards), np.asarray(indices).size)
+        num_distinct = len(self.shards) if indices is None else len(np.unique(np.asarray(indices)))
+        # Whether a sample may come more than once in an epoch.
+        self._repeats = weights is not None or (indices is not None and num_distinct < np.asarray(indices).size)
         make_the_reader = self._cached.make_reader if self._cached else make_reader
         self._reader, self._io_reason = make_the_reader(self.shards, io, num_distinct)
         self._staged = self._reader if isinstance(self._reader, StagedReader) else None
@@ -472,9 +476,13 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not isinstance(transform, Transform):
             return transform(images), labels
-        changed, targets = transform(
-            images, labels, indices=drawn.indices, seed=self._loader._seed, epoch=self.epoch, sizes=drawn.sizes
-        )
+        loader, numbers, sizes = self._loader, drawn.indices, drawn.sizes
+        if loader._repeats:
+            start, stop = self._sampler.bounds(self._sampler.num_batches - self._remaining)
+            numbers = np.arange(start, stop) % self._sampler.num_samples
+        if loader._squashed and sizes is None:  # the transform has come while the batch was under way
+            sizes = _sizes(loader._reader, loader.shards.sample_shape, loader._crop, drawn.indices)
+        changed, targets = transform(images, labels, indices=numbers, seed=loader._seed, epoch=self.epoch, sizes=sizes)
         return cast(torch.Tensor, changed), targets  # of Views a tuple of them
 
     def _receive(self, place: _Place) -> None:
@@ -515,19 +523,20 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         while self._coming and len(self._pending) <= loader.prefetch:
             indices, windows = self._coming.popleft()
             slot = loader._ring.acquire()
-            finish = self._finish_of(windows)
+            slot.sizes = None  # of another batch
+            finish = self._finish_of()
             self._pending.append(loader._threads.submit(loader._reader, indices, slot, windows, finish))
         if self._announces:
             self._draw(loader._read_ahead)
 
-    def _finish_of(self, windows: Windows | None) -> Finish | None:
+    def _finish_of(self) -> Finish | None:
         """What is done to a batch when its last part has come."""
         loader = self._loader
         steps: list[Finish] = []
         if loader._guard is not None:
             steps.append(partial(loader._guard.replace_damaged, self.epoch))
-        if loader._squashed:
-            steps.append(partial(_note_sizes, loader._reader, loader.shards.sample_shape, windows))
+        if loader._squashed and isinstance(loader.transform, Transform):
+            steps.append(partial(_note_sizes, loader._reader, loader.shards.sample_shape, loader._crop))
         return partial(_do_all, steps) if steps else None
 
     def _draw(self, count: int) -> None:
@@ -578,15 +587,19 @@ def _do_all(steps: list[Finish], slot: Slot, size: int) -> None:
         step(slot, size)
 
 
-def _note_sizes(reader: Reader, shape: SampleShape, windows: Windows | None, slot: Slot, size: int) -> None:
-    """Have the slot tell how large the pictures, or the windows of them, were before they were squashed."""
-    indices = slot.indices[:size]
+def _sizes(reader: Reader, shape: SampleShape, crop: Crop | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How large these pictures, or the windows of them, were before they were squashed: height and width, (B, 2)."""
     names = ("source_height", "source_width")
-    sizes = np.stack([reader.column_of(name, indices) for name in names], axis=1).astype(np.int64)
-    if windows is not None:
-        share = np.array([windows.height, windows.width]) / shape[:2]
-        sizes = np.maximum(np.rint(sizes * share), 1).astype(np.int64)
-    slot.sizes = sizes
+    sizes: NDArray[np.int64] = np.stack([reader.column_of(name, indices) for name in names], axis=1).astype(np.int64)
+    if crop is None:
+        return sizes
+    share = np.array(crop.cropped_shape[:2]) / shape[:2]
+    sizes[:] = np.maximum(np.rint(sizes * share), 1)
+    return sizes
+
+
+def _note_sizes(reader: Reader, shape: SampleShape, crop: Crop | None, slot: Slot, size: int) -> None:
+    slot.sizes = _sizes(reader, shape, crop, slot.indices[:size])
 
 
 def _close(threads: GatherThreads, ring: Ring, reader: Reader, cached: CachedSplit | None) -> None:

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.boxes import Draws
-from shardio.transform import Batch, Transform, Views
+from shardio.resample import to_device
+from shardio.transform import Batch, Transform, checked
 
 Partner = Literal["roll", "flip"]
 
@@ -37,7 +38,7 @@ def _beta_table(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
     That is smooth and falls exponentially on both sides, so that sums over equal steps are exact for all purposes.
     """
-    reach = 40 / alpha + 5
+    reach = min(40 / alpha + 5, 700.0)  # beyond that, shares are 0 or 1 to all digits
     logits = np.linspace(-reach, reach, 1 << 16)
     # log(x * (1 - x)), without the cancellation.
     density = np.exp(-alpha * (np.abs(logits) + 2 * np.log1p(np.exp(-np.abs(logits)))))
@@ -91,12 +92,13 @@ class _Mix(Transform):
         """The mixed images, and the shares that each has of its own. `places` are from [0, 1), (2, B) or (2, 1)."""
 
     def _partners(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.roll(1, 0) if self.partner == "roll" else tensor.flip(0)
+        # Not by roll(), which on CUDA gives up channels_last memory.
+        return torch.cat([tensor[-1:], tensor[:-1]]) if self.partner == "roll" else tensor.flip(0)
 
     def _smooth(self, labels: torch.Tensor) -> torch.Tensor:
-        targets = torch.full((len(labels), self.num_classes), self.label_smoothing / self.num_classes)
-        targets = targets.to(labels.device)
-        own = torch.full((len(labels), 1), 1 - self.label_smoothing, device=labels.device)
+        shape, share = (len(labels), self.num_classes), self.label_smoothing / self.num_classes
+        targets = torch.full(shape, share, dtype=torch.float32, device=labels.device)
+        own = torch.full_like(targets[:, :1], 1 - self.label_smoothing)
         return targets.scatter_add_(1, labels[:, None], own)
 
 
@@ -150,28 +152,29 @@ class CutMix(_Mix):
             covered *= (last - first) / size
             pixels = np.arange(size)
             inside.append((pixels >= first[:, None]) & (pixels < last[:, None]))
-        rows, columns = (torch.from_numpy(lines).to(images.device) for lines in inside)
+        rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
         window = rows[:, None, :, None] & columns[:, None, None, :]
         return torch.where(window, others, images), 1 - covered
 
 
 @dataclass(frozen=True)
 class RandomChoice(Transform):
-    """One of several transforms, chosen for each batch; with the probabilities `p`, or with equal ones."""
+    """One of several transforms, chosen for each batch by its first sample; with probabilities `p`, or equal ones."""
 
     transforms: Sequence[Transform]
     p: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        if not self.transforms or any(isinstance(transform, Views) for transform in self.transforms):
-            raise ValueError(f"RandomChoice takes one or more transforms that are no Views; found {self.transforms!r}")
+        object.__setattr__(self, "transforms", checked(self.transforms))
+        if not self.transforms:
+            raise ValueError("RandomChoice takes one or more transforms; found none")
         if self.p is not None and (len(self.p) != len(self.transforms) or min(self.p) < 0 or sum(self.p) <= 0):
             raise ValueError(f"p must be {len(self.transforms)} probabilities; found {self.p}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if not len(batch):
             return self.transforms[0].apply(batch, purpose)
-        shares = np.cumsum(self.p or [1.0] * len(self.transforms))
+        shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
         number = _draws(batch, False).uniform(purpose, 1)[0, 0] * shares[-1]
         chosen = min(int(np.searchsorted(shares, number, side="right")), len(shares) - 1)
         return self.transforms[chosen].apply(batch, f"{purpose}/{chosen}")
@@ -182,15 +185,16 @@ def _draws(batch: Batch, per_sample: bool) -> Draws:
 
 
 def _labels_of(batch: Batch) -> torch.Tensor:
-    if batch.labels is None or batch.labels.ndim != 1:
-        found = "none" if batch.labels is None else f"some of shape {tuple(batch.labels.shape)}"
+    labels = batch.labels
+    if labels is None or labels.ndim != 1 or labels.dtype != torch.int64:
+        found = "none" if labels is None else f"{labels.dtype} of shape {tuple(labels.shape)}"
         raise ValueError(
-            f"Mixup and CutMix also mix integer labels, (B,), and found {found}: give them too, and mix once"
+            f"Mixup and CutMix also mix int64 labels, (B,), and found {found}: give them too, and mix once"
         )
-    return batch.labels
+    return labels
 
 
 def _column(shares: NDArray[np.float64], like: torch.Tensor) -> torch.Tensor:
     """One number for each sample, to be multiplied with what has them along its first axis."""
-    values = torch.from_numpy(np.array(shares, np.float32)).to(like.device)
+    values = to_device(torch.from_numpy(np.array(shares, np.float32)), like.device)
     return values.view(-1, *[1] * (like.ndim - 1))

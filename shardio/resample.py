@@ -58,16 +58,17 @@ def resample(
     # MPS has no float64.
     exact = torch.float32 if images.device.type == "mps" else torch.float64
     rows, columns = (
-        _weights(torch.from_numpy(span).to(exact).to(images.device), taps, limit, side, interpolation, antialias)
+        _weights(there, _most_taps(span, side, interpolation, antialias), limit, side, interpolation, antialias)
         for span, limit, side in zip(spans, images.shape[2:], size, strict=True)
-        for taps in [_most_taps(span, side, interpolation, antialias)]
+        for there in [to_device(torch.from_numpy(span).to(exact), images.device)]
     )
-    mirrored = torch.from_numpy(flips).to(images.device)
+    mirrored = to_device(torch.from_numpy(flips), images.device)
     columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
     # (B, H, W, C): first along the lines, then along the columns.
-    pixels = images.permute(0, 2, 3, 1).float()
-    lines = torch.einsum("bxw,bhwc->bhxc", columns, pixels)
-    result = torch.einsum("byh,bhxc->byxc", rows, lines)
+    pixels = images.permute(0, 2, 3, 1).to(torch.float32)
+    with torch.autocast(images.device.type, enabled=False):  # which would do this in 8 bits
+        lines = torch.einsum("bxw,bhwc->bhxc", columns, pixels)
+        result = torch.einsum("byh,bhxc->byxc", rows, lines)
     grey = result.add_(0.5).clamp_(0, 255).to(torch.uint8).permute(0, 3, 1, 2)
     return grey if statistics is None else normalized(grey, statistics)
 
@@ -80,8 +81,16 @@ def affine_of(statistics: Statistics) -> torch.Tensor:
 
 def normalized(images: torch.Tensor, statistics: Statistics) -> torch.Tensor:
     """(x / 255 - mean) / std of uint8 images, as float32."""
-    factor, offset = affine_of(statistics).to(images.device)[:, :, None, None]
-    return torch.addcmul(offset, images.float(), factor)
+    factor, offset = to_device(affine_of(statistics), images.device)[:, :, None, None]
+    return torch.addcmul(offset, images.to(torch.float32), factor)
+
+
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small tensor of the host; on CUDA by way of pinned memory, so that the host does not wait for the device."""
+    if device.type != "cuda":
+        return values.to(device)
+    with torch.cuda.device(device):
+        return values.pin_memory().to(device, non_blocking=True)
 
 
 def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
@@ -163,8 +172,8 @@ def _weights(
         weights = weights * ((places >= low[:, :, None]) & (places < high[:, :, None]))
     weights = torch.nan_to_num(weights / weights.sum(dim=2, keepdim=True))
     places = torch.minimum(torch.maximum(places, low[:, :, None]), high[:, :, None] - 1).long()
-    dense = torch.zeros(len(spans), size, limit, device=spans.device)
-    return dense.scatter_add_(2, places, weights.float())
+    dense = torch.zeros(len(spans), size, limit, dtype=torch.float32, device=spans.device)
+    return dense.scatter_add_(2, places, weights.to(torch.float32))
 
 
 def _filter(x: torch.Tensor, interpolation: Interpolation, antialias: bool) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -50,8 +50,9 @@ class Batch:
     def cropped(self, boxes: Boxes) -> Batch:
         """Of each picture a box, in its own pixels."""
         self._check_uint8()
-        if self.flips is not None:
-            return self.finished().cropped(boxes)
+        if self.flips is not None:  # as in a mirror: what is cropped is mirrored after that
+            lefts = np.where(self.flips, self.sizes[:, 1] - boxes.lefts - boxes.widths, boxes.lefts)
+            boxes = replace(boxes, lefts=lefts)
         part = boxes.inside_of(self.region, self.sizes)
         sizes = np.stack([boxes.heights, boxes.widths], axis=1).astype(np.int64)
         # What was resized before it was cropped was made of pixels beyond the crop, too.
@@ -142,7 +143,7 @@ class Batch:
             least, most = self.sizes.min(axis=0).tolist(), self.sizes.max(axis=0).tolist()
             raise ValueError(
                 f"the pictures of a batch must have one size; found (height, width) from {tuple(least)} to "
-                f"{tuple(most)}: let a crop follow, or resize to (height, width)"
+                f"{tuple(most)}: let a CenterCrop or RandomCrop follow, or resize to (height, width)"
             )
         return height, width
 
@@ -189,7 +190,9 @@ class Transform(ABC):
         view: int = 0,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor]:
-        """The transformed uint8 images (B, C, H, W), on the same device, in channels_last memory.
+        """What becomes of uint8 images (B, C, H, W): (B, C, *size) on the same device, uint8 unless normalised or cast.
+
+        What is cropped, resized or mirrored is in channels_last memory, and everything if the images are.
 
         With `labels`, int64 (B,), the pair of images and labels: of Mixup and CutMix these are float32 (B, classes).
 
@@ -203,15 +206,16 @@ class Transform(ABC):
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
         count = len(images)
-        numbers = np.arange(count) if indices is None else np.asarray(indices, np.int64)
-        if numbers.shape != (count,):
-            raise ValueError(f"indices must be of shape {(count,)}; found {numbers.shape}")
-        found = _sizes_of(images) if sizes is None else np.asarray(sizes, np.int64)
+        numbers = np.arange(count) if indices is None else np.asarray(_on_the_host(indices))
+        if numbers.shape != (count,) or numbers.dtype.kind not in "iu":
+            raise ValueError(f"indices must be integers of shape {(count,)}; found {numbers.dtype} {numbers.shape}")
+        found = _sizes_of(images) if sizes is None else np.asarray(_on_the_host(sizes), np.int64)
         if found.shape != (count, 2) or (count and found.min() < 1):
-            raise ValueError(f"sizes must be of shape {(count, 2)}, each at least 1; found {found.shape}")
+            least = f", at least {found.min()}" if found.size else ""
+            raise ValueError(f"sizes must be of shape {(count, 2)}, each at least 1; found {found.shape}{least}")
         if labels is not None and labels.shape != (count,):
             raise ValueError(f"labels must be of shape {(count,)}; found {tuple(labels.shape)}")
-        batch = Batch(images, Draws(seed, epoch, numbers, view), found, labels)
+        batch = Batch(images, Draws(seed, epoch, numbers.astype(np.int64), view), found, labels)
         changed, targets = self._finish(batch)
         return changed if targets is None else (changed, targets)
 
@@ -225,16 +229,27 @@ class Transform(ABC):
         of one class."""
 
 
+def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
+    """As a tuple, if all of them may be parts of another transform."""
+    parts = tuple(transforms)
+    for transform in parts:
+        if not isinstance(transform, Transform) or isinstance(transform, Views):
+            raise ValueError(f"expected a Transform, and Views only around all others; found {transform!r}")
+    return parts
+
+
+def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
+    return values.cpu() if isinstance(values, torch.Tensor) else values
+
+
 @dataclass(frozen=True)
 class Compose(Transform):
     """One transform after the other."""
 
-    transforms: Sequence[Transform]
+    transforms: Iterable[Transform]
 
     def __post_init__(self) -> None:
-        for transform in self.transforms:
-            if not isinstance(transform, Transform) or isinstance(transform, Views):
-                raise ValueError(f"transforms must be of shardio.augment, and Views around them; found {transform!r}")
+        object.__setattr__(self, "transforms", checked(self.transforms))
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         # Numbered among those of its class, so that a transform without randomness may come or go in front of it.
@@ -256,8 +271,9 @@ class Views(Transform):
     transforms: Sequence[Transform]
 
     def __post_init__(self) -> None:
-        if not self.transforms or any(isinstance(transform, Views) for transform in self.transforms):
-            raise ValueError(f"Views takes one or more transforms that are no Views; found {self.transforms!r}")
+        object.__setattr__(self, "transforms", checked(self.transforms))
+        if not self.transforms:
+            raise ValueError("Views takes one or more transforms; found none")
 
     def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None]:
         count = len(self.transforms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from conftest import random_picture
 from numpy.typing import NDArray
 from PIL import Image
 
+from shardio import transform as transform_module
 from shardio.augment import (
     CenterCrop,
     Compose,
+    CutMix,
     HorizontalFlip,
     Normalize,
     RandomCrop,
@@ -25,6 +28,7 @@ from shardio.augment import (
     ToDtype,
     Views,
 )
+from shardio.resample import resample
 from shardio.transform import Transform
 
 SEED = 20
@@ -234,10 +238,24 @@ def test_evaluation_of_squashed_pictures_is_undistorted() -> None:
 def test_pictures_of_several_sizes_are_no_batch_until_they_are_cropped() -> None:
     images = as_batch(pictures(2, 40, 40))
     sizes = [[40, 80], [60, 40]]
-    with pytest.raises(ValueError, match=r"found \(height, width\) from \(32, 32\) to \(48, 64\): let a crop"):
+    with pytest.raises(ValueError, match=r"found \(height, width\) from \(32, 32\) to \(48, 64\): let a CenterCrop or"):
         Resize(32)(images, sizes=sizes)
     assert changed(Compose([Resize(32), CenterCrop(32)]), images, sizes=sizes).shape == (2, 3, 32, 32)
     assert changed(Resize((20, 30)), images, sizes=sizes).shape == (2, 3, 20, 30)
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [CenterCrop(20), RandomCrop(20), RandomResizedCrop(16), Compose([Resize(32), CenterCrop(32)])],
+    ids=["centre", "random", "resized", "evaluation"],
+)
+def test_a_flip_in_front_of_a_crop_of_squashed_pictures_flips_the_true_picture(crop: Transform) -> None:
+    images = as_batch(pictures(12, 64, 64))
+    sizes = np.random.default_rng(SEED).integers(20, 90, (12, 2))
+    alone = changed(Compose([crop]), images, sizes=sizes)
+    assert torch.equal(changed(Compose([HorizontalFlip(0.0), crop]), images, sizes=sizes), alone)
+    mirrored = changed(Compose([HorizontalFlip(1.0), crop]), images.flip(3), sizes=sizes)
+    assert (mirrored.int() - alone.int()).abs().max() <= 1
 
 
 # --- orders, and what is refused -------------------------------------------------------------------------------------
@@ -251,6 +269,7 @@ def test_pictures_of_several_sizes_are_no_batch_until_they_are_cropped() -> None
         [RandomResizedCrop(20), CenterCrop(13), HorizontalFlip(1.0), HorizontalFlip(1.0)],
         [Resize((30, 33)), RandomResizedCrop(20)],
         [CenterCrop(20), RandomCrop(11), Resize(8)],
+        [HorizontalFlip(), RandomResizedCrop(20), HorizontalFlip()],
     ],
 )
 def test_one_pass_over_the_pixels_is_what_one_transform_after_the_other_is(chain: list[Transform]) -> None:
@@ -291,9 +310,10 @@ def test_nothing_to_do_returns_the_images_themselves() -> None:
         (lambda: Normalize([0.5], [0.0]), "above 0"),
         (lambda: Normalize([0.5, 0.5], [0.5]), "as many numbers"),
         (lambda: ToDtype(torch.uint8), "floating point"),
-        (lambda: Compose([abs]), "must be of shardio.augment"),  # type: ignore[list-item]
-        (lambda: Compose([Views([CenterCrop(3)])]), "Views around"),
+        (lambda: Compose([abs]), "expected a Transform"),  # type: ignore[list-item]
+        (lambda: Compose([Views([CenterCrop(3)])]), "Views only around all others"),
         (lambda: Views([]), "one or more"),
+        (lambda: Views([abs]), "expected a Transform"),  # type: ignore[list-item]
     ],
 )
 def test_what_makes_no_sense_is_refused_when_it_is_made(make: Callable[[], object], match: str) -> None:
@@ -306,9 +326,10 @@ def test_what_makes_no_sense_is_refused_when_it_is_made(make: Callable[[], objec
     [
         (CenterCrop(9), {}, r"crop of \(9, 9\) pixels, height and width, does not fit into a picture of \(8, 8\)"),
         (RandomCrop((3, 9)), {}, "does not fit"),
-        (CenterCrop(4), {"indices": [1, 2, 3]}, r"indices must be of shape \(2,\); found \(3,\)"),
+        (CenterCrop(4), {"indices": [1, 2, 3]}, r"indices must be integers of shape \(2,\); found int64 \(3,\)"),
         (CenterCrop(4), {"sizes": [[3, 4]]}, r"sizes must be of shape \(2, 2\)"),
         (CenterCrop(4), {"sizes": [[8, 0], [8, 8]]}, "at least 1"),
+        (CenterCrop(4), {"indices": [0.5, 1.5]}, "found float64"),
         (CenterCrop(4), {"seed": -1}, "seed"),
         (HorizontalFlip(), {"view": -1}, "view must be"),
         (Normalize([0.5], [0.5]), {}, "expected images of 1 channels to normalise; found 3"),
@@ -331,6 +352,34 @@ def test_only_batches_of_uint8_are_taken(images: torch.Tensor) -> None:
         CenterCrop(4)(images)
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_what_torch_is_set_to_changes_nothing(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(transform_module, "resample", partial(resample, native=False))
+    images = as_batch(pictures(6, 32, 30))
+    labels = torch.arange(6)
+    chain = Compose([USUAL, CutMix(6, label_smoothing=0.1)])
+    plain = Normalize()
+    expected = (*chain(images, labels), plain(images))
+    with torch.device("meta"):
+        elsewhere = (*chain(images, labels), plain(images))
+    with torch.autocast("cpu", torch.bfloat16):
+        autocast = (*chain(images, labels), plain(images))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = (*chain(images, labels), plain(images))
+    finally:
+        torch.set_default_dtype(before)
+    for found in (elsewhere, autocast, wide):
+        for one, other in zip(found, expected, strict=True):
+            assert isinstance(one, torch.Tensor)
+            assert isinstance(other, torch.Tensor)
+            assert one.dtype == other.dtype == torch.float32
+            assert torch.equal(one, other)
+
+
 def test_transforms_are_values() -> None:
     assert RandomResizedCrop(3) == RandomResizedCrop(3) != replace(RandomResizedCrop(3), antialias=False)
     assert "RandomResizedCrop(size=3" in repr(Compose([RandomResizedCrop(3)]))
+    assert hash(Compose([RandomResizedCrop(3)])) == hash(Compose(crop for crop in [RandomResizedCrop(3)]))

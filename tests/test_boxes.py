@@ -106,6 +106,14 @@ def by_definition_of_all(height: int, width: int) -> tuple[float, ...]:
     return (height - h) // 2, (width - w) // 2, h, w
 
 
+def test_of_the_thinnest_pictures_a_pixel_is_left() -> None:
+    thin = np.ones(100, np.int64), np.full(100, 50)
+    for sizes, ratio in ((thin, (0.1, 0.3)), (thin[::-1], (3.0, 9.0))):
+        rows = as_rows(random_resized_boxes(Draws(0, 0, np.arange(100)), "crop", *sizes, (1.0, 1.0), ratio))
+        assert rows[:, 2:].min() >= 1
+        assert (rows[:, :2] + rows[:, 2:] <= np.stack(sizes, axis=1)).all()
+
+
 def test_each_picture_may_have_its_own_size() -> None:
     rng = np.random.default_rng(0)
     heights, widths = rng.integers(1, 600, (2, 5000))

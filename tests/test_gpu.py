@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from shardio.augment import (
     CenterCrop,
     Compose,
+    CutMix,
     HorizontalFlip,
+    Mixup,
     Normalize,
     RandomCrop,
     RandomResizedCrop,
@@ -623,16 +625,29 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
     torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=2**-7, atol=level)
 
 
-def test_a_transform_on_the_device_is_not_waited_for(busy: Busy) -> None:
+@pytest.mark.parametrize(
+    "transform",
+    [
+        AUGMENTS["usual"],
+        Normalize("imagenet"),
+        Compose([AUGMENTS["usual"], Mixup(10)]),
+        Compose([AUGMENTS["grey levels"], CutMix(10, per_sample=True)]),
+    ],
+    ids=["usual", "normalised", "mixed", "cut"],
+)
+def test_a_transform_on_the_device_is_not_waited_for(transform: Transform, busy: Busy) -> None:
     """The host gives the device the work of ten batches while that is still busy with what came before."""
-    transform = AUGMENTS["usual"]
     images = torch.zeros(BATCH, 3, 96, 96, dtype=torch.uint8, device="cuda")
-    transform(images)  # compiles
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.arange(BATCH, device="cuda") % 10
+    made, _ = transform(images, labels)  # compiles
+    assert isinstance(made, torch.Tensor)
+    assert made.is_contiguous(memory_format=torch.channels_last)
     torch.cuda.synchronize()
     busy(100)
     before = torch.cuda.current_stream().record_event()
     for epoch in range(10):
-        transform(images, epoch=epoch)
+        transform(images, labels, epoch=epoch)
     assert not before.query()
     torch.cuda.synchronize()
 

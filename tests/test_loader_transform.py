@@ -16,6 +16,7 @@ from shardio.augment import CenterCrop, Compose, CutMix, HorizontalFlip, Normali
 from shardio.converter import convert
 from shardio.loader import ShardLoader
 from shardio.setwriter import ShardWriter
+from shardio.shardset import ShardSet
 from shardio.transform import Transform
 
 NUM_SAMPLES = 53
@@ -99,6 +100,22 @@ def test_the_loaders_pixels_are_those_of_the_transform_called_by_hand(path: Path
                 assert torch.equal(labels, targets)
 
 
+@pytest.mark.parametrize("options", [{"weights": [1.0] + [0.0] * 52, "num_draws": 32}, {"indices": [7] * 32}])
+def test_a_sample_that_comes_again_in_an_epoch_is_augmented_otherwise(path: Path, options: dict[str, Any]) -> None:
+    def drawn(world_size: int) -> list[torch.Tensor]:
+        merged = []
+        for rank in range(world_size):
+            options["rank"], options["world_size"] = rank, world_size
+            with ShardLoader(path, 16 // world_size, device="cpu", transform=USUAL, **options) as loader:
+                merged.append([images for images, _ in loader])
+        return [image for step in zip(*merged, strict=True) for images in step for image in images]
+
+    alone = drawn(1)
+    assert len({image.numpy().tobytes() for image in alone}) == 32
+    for found, expected in zip(drawn(2), alone, strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_labels_are_mixed_with_images(path: Path) -> None:
     mixing = Compose([RandomResizedCrop(12), CutMix(5)])
     with ShardLoader(path, 8, device="cpu", transform=mixing) as loader:
@@ -169,6 +186,28 @@ def test_of_a_window_of_squashed_samples_it_knows_that_windows_true_size(squashe
     with ShardLoader(squashed, 4, device="cpu", transform=notes, crop=(32, 16)) as loader:
         list(loader)
     assert set(notes.sizes.values()) == {(h // 2, round(w / 4)) for h, w in SIZES}
+
+
+def test_nobody_reads_the_sizes_of_squashed_samples_unless_they_are_wanted(
+    squashed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    column_of = ShardSet.column_of
+
+    def noted(self: ShardSet, name: str, indices: Any) -> Any:
+        asked.append(name)
+        return column_of(self, name, indices)
+
+    monkeypatch.setattr(ShardSet, "column_of", noted)
+    with ShardLoader(squashed, 4, device="cpu", io="mmap", prefetch=3) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert set(asked) == {"label"}
+        loader.transform = notes = NoteSizes()  # in the middle of an epoch: of batches under way, too
+        list(batches)
+    assert len(notes.sizes) == 12
+    assert set(notes.sizes.values()) <= set(SIZES)
+    assert {"source_height", "source_width"} < set(asked)
 
 
 def test_of_other_sets_the_pictures_are_what_is_stored(path: Path) -> None:
