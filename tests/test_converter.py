@@ -8,6 +8,7 @@ import gc
 import hashlib
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import shutil
@@ -47,8 +48,9 @@ TWO_PROCESSES = 5
 
 
 def child_processes() -> set[int]:
-    """Processes whose parent we are, ended ones that nobody waited for included; without Python's resource tracker."""
+    """Processes whose parent we are, ended ones that nobody waited for included; without those that help all tests."""
     tracker = multiprocessing.resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    forks = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     found = set()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -58,7 +60,7 @@ def child_processes() -> set[int]:
                 continue
             if int(fields[1]) == os.getpid():
                 found.add(int(entry))
-    return found - {tracker}
+    return found - {tracker, forks}
 
 
 @pytest.fixture(autouse=True)
