@@ -97,7 +97,11 @@ class Peer:
         return int(self._answer())
 
     def close(self) -> None:
-        self._process.communicate()  # it ends when its standard input does
+        try:
+            self._process.communicate(timeout=20)  # it ends when its standard input does
+        except subprocess.TimeoutExpired:  # FFCV 1.0.2 may wait for its own threads for ever
+            self._process.kill()
+            self._process.communicate()
 
 
 class PeerError(Exception):
