@@ -106,7 +106,7 @@ def make_set(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def resource_tracker() -> None:
+def helping_processes() -> None:
     """Python keeps helper processes, with pipes to them, from the first worker on: not a leak of ours."""
     multiprocessing.resource_tracker.ensure_running()
     multiprocessing.set_forkserver_preload(forked.PRELOADED)

@@ -303,6 +303,7 @@ def test_nothing_to_do_returns_the_images_themselves() -> None:
         (lambda: RandomResizedCrop(8, ratio=(2.0, 1.0)), "ratio must be"),
         (lambda: RandomResizedCrop(8, interpolation="nearest"), "interpolation must be one of bilinear, bicubic"),  # type: ignore[arg-type]
         (lambda: Resize(-3), "size must be"),
+        (lambda: Resize(3.5), "size must be"),  # type: ignore[arg-type]
         (lambda: RandomCrop(0), "size must be"),
         (lambda: CenterCrop(0), "size must be"),
         (lambda: HorizontalFlip(1.5), "p must be from 0 to 1"),
