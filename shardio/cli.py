@@ -608,7 +608,7 @@ def evict(cache: Path, keep: int, as_json: bool) -> None:
     for copy in report.removed:
         click.echo(f"removed  {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {_printable(copy.source)}")
     for copy in report.kept:
-        why = "in use" if copy.in_use else "another user's"
+        why = copy.problem or ("in use" if copy.in_use else "another user's")
         if copy.processes:
             why += f" by process {_some(copy.processes)}"
         click.echo(f"kept     {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {_printable(copy.source)}: {why}")
@@ -789,6 +789,9 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
             click.echo(line)
         for found in (found for listing in listings for found in listing.sets if found.reason):
             click.echo(f"{found.state}: {_printable(found.reason)}")
+        for copy in (copies or {}).values():
+            if copy.problem:
+                click.echo(f"cached: {copy.problem}")
     problems = [listing for listing in listings if listing.problem]
     for listing in problems:
         click.echo(f"shardio: error: {listing.root}: {listing.problem}", err=True)

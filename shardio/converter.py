@@ -32,7 +32,7 @@ from shardio.executors import Pool, run_on_pool
 from shardio.files import (
     is_temporary,
     make_folder,
-    naming,
+    read_untrusted,
     remove_temporaries,
     sweep_temporaries,
     write_atomic,
@@ -380,9 +380,9 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
     except FileExistsError:
         began = False
         try:
-            with naming(work / _PLAN_NAME):
-                there = json.loads((work / _PLAN_NAME).read_bytes())
-        except ValueError:
+            hint = ": remove it, or convert into a new folder"
+            there = json.loads(read_untrusted(work / _PLAN_NAME, refusal=ConvertError, way_out=hint))
+        except (ValueError, RecursionError):
             there = {}
         if changed := difference(there, here):
             # That may be of one who is about to find out what we find out here.
@@ -549,11 +549,11 @@ def _find_duplicates(plan: Plan, out: Path, records: Mapping[str, ShardRecord], 
         (out / WORK_FOLDER).mkdir(exist_ok=True)
         origin.fill_spool(lambda count: None)
     hashes = b"".join(known.get(t.name) or hash_sources(t.origin, t.sources, workers) for t in plan.tasks)
-    with (out / REJECTS_NAME).open(encoding="ascii") as lines:
-        refused = {(reject["split"], os.fsencode(reject["key"])) for reject in map(json.loads, lines)}
+    rejects = map(json.loads, read_untrusted(out / REJECTS_NAME).splitlines())
+    refused = {(reject["split"], os.fsencode(reject["key"])) for reject in rejects}
     return find_duplicates([(task.split, source) for task in plan.tasks for source in task.sources], hashes, refused)
 
 
 def _count_reasons(out: Path) -> dict[str, int]:
-    with naming(out / REJECTS_NAME), (out / REJECTS_NAME).open(encoding="ascii") as lines:
-        return dict(Counter(json.loads(line)["reason"] for line in lines).most_common())
+    lines = read_untrusted(out / REJECTS_NAME).splitlines()
+    return dict(Counter(json.loads(line)["reason"] for line in lines).most_common())

@@ -7,6 +7,7 @@ Beside its result, a task shares with the one who started it only a file in OUT 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from shardio.errors import ConvertError, ShardioError
+from shardio.files import open_untrusted
 from shardio.format import WORK_FOLDER
 from shardio.plan import ShardTask, difference, library_versions
 from shardio.runfile import RunFile, RunSlot
@@ -54,7 +56,7 @@ class Terms:
                 "versions everywhere"
             )
         try:
-            self.run_file.open("r+b").close()
+            os.close(open_untrusted(self.run_file, os.O_RDWR))
         except OSError as error:
             raise ConvertError(
                 f"{host} cannot write to {self.run_file}: {error.strerror}. OUT must be the same folder on all "

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, ShardioError
 
 _TEMPORARY_SUFFIX = ".tmp"
 # A file that another machine is writing is silent for seconds, while a block of it is filled.
@@ -170,8 +170,8 @@ def sweep_temporaries(folder: Path) -> int:
     swept = 0
     for entry in _temporaries(folder):
         # Published or swept by somebody else in between, being written, not ours to touch, or no locks here.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with contextlib.suppress(OSError, FormatError):
+            descriptor = open_untrusted(entry.path, os.O_RDWR)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not is_abandoned(entry.name, os.fstat(descriptor).st_mtime):
@@ -224,28 +224,81 @@ def bypass_page_cache(descriptor: int, yes: bool) -> bool:
     return yes
 
 
-def open_regular(path: str | Path) -> tuple[int, int]:
-    """Open a file of a shard set for reading: (descriptor, size in bytes). FormatError unless it is a regular file.
+def open_untrusted(
+    path: str | Path,
+    flags: int = os.O_RDONLY,
+    *,
+    refusal: type[ShardioError] = FormatError,
+    way_out: str = "",
+    sole_name: bool = False,
+) -> int:
+    """Open a file in whose place another user may have put anything: a descriptor, for the caller to close.
 
-    No symbolic link in the last component, and no blocking on a FIFO. Size and type are read from the descriptor, so
-    they are those of the very file that is then read or mapped.
+    Nothing is waited for, and no symbolic link in the last component is followed. Raises `refusal`, whose message ends
+    with `way_out`, unless a regular file is there; with `sole_name`, which a file that is written in place needs, also
+    if it has a second name (a hard link), under which it may be somebody's own. OSError passes through.
     """
+
+    def refuse(found: str) -> ShardioError:
+        return refusal(f"{path}: expected a regular file, found {found}{way_out}")
+
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise FormatError(f"{path}: expected a file of the shard set, found nothing") from None
+        # O_NONBLOCK: a FIFO is opened at once, or not at all. For a regular file it means nothing.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise FormatError(f"{path}: expected a regular file, found a symbolic link") from None
-        if error.errno == errno.ENXIO:
-            raise FormatError(f"{path}: expected a regular file, found a socket or device") from None
-        raise
+        found = {
+            errno.ELOOP: "a symbolic link",
+            errno.ENXIO: "a FIFO, socket or device",
+            errno.EISDIR: "a folder",
+        }.get(error.errno or 0)
+        if found is None:
+            raise
+        raise refuse(found) from None
     try:
         with naming(path):
             status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise FormatError(f"{path}: expected a regular file, found {stat.filemode(status.st_mode)}")
+            raise refuse(kind_of(status.st_mode))
+        if sole_name and status.st_nlink > 1:
+            raise refuse("one that has a second name (a hard link)")
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor, status.st_size
+    return descriptor
+
+
+def kind_of(mode: int) -> str:
+    """What a file is, by its mode, for people to read."""
+    kinds = {
+        stat.S_IFREG: "a file",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def open_regular(path: str | Path) -> tuple[int, int]:
+    """Open a file of a shard set for reading, as `open_untrusted`: (descriptor, size in bytes). FormatError if there is
+    none.
+
+    Size and type are read from the descriptor, so they are those of the very file that is then read or mapped.
+    """
+    try:
+        descriptor = open_untrusted(path)
+    except FileNotFoundError:
+        raise FormatError(f"{path}: expected a file of the shard set, found nothing") from None
+    try:
+        with naming(path):
+            return descriptor, os.fstat(descriptor).st_size
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatError, way_out: str = "") -> bytes:
+    """All of a file that `open_untrusted` opens."""
+    descriptor = open_untrusted(path, refusal=refusal, way_out=way_out)
+    with naming(path), os.fdopen(descriptor, "rb") as file:
+        return file.read()

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from shardio.arrow import open_parquet
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError, SourceError
-from shardio.files import AtomicFile, naming, write_all
+from shardio.files import AtomicFile, naming, open_untrusted, write_all
 from shardio.format import MAX_KEY_NBYTES, is_safe_name, shard_name
 from shardio.manifest import first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Item, Source, identify
@@ -164,7 +164,7 @@ class ParquetOrigin:
 
     def _read_spool(self, where: bytes, number: int) -> bytes | None:
         path = self._spool_path(where)
-        with naming(path), path.open("rb", buffering=0) as file:
+        with naming(path), os.fdopen(open_untrusted(path), "rb", buffering=0) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
             offset, nbytes = _ENTRY.unpack(os.pread(file.fileno(), _ENTRY.size, start))
             if nbytes == _NO_IMAGE:
@@ -239,8 +239,9 @@ def scan_parquet(src: Path) -> Collection:
     """
     src = Path(os.path.abspath(src))
     ignored: Counter[str] = Counter()
-    if not src.exists():
-        raise SourceError(f"{src}: expected a parquet file, or a folder of them, found nothing")
+    if not (src.is_dir() or src.is_file()):
+        found = "something else" if src.exists() else "nothing"
+        raise SourceError(f"{src}: expected a parquet file, or a folder of them, found {found}")
     folder, names = (src, _list(src, ignored)) if src.is_dir() else (src.parent, [src.name])
     if not names:
         raise SourceError(f"{src}: expected a parquet file, or a folder of them, found none in it")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardio.errors import ConvertError, FormatError, SpaceError
-from shardio.files import AtomicFile, fsync_folder, is_abandoned, naming, reserve, write_all
+from shardio.files import AtomicFile, fsync_folder, is_abandoned, naming, open_untrusted, reserve, write_all
 from shardio.format import MANIFEST_NAME, is_safe_name
 from shardio.manifest import FileEntry, Manifest, commit_manifest, load_manifest
 from shardio.shardset import open_sized
@@ -293,7 +293,7 @@ def _readable_by(folder: Path, names: list[str]) -> ReadableBy:
 def _sweep(root: Path) -> None:
     """Remove the temporary folders of killed publishers, and their locks."""
     for name in {match[1] for match in map(_TEMPORARY.fullmatch, os.listdir(root)) if match}:
-        with contextlib.suppress(OSError):  # gone by now, not ours to touch, or no locks here
+        with contextlib.suppress(OSError, FormatError):  # gone by now, not ours to touch, no lock, or no locks here
             _sweep_one(root / name)
 
 
@@ -303,7 +303,7 @@ def _sweep_one(lock: Path) -> None:
     folder = lock.with_name(lock.name + _FOLDER_SUFFIX)
     descriptor = -1
     with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_untrusted(lock, os.O_RDWR)
     try:
         if descriptor >= 0:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,7 +24,7 @@ from shardio.checksum import crc32
 from shardio.columns import read_columns
 from shardio.decode import read_size
 from shardio.errors import ConvertError, DecodeError
-from shardio.files import open_regular, sweep_temporaries, write_atomic
+from shardio.files import open_regular, read_untrusted, sweep_temporaries, write_atomic
 from shardio.format import HEADER_NBYTES, WORK_FOLDER, columns_of, index_header, sample_nbytes
 from shardio.machine import usable_cores
 from shardio.manifest import FileEntry, Manifest, ShardEntry, load_manifest
@@ -192,7 +192,7 @@ class _Repair:
     def _refused_keys(self, split: str) -> Collection[bytes] | None:
         """Keys of the split's sources that were refused, as a file tells that is not damaged; None if there is none."""
         if self.manifest.rejects.file not in self.damaged:
-            lines = (self.folder / self.manifest.rejects.file).read_bytes().splitlines()
+            lines = read_untrusted(self.folder / self.manifest.rejects.file).splitlines()
             return {os.fsencode(r["key"]) for r in map(json.loads, lines) if r["split"] == split}
         if self.manifest.splits[split].index.file not in self.damaged:
             listed = {source.key for task in self._tasks(split) for source in task.sources}
@@ -257,7 +257,7 @@ class _Repair:
 
     def _read_index(self, split: str) -> NDArray[np.void]:
         index = self.manifest.splits[split].index
-        data = (self.folder / index.file).read_bytes()
+        data = read_untrusted(self.folder / index.file)
         return np.frombuffer(data, index.dtype, offset=HEADER_NBYTES)
 
     def _index_parts(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:

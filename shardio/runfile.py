@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.files import open_untrusted, read_untrusted
+
 _COUNT = np.dtype("<u4")
 _SLOT_NBYTES = 2 * _COUNT.itemsize  # sources done, of these refused
 # A thousand tasks must not keep the file server busy with this.
@@ -35,7 +37,7 @@ class RunFile:
 
         FileNotFoundError if somebody removed the file.
         """
-        return np.frombuffer(self.path.read_bytes(), _COUNT).astype(np.int64).reshape(-1, 2)
+        return np.frombuffer(read_untrusted(self.path), _COUNT).astype(np.int64).reshape(-1, 2)
 
     def remove(self) -> None:
         """Tell the tasks to stop. May be called again."""
@@ -69,7 +71,7 @@ class RunSlot:
     def _look(self) -> None:
         counts = np.array((self._done, self._refused), _COUNT)
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = open_untrusted(self._path, os.O_WRONLY, sole_name=True)
             try:
                 os.pwrite(descriptor, counts.tobytes(), self._offset)
             finally:

@@ -25,7 +25,7 @@ from shardio.checksum import crc32
 from shardio.decode import decode_image, decode_object
 from shardio.duplicates import HASH_NBYTES, UNREAD, hash_source
 from shardio.errors import DecodeError
-from shardio.files import naming, write_atomic
+from shardio.files import naming, open_untrusted, read_untrusted, write_all, write_atomic
 from shardio.format import WORK_FOLDER, index_dtype
 from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
@@ -249,16 +249,16 @@ def _refused_path(task: ShardTask) -> Path:
 
 def _note_refused(task: ShardTask, reject: Reject) -> None:
     path = _refused_path(task)
-    with naming(path), open(path, "ab", buffering=0) as file:
-        file.write(reject.to_line())
+    descriptor = open_untrusted(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, sole_name=True)
+    with naming(path), os.fdopen(descriptor, "ab", buffering=0) as file:
+        write_all(file.fileno(), reject.to_line())
 
 
 def refused_so_far(task: ShardTask) -> list[bytes]:
     """The lines of rejects.jsonl for a task in any state, in the order of its sources."""
     path = _refused_path(task)
     try:
-        with naming(path):
-            lines = path.read_bytes().splitlines(keepends=True)
+        lines = read_untrusted(path).splitlines(keepends=True)
     except FileNotFoundError:
         return []
     places = {source.key: number for number, source in enumerate(task.sources)}
@@ -285,7 +285,7 @@ def _dump_record(record: ShardRecord) -> bytes:
 def load_record(task: ShardTask) -> ShardRecord | None:
     """The record of a task that is done and whose sources are still the same; None if it must be done."""
     try:
-        document = json.loads(_record_path(task).read_bytes())
+        document = json.loads(read_untrusted(_record_path(task)))
         entry = document["entry"] and ShardEntry(**document["entry"])
         record = ShardRecord(
             entry,
@@ -299,6 +299,6 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             return None
         if entry and (task.out / entry.file).stat().st_size != entry.nbytes:
             return None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # no record, or one that somebody spoilt: the work is done again
     return record if record.sources_sha256 == task.origin.fingerprint(task.sources) else None

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from conftest import random_picture, write_jpeg
 from PIL import Image
-from test_files import FailingDisk
+from test_files import FailingDisk, must_not_block
 
 from shardio import converter, sources
 from shardio.converter import ConvertReport, Progress, convert
@@ -1170,3 +1170,25 @@ def test_ctrl_c_with_worker_processes_leaves_no_trace_and_the_same_call_goes_on(
     report = convert(larger_tree, out, **OPTIONS)
     assert 0 < report.num_converted < 240
     assert hashes(out) == finished
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_plan_is_named_and_not_waited_for(
+    image_tree: Path, tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    (tmp_path / "out" / ".convert").mkdir(parents=True)
+    put(tmp_path / "out" / ".convert" / "plan.json")
+    with (
+        must_not_block(),
+        pytest.raises(ConvertError, match=r"plan\.json: expected a regular file, found a .*: remove it"),
+    ):
+        convert(image_tree, tmp_path / "out", **OPTIONS)
+
+
+def test_what_is_no_list_of_rejects_is_named_and_not_waited_for(image_tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS)
+    (out / "rejects.jsonl").unlink()
+    os.mkfifo(out / "rejects.jsonl")
+    with must_not_block(), pytest.raises(FormatError, match=r"rejects\.jsonl: expected a regular file, found a FIFO"):
+        convert(image_tree, out, **OPTIONS)

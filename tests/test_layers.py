@@ -40,7 +40,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "webp": (1, "c"),
     "exif": (0, "c"),
     "torchthreads": (1, "c"),
-    "runfile": (1, "c"),
+    "runfile": (2, "c"),
     "parts": (1, "c"),
     "manifest": (2, "b"),
     "places": (2, "t"),

@@ -710,10 +710,10 @@ def test_a_manifest_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     assert load_fails(tmp_path).endswith("expected a regular file, found a symbolic link")
     path.unlink()
     os.mkfifo(path)
-    assert "expected a regular file, found prw" in load_fails(tmp_path)
+    assert "expected a regular file, found a FIFO" in load_fails(tmp_path)
     path.unlink()
     path.mkdir()
-    assert "expected a regular file, found drwx" in load_fails(tmp_path)
+    assert "expected a regular file, found a folder" in load_fails(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from test_files import must_not_block
 
+from shardio.errors import FormatError
 from shardio.runfile import RunFile, RunSlot
 
 
@@ -79,3 +81,21 @@ def test_only_a_file_that_is_gone_says_stop(
         patch.setattr(os, call, fail)
         assert slot.stopped() == stops
     assert slot.stopped() == stops
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_counts_go_into_a_file_and_nothing_else(tmp_path: Path) -> None:
+    run_file = RunFile(tmp_path, 1)
+    slot = RunSlot(run_file.path, 0)
+    (tmp_path / "precious").write_bytes(bytes(8))
+    for put in (os.mkfifo, lambda path: path.symlink_to("precious"), lambda path: os.link(tmp_path / "precious", path)):
+        run_file.remove()
+        put(run_file.path)
+        slot.report(1, 0)
+        with must_not_block(), pytest.raises(FormatError, match=r"run\..*: expected a regular file, found"):
+            slot.stopped()
+    assert (tmp_path / "precious").read_bytes() == bytes(8)
+    run_file.remove()
+    os.mkfifo(run_file.path)
+    with must_not_block(), pytest.raises(FormatError, match="found a FIFO"):
+        run_file.read()

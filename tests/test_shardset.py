@@ -652,10 +652,10 @@ def test_a_fifo_or_a_folder_is_refused(make_set: Callable[..., Path], name: str)
     out = make_set(25)
     (out / name).unlink()
     os.mkfifo(out / name)
-    assert "expected a regular file, found prw" in opening_fails(out, name)
+    assert "expected a regular file, found a FIFO" in opening_fails(out, name)
     (out / name).unlink()
     (out / name).mkdir()
-    assert "expected a regular file, found drwx" in opening_fails(out, name)
+    assert "expected a regular file, found a folder" in opening_fails(out, name)
     assert nothing_is_left_of(out)
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 import simplejpeg
 from conftest import random_picture
+from test_files import must_not_block
 
 from shardio import writer
 from shardio.checksum import crc32
 from shardio.decode import decode_image
-from shardio.errors import DecodeError
+from shardio.errors import DecodeError, FormatError
 from shardio.files import is_temporary
 from shardio.format import WORK_FOLDER
 from shardio.plan import ShardTask
 from shardio.resize import Fit
-from shardio.shardtask import Control, Stopped, do_task, load_record
+from shardio.shardtask import Control, Stopped, do_task, load_record, refused_so_far
 from shardio.sources import Source
 from shardio.writer import BLOCK_NBYTES
 
@@ -218,3 +219,23 @@ def test_every_decode_error_is_a_reject_and_no_other_exception_is(task: ShardTas
         do_task(replace(task, origin=odd), Reports().control(2))
     record = do_task(replace(task, origin=odd, sources=task.sources[:9]), Reports().control(2))
     assert [(int(r.key), r.reason) for r in record.rejects] == [(3, "empty"), (4, "empty"), (7, "unreadable")]
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_another_user_put_in_the_place_of_a_record_is_no_record(
+    task: ShardTask, put: Callable[[Path], None]
+) -> None:
+    record = task.out / WORK_FOLDER / f"{task.name}.json"
+    put(record)
+    with must_not_block():
+        assert load_record(task) is None
+
+
+def test_refused_sources_are_noted_in_a_file_and_nothing_else(task: ShardTask, tmp_path: Path) -> None:
+    noted = task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
+    os.mkfifo(noted)
+    with must_not_block():
+        with pytest.raises(FormatError, match=r"refused\.jsonl: expected a regular file, found a FIFO"):
+            refused_so_far(task)
+        do_task(task, Reports().control(1))
+        assert len(refused_so_far(task)) == len(BAD)
