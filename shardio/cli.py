@@ -147,7 +147,7 @@ class _Bar(tqdm):  # type: ignore[type-arg]  # generic for type checkers only
 
 
 def _columns() -> int:
-    """How wide a bar may be. A terminal of a container, of CI or a launcher may say 0, where tqdm would show nothing."""
+    """How wide a bar may be. Terminals of containers, CI or launchers may say 0, where tqdm would show nothing."""
     columns = 0
     with contextlib.suppress(OSError, ValueError):  # no terminal, or closed
         columns = os.get_terminal_size(sys.stderr.fileno()).columns
