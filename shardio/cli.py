@@ -330,8 +330,8 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
         return
     rate = f" ({report.num_converted / report.seconds:,.0f} images/s)" if report.num_converted else ""
     done = f"converted {report.num_converted:,} images in {report.seconds:,.1f} s{rate}"
-    complete = "this part" if report.unfinished else "the set"
-    click.echo(done if report.num_converted else f"nothing to do: {complete} is complete")
+    found = "this part is finished" if report.unfinished else "the set is published"
+    click.echo(done if report.num_converted else f"nothing to do: {found}")
     click.echo(f"  source  {report.source}, {src}")
     for name, count in report.num_samples.items():
         click.echo(f"  {name:<8}{count:>12,} samples")
@@ -413,7 +413,7 @@ plan.params[2:2] = [
 @click.argument("out")
 @_json_option
 def info(out: str, as_json: bool) -> None:
-    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, size, digest.
+    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, state, size, digest.
 
     OUT is a folder, a URL such as s3://bucket/name, or a name that is found in the roots of SHARDIO_PATH.
     """
@@ -426,8 +426,11 @@ def info(out: str, as_json: bool) -> None:
         name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
         for name, split in manifest.splits.items()
     }
+    fault = storage.find_fault(manifest)
     facts = {
         "path": storage.name,
+        "state": "damaged" if fault else "published",
+        "reason": fault,
         "digest": manifest.digest,
         "sample_shape": list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
@@ -451,6 +454,7 @@ def info(out: str, as_json: bool) -> None:
         click.echo(f"  {name:<8}{split['num_samples']:,} samples in {split['num_shards']:,} shards")
         if columns := ", ".join(column for column, _ in manifest.splits[name].index.columns):
             click.echo(f"          columns {columns}")
+    click.echo(f"  state   {facts['state']}{fault and ': '}{fault}")
     click.echo(f"  refused {manifest.rejects.num_rejects:,} images when it was made")
     click.echo(f"  digest  {manifest.digest}")
     for name, value in _flat(manifest.provenance):
@@ -792,6 +796,10 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
 def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
     """Show the sets in each ROOT, a folder or a URL: samples, shape, size, digest, and what state they are in.
 
+    published: the manifest is there, and each file has the size that it says. damaged: one of these has not, or the
+    manifest is none. unfinished: a conversion that has not published its set yet. `shardio verify` tells whether the
+    bytes are right, too.
+
     Without a ROOT, those of SHARDIO_PATH, in the order in which a name is looked for there. Exit code 1 if a root
     cannot be looked into.
     """
@@ -851,7 +859,7 @@ def _cached(copy: CachedCopy | None) -> str:
     if copy is None:
         return "no"
     users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""
-    return ("complete" if copy.complete else "in progress") + users
+    return ("yes" if copy.complete else "unfinished") + users
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

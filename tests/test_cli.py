@@ -67,7 +67,7 @@ def test_convert_json_is_one_object(image_tree: Path, tmp_path: Path) -> None:
 def test_convert_again_says_that_nothing_is_to_do(image_tree: Path, converted: Path) -> None:
     result = shardio("convert", image_tree, converted, "--size", "16x24")
     assert result.returncode == 0
-    assert "nothing to do: the set is complete" in result.stdout
+    assert "nothing to do: the set is published" in result.stdout
 
 
 def test_another_conversion_into_the_same_folder_is_refused(image_tree: Path, converted: Path) -> None:
