@@ -1,4 +1,4 @@
-"""Which shard sets there are below some roots, folders or URLs, finished or not: by their manifests alone."""
+"""Which shard sets there are below some roots, folders or URLs, by their manifests and the sizes of their files."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from typing import Literal
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format import WORK_FOLDER, SampleShape
-from shardio.manifest import Manifest, load_manifest
 from shardio.places import is_url, join_place, without_credentials
 from shardio.remote import RemoteStorage
+from shardio.storage import FolderStorage
 
 # Reading a manifest is waiting for a server, mostly.
 _NUM_THREADS = 16
 
-State = Literal["complete", "in progress", "damaged", "unreadable"]
+State = Literal["published", "damaged", "unfinished", "unreadable"]
 
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A set in a root. What its manifest says is empty or 0 unless it is complete."""
+    """A set in a root. What its manifest says is empty or 0 if there is none that can be read."""
 
     name: str
     path: str
     """For people to read: without the credentials of a URL."""
     state: State
-    """"in progress": a conversion that was not finished. An object store has none of these."""
+    """"damaged": the manifest is not one, or a file is missing or has another size than the manifest says.
+
+    "unfinished": a conversion without a manifest yet. An object store has none of these.
+    """
     reason: str = ""
     """Why it is damaged or unreadable."""
     digest: str = ""
@@ -82,20 +85,19 @@ def _look_at(root: str, name: str) -> CatalogueEntry | None:
     place = join_place(root, name)
     path = without_credentials(place) if is_url(place) else place
     try:
-        manifest = RemoteStorage(place).load_manifest() if is_url(place) else load_manifest(place)
+        storage = RemoteStorage(place) if is_url(place) else FolderStorage(place)
+        manifest = storage.load_manifest()
+        fault = storage.find_fault(manifest)
     except SetNotFoundError:
         if not is_url(place) and os.path.isdir(os.path.join(place, WORK_FOLDER)):
-            return CatalogueEntry(name, path, "in progress")
+            return CatalogueEntry(name, path, "unfinished")
         return None
     except FormatError as error:
         return CatalogueEntry(name, path, "damaged", str(error))
     except OSError as error:
         return CatalogueEntry(name, path, "unreadable", str(error))
-    return _entry(name, path, manifest)
-
-
-def _entry(name: str, path: str, manifest: Manifest) -> CatalogueEntry:
+    state: State = "damaged" if fault else "published"
     num_samples = {split: content.num_samples for split, content in manifest.splits.items()}
     return CatalogueEntry(
-        name, path, "complete", "", manifest.digest, manifest.sample_shape, num_samples, manifest.nbytes
+        name, path, state, fault, manifest.digest, manifest.sample_shape, num_samples, manifest.nbytes
     )

@@ -15,8 +15,10 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -37,6 +39,9 @@ _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
 
+
+# One under the other. The rows of a terminal need not be known.
+_MOST_BARS = 20
 
 T = TypeVar("T")
 
@@ -128,6 +133,25 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
     if value is not None and not value.absolute().parent.is_dir():
         raise click.BadParameter(f"expected a file in a folder that exists; found {str(value)!r}")
     return value
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]  # generic for type checkers only
+    """Progress on stderr, if that is a terminal."""
+
+    def __init__(self, *, shown: bool = True, **options: Any) -> None:
+        super().__init__(disable=None if shown else True, ncols=_columns(), nrows=_MOST_BARS, **options)
+
+    @property
+    def format_dict(self) -> MutableMapping[str, Any]:
+        return {**super().format_dict, "ncols": _columns()}
+
+
+def _columns() -> int:
+    """How wide a bar may be. Terminals of containers, CI or launchers may say 0, where tqdm would show nothing."""
+    columns = 0
+    with contextlib.suppress(OSError, ValueError):  # no terminal, or closed
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    return (columns or shutil.get_terminal_size().columns) - 1  # a full line would break
 
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
@@ -277,7 +301,7 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
     import shardio.converter as converter
     from shardio.files import write_atomic
 
-    with tqdm(unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1) as bar:
+    with _Bar(unit=" images", smoothing=0.1) as bar:
 
         def show(progress: converter.Progress) -> None:
             if bar.total is None:
@@ -306,8 +330,8 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
         return
     rate = f" ({report.num_converted / report.seconds:,.0f} images/s)" if report.num_converted else ""
     done = f"converted {report.num_converted:,} images in {report.seconds:,.1f} s{rate}"
-    complete = "this part" if report.unfinished else "the set"
-    click.echo(done if report.num_converted else f"nothing to do: {complete} is complete")
+    found = "this part is finished" if report.unfinished else "the set is published"
+    click.echo(done if report.num_converted else f"nothing to do: {found}")
     click.echo(f"  source  {report.source}, {src}")
     for name, count in report.num_samples.items():
         click.echo(f"  {name:<8}{count:>12,} samples")
@@ -389,7 +413,7 @@ plan.params[2:2] = [
 @click.argument("out")
 @_json_option
 def info(out: str, as_json: bool) -> None:
-    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, size, digest.
+    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, state, size, digest.
 
     OUT is a folder, a URL such as s3://bucket/name, or a name that is found in the roots of SHARDIO_PATH.
     """
@@ -402,8 +426,11 @@ def info(out: str, as_json: bool) -> None:
         name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
         for name, split in manifest.splits.items()
     }
+    fault = storage.find_fault(manifest)
     facts = {
         "path": storage.name,
+        "state": "damaged" if fault else "published",
+        "reason": fault,
         "digest": manifest.digest,
         "sample_shape": list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
@@ -427,6 +454,7 @@ def info(out: str, as_json: bool) -> None:
         click.echo(f"  {name:<8}{split['num_samples']:,} samples in {split['num_shards']:,} shards")
         if columns := ", ".join(column for column, _ in manifest.splits[name].index.columns):
             click.echo(f"          columns {columns}")
+    click.echo(f"  state   {facts['state']}{fault and ': '}{fault}")
     click.echo(f"  refused {manifest.rejects.num_rejects:,} images when it was made")
     click.echo(f"  digest  {manifest.digest}")
     for name, value in _flat(manifest.provenance):
@@ -453,7 +481,7 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
     """
     import shardio.verifier as verifier
 
-    with tqdm(unit="B", unit_scale=True, disable=True if quick else None, dynamic_ncols=True) as bar:
+    with _Bar(unit="B", unit_scale=True, shown=not quick) as bar:
 
         def show(nbytes: int, total: int) -> None:
             bar.total = total
@@ -489,8 +517,8 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     import shardio.repairer as repairer
 
     with (
-        tqdm(unit="B", unit_scale=True, desc="verify", disable=None, dynamic_ncols=True) as read,
-        tqdm(unit=" images", desc="repair", disable=None, dynamic_ncols=True) as made,
+        _Bar(unit="B", unit_scale=True, desc="verify") as read,
+        _Bar(unit=" images", desc="repair") as made,
     ):
 
         def show_read(nbytes: int, total: int) -> None:
@@ -523,7 +551,7 @@ def warm(out: Path, split: str | None, workers: int, force: bool, as_json: bool)
     """
     import shardio.warmer as warmer
 
-    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
+    with _Bar(unit="B", unit_scale=True) as bar:
 
         def show(nbytes: int, total: int) -> None:
             bar.total = total
@@ -564,7 +592,7 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
         click.echo(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
 
     # With a delay the bar is not there before something is copied, and never where another process copies.
-    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True, delay=1e-3) as bar:
+    with _Bar(unit="B", unit_scale=True, delay=1e-3) as bar:
 
         def show(nbytes: int, total: int) -> None:
             bar.total = total
@@ -706,7 +734,7 @@ def bench(out: Path, as_json: bool, **options: Any) -> None:
     import shardio.bench as benchmark
     from shardio.benchtable import table
 
-    with tqdm(unit=" turns", disable=None, dynamic_ncols=True) as bar:
+    with _Bar(unit=" turns") as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
@@ -735,7 +763,7 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
     """
     import shardio.publisher as publisher
 
-    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
+    with _Bar(unit="B", unit_scale=True) as bar:
 
         def show(nbytes: int, total: int) -> None:
             bar.total = total
@@ -767,6 +795,10 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
 @_json_option
 def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
     """Show the sets in each ROOT, a folder or a URL: samples, shape, size, digest, and what state they are in.
+
+    published: the manifest is there, and each file has the size that it says. damaged: one of these has not, or the
+    manifest is none. unfinished: a conversion that has not published its set yet. `shardio verify` tells whether the
+    bytes are right, too.
 
     Without a ROOT, those of SHARDIO_PATH, in the order in which a name is looked for there. Exit code 1 if a root
     cannot be looked into.
@@ -830,7 +862,7 @@ def _cached(copy: CachedCopy | None) -> str:
     if copy is None:
         return "no"
     users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""
-    return ("complete" if copy.complete else "in progress") + users
+    return ("yes" if copy.complete else "unfinished") + users
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -896,7 +928,9 @@ def check_shuffle(
 
 @cli.command(short_help="Convert, read and train on a folder of images.")
 @click.argument("images", type=_folder)
-@click.option("--out", type=_folder, help="Folder of the set, kept.  [default: IMAGES with -shards at its end]")
+@click.option(
+    "--out", type=_folder, help="Keep the set in this folder.  [default: a temporary one, removed at the end]"
+)
 @click.option("--steps", type=click.IntRange(1), default=300, show_default=True, help="Training steps.")
 @click.option(
     "--size",
@@ -909,16 +943,20 @@ def check_shuffle(
 def demo(images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> None:
     """Show the main job on a folder of IMAGES: convert, read some epochs, train a small network.
 
-    Uses the GPU if there is one.
+    Uses the GPU if there is one. Without --out nothing is kept; TMPDIR chooses the disk then.
     """
     from shardio.demo import run_demo
 
-    out = images.with_name(images.name + "-shards") if out is None else out
+    if is_temporary := out is None:
+        folder = click.get_current_context().with_resource(tempfile.TemporaryDirectory(prefix="shardio-demo-"))
+        out = Path(folder, "shards")
     click.secho(f"$ shardio convert {images} {out} --size {size[0]}x{size[1]}", bold=True)
     _convert(images, out, as_json=False, size=size)
     click.secho(f"\n$ shardio info {out}", bold=True)
     click.get_current_context().invoke(info, out=str(out), as_json=False)
     run_demo(out, steps, click.echo)
+    if is_temporary:
+        click.echo(f"\n{out} is removed now; `--out FOLDER` keeps the set")
 
 
 def _some(numbers: Sequence[int], most: int = 16) -> str:

@@ -118,7 +118,7 @@ class Manifest:
                 f"class_names: expected one for each of the {len(self.classes)} classes, found {len(self.class_names)}"
             )
         names: set[str] = {MANIFEST_NAME}
-        for entry in self._entries():
+        for entry in self.files:
             # Names that differ only in case are one file on some filesystems.
             if entry.file.lower() in names:
                 raise FormatError(f"file {entry.file!r}: expected distinct names, found it twice")
@@ -126,7 +126,9 @@ class Manifest:
         for name, split in self.splits.items():
             self._check_split(name, split)
 
-    def _entries(self) -> list[FileEntry]:
+    @property
+    def files(self) -> list[FileEntry]:
+        """All files of the set but the manifest itself."""
         entries: list[FileEntry] = [self.rejects]
         for split in self.splits.values():
             entries += [split.index, *split.shards]
@@ -185,7 +187,7 @@ class Manifest:
     @property
     def nbytes(self) -> int:
         """Size of all files but the manifest itself."""
-        return sum(entry.nbytes for entry in self._entries())
+        return sum(entry.nbytes for entry in self.files)
 
 
 # --- reading what somebody else may have written -------------------------------------------------------------------

@@ -94,14 +94,9 @@ def publish(
             shutil.rmtree(folder, ignore_errors=True)
     if move and not renamed:
         _remove_set(source, manifest, target)
-    entries = _entries(manifest)
+    entries = manifest.files
     readable_by = _readable_by(target, [MANIFEST_NAME, *(entry.file for entry in entries)])
     return PublishReport(str(target), manifest.digest, len(entries) + 1, manifest.nbytes, renamed, readable_by)
-
-
-def _entries(manifest: Manifest) -> list[FileEntry]:
-    splits = manifest.splits.values()
-    return [manifest.rejects, *(entry for split in splits for entry in (split.index, *split.shards))]
 
 
 def _check_target(source: Path, target: Path) -> None:
@@ -150,7 +145,7 @@ def _copy_set(
             on_progress(nbytes, manifest.nbytes)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="shardio-publish") as pool:
-        copies = [pool.submit(_copy_file, source, entry, folder, progress) for entry in _entries(manifest)]
+        copies = [pool.submit(_copy_file, source, entry, folder, progress) for entry in manifest.files]
         try:
             for copy in wait(copies, return_when=FIRST_EXCEPTION).done:
                 copy.result()
@@ -190,7 +185,7 @@ def _remove_set(source: Path, manifest: Manifest, target: Path) -> None:
     try:
         (source / MANIFEST_NAME).unlink()
         fsync_folder(source)
-        for entry in _entries(manifest):
+        for entry in manifest.files:
             (source / entry.file).unlink()
     except OSError as error:
         raise ConvertError(f"{target} is published, but {source} could not be removed: {error}") from None
@@ -210,7 +205,7 @@ def _make_movable(source: Path, manifest: Manifest, like: tuple[Path, int]) -> N
 
     FormatError if the set is not whole, ConvertError if there is anything else in the folder, which would go along.
     """
-    names = [MANIFEST_NAME, *(entry.file for entry in _entries(manifest))]
+    names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
     if foreign := sorted(set(os.listdir(source)) - set(names)):
         raise ConvertError(
             f"{source}: expected nothing but the files of the set, found {foreign[0]!r}: remove it, or publish a copy "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from itertools import product
 from pathlib import Path
@@ -16,6 +19,8 @@ import numpy as np
 import pytest
 from conftest import random_picture, write_jpeg
 from forked import run_forked
+
+from shardio.cli import _Bar
 
 
 def shardio(*words: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
@@ -62,7 +67,7 @@ def test_convert_json_is_one_object(image_tree: Path, tmp_path: Path) -> None:
 def test_convert_again_says_that_nothing_is_to_do(image_tree: Path, converted: Path) -> None:
     result = shardio("convert", image_tree, converted, "--size", "16x24")
     assert result.returncode == 0
-    assert "nothing to do: the set is complete" in result.stdout
+    assert "nothing to do: the set is published" in result.stdout
 
 
 def test_another_conversion_into_the_same_folder_is_refused(image_tree: Path, converted: Path) -> None:
@@ -268,6 +273,45 @@ def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(con
     assert_one_clear_error(
         shardio("warm", converted, "--split", "test"), 1, "expected a split 'test', found train, val"
     )
+
+
+@pytest.mark.parametrize("columns", [0, 40, 100])
+def test_a_bar_is_shown_on_a_terminal_whatever_width_it_tells(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    here, there = os.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("4H", 0, columns, 0, 0))
+    with os.fdopen(here, "rb", buffering=0) as terminal, os.fdopen(there, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with _Bar(total=10, unit=" images") as bar:
+            bar.update(10)
+        shown = terminal.read(10_000).decode().replace("\n", "\r").split("\r")
+    assert any("10/10" in line for line in shown)
+    assert 30 < max(map(len, shown)) < (columns or 200)
+
+
+def test_no_bar_is_shown_where_there_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "log").open("w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with _Bar(total=10) as bar:
+            bar.update(10)
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_demo_leaves_nothing_anywhere_unless_it_is_told_where(tmp_path: Path) -> None:
+    for number in range(8):
+        picture = random_picture(np.random.default_rng(number), 32, 32)
+        write_jpeg(tmp_path / "images" / f"c{number % 2}" / f"{number}.jpg", picture)
+    (tmp_path / "tmp").mkdir()
+    words = ("demo", tmp_path / "images", "--steps", "1", "--size", "16")
+    env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    result = shardio(*words, cwd=tmp_path, env=env)
+    assert result.returncode == 0, result.stderr
+    assert f"$ shardio convert {tmp_path / 'images'} {tmp_path / 'tmp' / 'shardio-demo-'}" in result.stdout
+    assert "`--out FOLDER` keeps the set" in result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "tmp"]
+    assert not list((tmp_path / "tmp").glob("shardio*"))
+    assert shardio(*words, "--out", tmp_path / "kept").returncode == 0
+    assert (tmp_path / "kept" / "manifest.json").exists()
 
 
 def test_help_names_every_command() -> None:
