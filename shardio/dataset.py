@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from shardio.eager import eager
 from shardio.shardset import ShardSet, open_shards
 
 
@@ -42,6 +43,7 @@ class ShardDataset(Dataset[tuple[torch.Tensor, int]]):
         position = range(len(self))[operator.index(index)]  # negative indices, and IndexError
         return self.__getitems__([position])[0]
 
+    @eager
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int]]:
         """Many samples with one gather; DataLoader calls this with a whole batch of indices."""
         wanted = np.asarray(indices, np.int64)

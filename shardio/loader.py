@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import time
 import weakref
@@ -21,6 +22,7 @@ from torch.profiler import record_function
 from shardio.cached import CachedSplit, StagedReader
 from shardio.crop import Crop, CropAt, Windows
 from shardio.damage import Check, GuardedReader, OnDamage, check_choices
+from shardio.eager import eager
 from shardio.engine import Io, make_reader, read_ahead_batches
 from shardio.errors import LaunchError
 from shardio.format import SampleShape, sample_nbytes
@@ -128,6 +130,7 @@ class ShardLoader:
     A loader does not survive fork(): make it in the process that uses it.
     """
 
+    @eager
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -253,6 +256,7 @@ class ShardLoader:
         self._next = self._received = place
         self._reading = None
 
+    @eager
     def __iter__(self) -> LoaderIterator:
         self._check_world()
         return LoaderIterator(self)
@@ -427,6 +431,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             self._take_place()
         return self._remaining
 
+    @eager
     def __next__(self) -> tuple[torch.Tensor, ...]:
         loader = self._loader
         if os.getpid() != loader._pid:
@@ -469,12 +474,12 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
 
     def _transform(
         self,
-        transform: Transform | Callable[[torch.Tensor], torch.Tensor],
+        transform: Callable[[torch.Tensor], Any],
         images: torch.Tensor,
         labels: torch.Tensor,
         drawn: _Drawn,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not isinstance(transform, Transform):
+        if (ours := _ours(transform)) is None:
             return transform(images), labels
         loader, numbers, sizes = self._loader, drawn.indices, drawn.sizes
         if loader._repeats:
@@ -482,7 +487,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             numbers = np.arange(start, stop) % self._sampler.num_samples
         if loader._squashed and sizes is None:  # the transform has come while the batch was under way
             sizes = _sizes(loader._reader, loader.shards.sample_shape, loader._crop, drawn.indices)
-        changed, targets = transform(images, labels, indices=numbers, seed=loader._seed, epoch=self.epoch, sizes=sizes)
+        changed, targets = ours(images, labels, indices=numbers, seed=loader._seed, epoch=self.epoch, sizes=sizes)
         return cast(torch.Tensor, changed), targets  # of Views a tuple of them
 
     def _receive(self, place: _Place) -> None:
@@ -535,7 +540,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         steps: list[Finish] = []
         if loader._guard is not None:
             steps.append(partial(loader._guard.replace_damaged, self.epoch))
-        if loader._squashed and isinstance(loader.transform, Transform):
+        if loader._squashed and _ours(loader.transform) is not None:
             steps.append(partial(_note_sizes, loader._reader, loader.shards.sample_shape, loader._crop))
         return partial(_do_all, steps) if steps else None
 
@@ -562,7 +567,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         counts.gather_seconds += pending.gather_seconds
         self._pending.popleft()
         if self._loader._guard is not None:
-            self._loader._guard.warn(levels=5)  # at the line that asked for a batch
+            self._loader._guard.warn()
         return slot, pending.size
 
     def _lend(self, slot: Slot, size: int) -> tuple[Tensors, _Drawn]:
@@ -570,6 +575,13 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
         images = torch.from_numpy(self._loader._ring.lend(slot, size))
         return Tensors(images.permute(0, 3, 1, 2), labels, indices), drawn
+
+
+def _ours(transform: object) -> Transform | None:
+    """The transform of shardio.augment that this is, or that torch.compile was given. That one compiles nothing of it,
+    and would hide that it wants to be told seed, epoch and samples."""
+    unwrapped = inspect.unwrap(transform) if callable(transform) else None
+    return unwrapped if isinstance(unwrapped, Transform) else None
 
 
 def _drawn(slot: Slot, size: int) -> _Drawn:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.crop import Windows
+from shardio.eager import eager
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.files import open_regular
 from shardio.format import (
@@ -45,6 +46,7 @@ class Sample(NamedTuple):
     label: int
 
 
+@eager
 def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
     """Open one split of the set in the folder `path`, or of that name in the catalogue (`shardio.places`).
 
@@ -219,6 +221,7 @@ class ShardSet(Sequence[Sample]):
     def __getitem__(self, index: int) -> Sample: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+    @eager
     def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -297,6 +300,7 @@ class ShardSet(Sequence[Sample]):
         path = self.path_of(self._split.shards[0])
         return sys.platform == "linux" and (_owns(path) or os.access(path, os.W_OK))
 
+    @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """Copy the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
 
@@ -321,6 +325,7 @@ class ShardSet(Sequence[Sample]):
         """The labels of these samples, which must exist: int64, the caller's own. Errors are those of `gather`."""
         return self.column_of("label", indices)
 
+    @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """A column of the index for these samples, which must exist: a copy. Errors are those of `gather`.
 

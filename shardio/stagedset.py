@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.crop import Windows
+from shardio.eager import eager
 from shardio.errors import FormatError
 from shardio.files import write_all
 from shardio.manifest import FileEntry, Manifest
@@ -108,6 +109,7 @@ class StagedSet(ShardSet):
     def __getitem__(self, index: int) -> Sample: ...
     @overload
     def __getitem__(self, index: slice) -> list[Sample]: ...
+    @eager
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -119,6 +121,7 @@ class StagedSet(ShardSet):
         pixels.flags.writeable = False
         return Sample(pixels[0], int(self.index["label"][position[0]]))
 
+    @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """As ShardSet.gather. What is away is read sample by sample, one after the other: threads make it many."""
         indices = self.check_request(indices, out, windows)
