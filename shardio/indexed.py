@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from shardio.decode import check_object, decode_object
 from shardio.errors import DecodeError, SourceError
 from shardio.format import is_safe_name, shard_name
-from shardio.manifest import first_repeated
+from shardio.manifest import check_text, first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Given, Item, Source
 from shardio.tree import DEFAULT_SPLIT
 
@@ -225,6 +225,7 @@ def _classes(split: str, dataset: Any) -> tuple[tuple[str, ...], tuple[str, ...]
     classes, class_names = (tuple(ids), names) if len(ids) == len(names) else (names, ())
     if (repeated := first_repeated(classes)) is not None:
         raise ValueError(f"dataset {split!r}: expected distinct classes, found {repeated!r} twice")
+    check_text((*classes, *class_names), f"dataset {split!r}: classes")
     return classes, class_names
 
 

@@ -33,7 +33,16 @@ from shardio.format import (
     sample_nbytes,
     shard_name,
 )
-from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest, first_repeated
+from shardio.manifest import (
+    IndexEntry,
+    Manifest,
+    RejectsEntry,
+    ShardEntry,
+    Split,
+    check_text,
+    commit_manifest,
+    first_repeated,
+)
 from shardio.version import __version__
 from shardio.writer import IndexRows, ShardFileWriter, with_columns
 
@@ -144,9 +153,11 @@ class ShardWriter:
         self.out = Path(out)
         self.sample_shape = check_sample_shape(sample_shape)
         self.classes = tuple(classes)
+        self.class_names = tuple(class_names)
+        check_text(self.classes, "classes")
+        check_text(self.class_names, "class_names")
         if (repeated := first_repeated(self.classes)) is not None:
             raise ValueError(f"classes must be distinct, found {repeated!r} twice")
-        self.class_names = tuple(class_names)
         if self.class_names and len(self.class_names) != len(self.classes):
             raise ValueError(
                 f"class_names must be as many as the {len(self.classes)} classes, found {len(self.class_names)}"

@@ -446,6 +446,12 @@ def test_classes_that_are_no_names_are_refused(
         convert(Pictures(3, classes=classes), tmp_path / "out", **OPTIONS)
 
 
+def test_classes_that_no_manifest_can_hold_are_refused_before_anything_is_converted(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^dataset 'train': classes must be text, .* found 'b\\ud800'"):
+        convert(Pictures(3, classes=["a", "b\ud800", "c"]), tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
 def test_splits_must_have_the_same_classes(tmp_path: Path) -> None:
     splits = {"train": Pictures(3), "other": pairs(3), "val": Pictures(3, classes=["a", "c", "b"])}
     with pytest.raises(ValueError, match=r"^dataset 'val': expected the same classes as 'train', found others$"):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, replace
@@ -359,7 +360,7 @@ def test_bad_split_names_are_refused(name: str) -> None:
 
 
 def test_any_class_name_is_a_class_name() -> None:
-    for name in ("", "a/b", "../x", "a\0b", "\ud800", "x" * 10_000, "n01440764", "\u00fc"):
+    for name in ("", "a/b", "../x", "a\0b", "\udc80", "\udcff", "x" * 10_000, "n01440764", "\u00fc"):
         changed = document()
         changed["classes"] = [name]
         assert parse_manifest(dump(seal(changed))).classes == (name,)
@@ -498,6 +499,77 @@ def test_constants_that_json_does_not_have_are_refused(path: JsonPath, constant:
     assert not message.startswith("digest"), message
 
 
+_BEYOND = {
+    "1e999": "numbers that float64 holds, found '1e999'",
+    "-1e999": "numbers that float64 holds, found '-1e999'",
+    "1" * 4301: "integers of at most 4300 digits, found '1111",
+    r'"\ud800"': r"lone surrogates stand for bytes (U+DC80 to U+DCFF), found '\ud800'",
+    r'"\udc7f"': r"found '\udc7f'",
+    r'"x\udd00x"': r"found 'x\udd00x'",
+    r'"\udfff"': r"found '\udfff'",
+    r'"\ude00\ud83d"': r"found '\ude00\ud83d'",
+    r'{"\ud800": 1}': r"found '\ud800'",
+    r'[[{"a": ["\ud800"]}]]': r"found '\ud800'",
+    "[" * 100 + "]" * 100: "objects and lists at most 100 deep, found deeper ones",
+    '{"x":' * 100 + "0" + "}" * 100: "objects and lists at most 100 deep, found deeper ones",
+}
+
+
+@pytest.mark.parametrize(("value", "expected"), _BEYOND.items(), ids=lambda text: text[:20])
+def test_a_provenance_that_could_not_be_written_or_shown_again_is_refused(value: str, expected: str) -> None:
+    changed = document()
+    changed["provenance"] = "HERE"
+    assert expected in refused(dump(changed).replace(b'"HERE"', f'{{"x": {value}}}'.encode()))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("1e308", "-0.0", "1e-999", "1" * 4300, "-" + "1" * 4299, '"\\udc80\\udcff"', '"\\ud83d\\ude00"', '"\\u0000"'),
+        *("[" * 99 + "]" * 99, '{"x":' * 99 + "0" + "}" * 99),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_provenance_that_is_taken_comes_back_from_what_is_written_of_it(value: str) -> None:
+    changed = document()
+    changed["provenance"] = "HERE"
+    manifest = parse_manifest(dump(changed).replace(b'"HERE"', f'{{"x": {value}}}'.encode()))
+    assert parse_manifest(manifest.dumps()) == manifest
+
+
+def test_a_class_name_that_stands_for_no_text_and_no_bytes_is_refused() -> None:
+    for name in ("\ud800", "a\udc7fb", "\udfff"):
+        for key in ("classes", "class_names"):
+            changed = document()
+            changed["classes"] = ["x"]
+            changed[key] = [name]
+            assert f"{key}[0]: expected text" in refused(dump(seal(changed)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"provenance": {"x": float("inf")}},
+        {"provenance": {"x": float("nan")}},
+        {"provenance": {"x": "\ud800"}},
+        {"classes": ("\ud800",)},
+        {"classes": (1,)},
+    ],
+    ids=str,
+)
+def test_what_nobody_could_open_is_not_published(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(FormatError, match=r"manifest\.json: .*expected .*; nothing is published$"):
+        commit_manifest(tmp_path, replace(small_manifest(), **changes))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_manifest_that_would_be_too_large_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.manifest.MAX_MANIFEST_NBYTES", 100)
+    with pytest.raises(FormatError, match=r"manifest\.json: expected at most 100 bytes, found"):
+        commit_manifest(tmp_path, small_manifest())
+    assert os.listdir(tmp_path) == []
+
+
 def test_every_prefix_is_refused() -> None:
     data = small_manifest().dumps()
     complete = len(data.rstrip())
@@ -537,11 +609,11 @@ def test_no_depth_of_nesting_gets_through_or_breaks_anything() -> None:
         try:
             parsed = parse_manifest(data)
         except FormatError:
-            assert "found a fault" in refused(data)
+            assert re.search("found a fault|at most 100 deep, found deeper ones", refused(data))
         else:
             taken += 1
             assert parsed.digest == small_manifest().digest
-    assert taken >= 19
+    assert taken == 19
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -907,3 +908,16 @@ def test_rejects_are_lines_of_ascii_json(key: bytes) -> None:
     assert set(document) == {"split", "key", "reason", "detail"}
     assert os.fsencode(document["key"]) == key
     assert document["detail"] == "a sentence with \u00fc\n"
+
+
+@pytest.mark.parametrize("which", ["classes", "class_names"])
+@pytest.mark.parametrize(
+    ("names", "kind", "found"),
+    [([0, 1], TypeError, "0"), ([b"a", "b"], TypeError, "b'a'"), (["a", "\ud800"], ValueError, "ud800")],
+)
+def test_classes_that_no_manifest_can_hold_are_refused_before_anything_is_written(
+    tmp_path: Path, which: str, names: list[Any], kind: type[Exception], found: str
+) -> None:
+    with pytest.raises(kind, match=f"{which} must be .*, found .*{found}"):
+        ShardWriter(tmp_path / "out", SHAPE, **{"classes": ["a", "b"], which: names})
+    assert not (tmp_path / "out").exists()
