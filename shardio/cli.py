@@ -40,6 +40,8 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
 
 
+# Images by name, in what convert sums up.
+_MOST_WARNINGS = 5
 # One under the other. The rows of a terminal need not be known.
 _MOST_BARS = 20
 
@@ -299,6 +301,7 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 
 def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None = None, **options: Any) -> None:
     import shardio.converter as converter
+    from shardio.decode import JUNK
     from shardio.files import write_atomic
 
     with _Bar(unit=" images", smoothing=0.1) as bar:
@@ -325,6 +328,7 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
     if as_json:
         facts = dataclasses.asdict(report)
         facts["mended"] = [os.fsdecode(mended.key) for mended in report.mended]
+        facts["warnings"] = [mended.warning for mended in report.mended]
         facts["duplicates"] = duplicates and [json.loads(line) for line in duplicates]
         _print_json(facts)
         return
@@ -337,14 +341,20 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
         click.echo(f"  {name:<8}{count:>12,} samples")
     digest = f", digest {report.digest[:16]}" if report.digest else ""
     click.echo(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}{digest}")
+    warned = [m for m in report.mended if not m.warning.startswith(JUNK)]
+    num_mended = len(report.mended) - len(warned)
     for what, counts, where in (
         ("refused", report.refused, f", listed in {out / 'rejects.jsonl'}" if report.digest else ""),
-        ("mended", {"junk in the header left out": len(report.mended)} if report.mended else {}, ""),
+        ("mended", {JUNK: num_mended} if num_mended else {}, ""),
         ("ignored", report.ignored, ""),
     ):
         if counts:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
             click.echo(f"  {what} {sum(counts.values()):,}: {reasons}{where}")
+    for mended in warned[:_MOST_WARNINGS]:
+        click.echo(f"  warned of {_printable(f'{os.fsdecode(mended.key)}: {mended.warning}')}")
+    if len(warned) > _MOST_WARNINGS:
+        click.echo(f"  and of {len(warned) - _MOST_WARNINGS:,} more images, which --json names")
     if report.duplicates is not None:
         across = sum(group.splits_differ for group in report.duplicates)
         click.echo(

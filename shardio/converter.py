@@ -94,7 +94,7 @@ class ConvertReport:
     source: str
     """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" of one of Python."""
     mended: tuple[Mended, ...]
-    """Sources that were taken although their header had to be mended."""
+    """Sources that were taken although their header had to be mended, or a library warned of them; each says why."""
     ignored: Mapping[str, int]
     """What lay in SRC, or stands in the columns' file, and is no image to convert, per kind."""
     seconds: float

@@ -29,6 +29,7 @@ from shardio.scanner import SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES
 from shardio.sources import Collection, FileOrigin, Given, Source
 from shardio.torchthreads import one_torch_thread
+from shardio.warned import kept_warnings
 from shardio.workers import THREADS_PER_PROCESS
 
 DEFAULT_SECONDS = 2.0
@@ -186,14 +187,15 @@ def _measure(
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
-        try:
-            data = read(source)
-            assert isinstance(data, bytes)  # a path is no dataset
-            decoded = decode_image(data, least_size=least_size)
-            fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
-        except DecodeError as error:
-            return error.reason
-        return ""
+        with kept_warnings():
+            try:
+                data = read(source)
+                assert isinstance(data, bytes)  # a path is no dataset
+                decoded = decode_image(data, least_size=least_size)
+                fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
+            except DecodeError as error:
+                return error.reason
+            return ""
 
     def work(first: int) -> Counter[str]:
         outcomes: Counter[str] = Counter()

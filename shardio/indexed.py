@@ -25,6 +25,7 @@ from shardio.format import is_safe_name, shard_name
 from shardio.manifest import check_text, first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Given, Item, Source
 from shardio.tree import DEFAULT_SPLIT
+from shardio.warned import kept_warnings
 
 # Items that are read, twice, before the conversion: enough that a random transform shows itself.
 _MOST_TRIED = 8
@@ -168,7 +169,8 @@ def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
     errors: list[DecodeError] = []
     for number in numbers:
         try:
-            first, again = (_hash_item(_get(split, dataset, number, num_classes)) for _ in range(2))
+            with kept_warnings():  # the conversion reads them again, and keeps what it is warned of
+                first, again = (_hash_item(_get(split, dataset, number, num_classes)) for _ in range(2))
         except DecodeError as error:
             errors.append(error)
             hashes += hashlib.sha256(error.reason.encode()).digest()

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.checksum import crc32
-from shardio.decode import decode_image, decode_object
+from shardio.decode import Decoded, decode_image, decode_object
 from shardio.duplicates import HASH_NBYTES, UNREAD, hash_source
 from shardio.errors import DecodeError
 from shardio.files import naming, open_untrusted, read_untrusted, write_all, write_atomic
@@ -31,6 +31,7 @@ from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask
 from shardio.setwriter import Reject
 from shardio.sources import UNREADABLE, Given, Source
+from shardio.warned import kept_warnings
 from shardio.writer import ShardFileWriter
 
 # Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with
@@ -42,7 +43,7 @@ _AHEAD_PER_THREAD = 2 * _PER_HANDOVER
 
 @dataclass(frozen=True)
 class Mended:
-    """A source that was taken although something had to be mended."""
+    """A source that was taken although something had to be mended, or a library warned of it."""
 
     split: str
     key: bytes
@@ -104,19 +105,25 @@ _Hashes = dict[bytes, bytes]
 
 def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8], hashes: _Hashes) -> _Outcome:
     """Read, decode and resize one source into `place`, which holds anything if it is refused."""
-    try:
-        found = task.origin.read(source)
-        least_size = task.fit.least_size if task.quality == "fast" else None
-        if isinstance(found, Given):
-            decoded, label = decode_object(found.image, task.decode, least_size=least_size), found.label
-        else:
-            if task.hash_sources:
-                hashes[source.key] = hash_source(found)
-            decoded, label = decode_image(found, task.decode, least_size=least_size), source.label
-        np.copyto(place, task.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
-        return _Sample(label, decoded.source_size, crc32(place), decoded.warning)
-    except DecodeError as error:
-        return error
+    with kept_warnings() as warned:
+        try:
+            decoded, label = _decode(task, source, hashes)
+            np.copyto(place, task.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
+        except DecodeError as error:
+            return error
+    warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
+    return _Sample(label, decoded.source_size, crc32(place), warning)
+
+
+def _decode(task: ShardTask, source: Source, hashes: _Hashes) -> tuple[Decoded, int]:
+    """The picture and its label."""
+    found = task.origin.read(source)
+    least_size = task.fit.least_size if task.quality == "fast" else None
+    if isinstance(found, Given):
+        return decode_object(found.image, task.decode, least_size=least_size), found.label
+    if task.hash_sources:
+        hashes[source.key] = hash_source(found)
+    return decode_image(found, task.decode, least_size=least_size), source.label
 
 
 _Block = tuple[NDArray[np.uint8], Iterator[tuple[Source, _Outcome]]]

@@ -41,6 +41,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "png": (1, "c"),
     "webp": (1, "c"),
     "exif": (0, "c"),
+    "warned": (0, "c"),
     "torchthreads": (1, "c"),
     "runfile": (2, "c"),
     "parts": (1, "c"),
