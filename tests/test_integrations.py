@@ -47,13 +47,13 @@ def rank():
     distributed = torch.distributed
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
-def recording(scores, labels, *, original=torch.nn.functional.cross_entropy, steps=[]):
+def recording(scores, labels, *, original=torch.nn.functional.cross_entropy, steps=[], **options):
     steps.append(labels.tolist())
     if len(steps) == int(os.environ.get("STOP_AFTER", "0")):
         os._exit(9)
     with open(f"steps-{rank()}.jsonl", "a", encoding="ascii") as file:
         file.write(json.dumps(steps[-1]) + "\\n")
-    return original(scores, labels)
+    return original(scores, labels, **options)
 
 torch.nn.functional.cross_entropy = recording
 """
@@ -179,6 +179,11 @@ def test_every_block_of_the_page_belongs_to_a_test() -> None:
 
 
 # torch
+
+
+def test_under_torchrun_it_goes_on_exactly_after_being_killed(reader: Path) -> None:
+    (block,) = BLOCKS["torch DDP"]
+    check_resumed(RECORDER + block, ranks=2, saved_every=3)
 
 
 def test_under_torchrun_each_rank_trains_on_its_part_and_the_models_stay_equal(reader: Path) -> None:
