@@ -39,6 +39,8 @@ LAYERS: dict[str, tuple[int, str]] = {
     "png": (1, "c"),
     "webp": (1, "c"),
     "exif": (0, "c"),
+    "splits": (0, "c"),
+    "clutter": (0, "c"),
     "torchthreads": (1, "c"),
     "runfile": (1, "c"),
     "parts": (1, "c"),
