@@ -166,6 +166,18 @@ _source_option = click.option(
     show_default=True,
     help="What SRC is. auto: told by what is there.",
 )
+_layout_options = (
+    click.option(
+        "--accept-layout", is_flag=True, help="Convert SRC as it is understood although that looks like a mistake."
+    ),
+    click.option(
+        "--empty-classes",
+        type=click.Choice(["refuse", "omit", "keep"]),
+        default="refuse",
+        show_default=True,
+        help="Class folders without images. omit: labels number the other classes. keep: a label without samples.",
+    ),
+)
 _columns_option = click.option(
     "--columns",
     type=_folder,
@@ -202,6 +214,8 @@ def cli() -> None:
 @click.argument("src", type=_folder)
 @click.argument("out", type=_folder)
 @_source_option
+@_layout_options[0]
+@_layout_options[1]
 @click.option(
     "--size",
     callback=_parsed(_parse_size),
@@ -415,7 +429,9 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
 
 # What they have in common, they have from one place.
 plan.params[2:2] = [
-    option for option in convert.params if option.name in ("source", "size", "fit", "resample", "quality", "shard_size")
+    option
+    for option in convert.params
+    if option.name in ("source", "accept_layout", "empty_classes", "size", "fit", "resample", "quality", "shard_size")
 ]
 
 

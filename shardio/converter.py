@@ -45,7 +45,7 @@ from shardio.parquet import ParquetOrigin
 from shardio.parts import Part, Unfinished
 from shardio.plan import ConvertOptions, Order, Plan, Quality, ShardTask, difference, library_versions, make_plan
 from shardio.resize import Fit, FitMode, Resample
-from shardio.scanner import SourceKind, scan
+from shardio.scanner import EmptyClasses, SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
 from shardio.shardtask import (
     Mended,
@@ -115,6 +115,8 @@ def convert(
     out: str | os.PathLike[str],
     *,
     source: SourceKind = "auto",
+    accept_layout: bool = False,
+    empty_classes: EmptyClasses = "refuse",
     size: int | tuple[int, int] = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
@@ -141,6 +143,9 @@ def convert(
     `source` is what the path `src` is: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout,
     a "list" file, "webdataset" tars, of which one, a folder or a pattern can be given, or "parquet" files, of which one
     or a folder can. "auto" looks and reports what it found.
+    A layout that looks like a mistake, such as a single class, is refused unless `accept_layout`, or unless `out` holds
+    what the same call has made or begun. A class folder without images is an error by default; `empty_classes="omit"`
+    leaves the class out, so that labels number the others, and "keep" gives it a label that no sample has.
     `size` is the samples' height and width in pixels. `fit` is "crop" (short side to size, then the centre), "squash"
     or "pad" (with black). `quality="fast"` decodes a JPEG to a half, a quarter or an eighth of its size where that is
     still twice what it is resized to; such samples differ by about 50 dB PSNR. `shard_size` is the most bytes a shard
@@ -179,7 +184,7 @@ def convert(
         _check_dataset_options(source, report_duplicates)
     engine = _choose_engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = Part(1, 1) if part is None else Part(*part)
-    collection = _scan(src, out, source)
+    collection = _scan(src, out, source, accept_layout, empty_classes)
     elsewhere = executor is not None or scheduler is not None or (workers or 1) > 1
     if isinstance(collection.origin, DatasetOrigin) and elsewhere:
         collection.origin.check_sendable()
@@ -305,14 +310,22 @@ def _check_dataset_options(source: SourceKind, report_duplicates: bool) -> None:
         raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
 
 
-def _scan(src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset], out: Path, kind: SourceKind) -> Collection:
+def _scan(
+    src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset],
+    out: Path,
+    kind: SourceKind,
+    accept_layout: bool,
+    empty_classes: EmptyClasses,
+) -> Collection:
     if out.exists() and not out.is_dir():
         raise ConvertError(f"{out}: expected a folder or nothing, found a file")
     if not isinstance(src, (str, os.PathLike)):
         return collect_datasets(src)
     src = Path(os.path.abspath(src))
     _check_folders(src, out)
-    collection = scan(src, kind)
+    # What OUT holds is compared with the sources in any case: nobody needs to confirm them a second time.
+    accept_layout = accept_layout or any(os.path.lexists(out / name) for name in (MANIFEST_NAME, WORK_FOLDER))
+    collection = scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
     if isinstance(collection.origin, ParquetOrigin):
         return replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     return collection

@@ -25,7 +25,7 @@ from shardio.machine import usable_cores
 from shardio.parquet import ParquetOrigin
 from shardio.plan import ConvertOptions, Quality, make_plan
 from shardio.resize import Fit, FitMode, Resample
-from shardio.scanner import SourceKind, scan
+from shardio.scanner import EmptyClasses, SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES
 from shardio.sources import Collection, FileOrigin, Given, Source
 from shardio.torchthreads import one_torch_thread
@@ -93,6 +93,8 @@ def estimate(
     out: str | os.PathLike[str] | None = None,
     *,
     source: SourceKind = "auto",
+    accept_layout: bool = False,
+    empty_classes: EmptyClasses = "refuse",
     size: int | tuple[int, int] = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
@@ -114,7 +116,7 @@ def estimate(
     workers = usable_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1; found {workers}")
-    collection = scan(src, source)
+    collection = scan(src, source, accept_layout=accept_layout, empty_classes=empty_classes)
     table = None if columns is None else read_columns(Path(columns), collection.splits)
     plan = make_plan(Path(os.devnull), collection, options, table)
     shards = Counter(task.split for task in plan.tasks)

@@ -24,7 +24,7 @@ from shardio.errors import DecodeError, SourceError
 from shardio.format import is_safe_name, shard_name
 from shardio.manifest import check_text, first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Given, Item, Source
-from shardio.tree import DEFAULT_SPLIT
+from shardio.splits import DEFAULT_SPLIT, split_name, two_words
 from shardio.warned import kept_warnings
 
 # Items that are read, twice, before the conversion: enough that a random transform shows itself.
@@ -88,10 +88,10 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
     Keys are the numbers of the items, b"17" or, of several splits, b"train/17". TypeError or ValueError if `src` is
     something else or its items are no images with labels; SourceError if it is empty, or none of its items can be read.
     """
-    datasets: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
-    if not datasets:
+    given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
+    if not given:
         raise SourceError("expected a dataset for each split, found no split")
-    for split, dataset in datasets.items():
+    for split, dataset in given.items():
         if not isinstance(split, str) or not is_safe_name(shard_name(split, 999_999)):
             raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {split!r}")
         if not _is_sequence(dataset):
@@ -101,6 +101,12 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
             )
         if not len(dataset):
             raise SourceError(f"dataset {split!r}: expected items, found none")
+    if (both := two_words(given)) is not None:
+        raise ValueError(
+            f"expected one dataset for the split {split_name(both[0])!r}, found {both[0]!r} and {both[1]!r}: call "
+            "one of them otherwise"
+        )
+    datasets = {split_name(split): dataset for split, dataset in given.items()}
     classes, class_names = _common_classes(datasets)
     sha256 = hashlib.sha256()
     for split, dataset in datasets.items():

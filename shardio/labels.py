@@ -1,4 +1,4 @@
-"""Labels and splits as people write them down -> classes and numbers, and the names that a folder tree has for splits.
+"""Labels as people write them down -> classes and numbers.
 
 Labels are integers or class names. Integers are labels as they stand, and the classes are 0 to the largest. Names are
 numbered in sorted order, as class folders are.
@@ -7,17 +7,13 @@ numbered in sorted order, as class folders are.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-
-from shardio.tree import SPLIT_NAMES
 
 # Every class has a name in the manifest, in use or not.
 _MOST_CLASSES = 1_000_000
 _MAX_NAME_NBYTES = 1024
-
-_SPLIT_ALIASES = {"training": "train", "validation": "val", "valid": "val"}
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 
@@ -73,15 +69,3 @@ def _is_name(text: str) -> bool:
         and not re.search(r"[\0\n\r]", text)
         and len(text.encode("utf-8", "surrogateescape")) <= _MAX_NAME_NBYTES
     )
-
-
-def split_name(word: str) -> str:
-    """The split that is meant: "Validation" is val, and what nobody knows is a split of its own."""
-    lower = word.lower()
-    return _SPLIT_ALIASES.get(lower, lower if lower in SPLIT_NAMES else word)
-
-
-def in_split_order(names: Iterable[str]) -> list[str]:
-    """train, val, test, then the others sorted. Distinct."""
-    names = set(names)
-    return [*(name for name in SPLIT_NAMES if name in names), *sorted(names - set(SPLIT_NAMES))]

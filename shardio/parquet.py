@@ -25,29 +25,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.arrow import open_parquet
+from shardio.clutter import clutter
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError, SourceError
 from shardio.files import AtomicFile, naming, open_untrusted, write_all
 from shardio.format import MAX_KEY_NBYTES, is_safe_name, shard_name
 from shardio.manifest import first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Item, Source, identify
-from shardio.tree import DEFAULT_SPLIT, SPLIT_NAMES
+from shardio.splits import DEFAULT_SPLIT, in_split_order, known_split, split_name
 
 SUFFIX = ".parquet"
 
 _NO_LABEL = -1
 """What Hugging Face writes where the label is not given away, as in ImageNet's test split."""
 
-_SPLITS_BY_WORD = {
-    "train": "train",
-    "training": "train",
-    "validation": "val",
-    "valid": "val",
-    "val": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
 # train-00000-of-00294.parquet, also with a hash at its end.
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(?:-[0-9a-f]+)?", re.ASCII)
 
@@ -208,14 +199,18 @@ def is_parquet(src: Path) -> bool:
     """
     if src.is_file():
         return src.name.endswith(SUFFIX)
-    return any(_holds_files(src / name) for name in (".", "data", *_SPLITS_BY_WORD))
+    with contextlib.suppress(OSError):
+        return any(
+            _holds_files(src / name) for name in (".", *os.listdir(src)) if name in (".", "data") or known_split(name)
+        )
+    return False
 
 
 def _holds_files(folder: Path) -> bool:
     found = False
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if not entry.name.startswith("."):
+            if not clutter(entry.name):
                 if entry.is_dir():
                     return False
                 found = found or entry.name.endswith(SUFFIX)
@@ -276,11 +271,11 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
 
     found = []
     for folder, folders, files in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not clutter(name)]
         for name in files:
             path = Path(folder, name)
-            if name.startswith("."):
-                ignored["hidden"] += 1
+            if kind := clutter(name):
+                ignored[kind] += 1
             elif name.endswith(SUFFIX) and path.is_file():  # a link, too: that is how downloads are cached
                 found.append(str(path.relative_to(root)))
             else:
@@ -293,13 +288,12 @@ def _split_of(name: str) -> tuple[str, str]:
     *folders, file = name.split("/")
     stem = file.removesuffix(SUFFIX)
     if (match := _NUMBERED.fullmatch(stem)) and is_safe_name(shard_name(match[1], 999_999)):
-        split = match[1].lower()
-        return _SPLITS_BY_WORD.get(split, split), "/".join([*folders, f"{match[1]}-*-of-{match[3]}"])
+        return split_name(match[1].lower()), "/".join([*folders, f"{match[1]}-*-of-{match[3]}"])
     word = re.sub(r"(?:[-_.]?[0-9]+)+$", "", stem)
-    if split := _SPLITS_BY_WORD.get(word.lower()):
+    if split := known_split(word):
         return split, "/".join([*folders, f"{word}*"])
     for depth in range(len(folders), 0, -1):
-        if split := _SPLITS_BY_WORD.get(folders[depth - 1].lower()):
+        if split := known_split(folders[depth - 1]):
             return split, "/".join([*folders[:depth], "*"])
     return "", ""
 
@@ -321,8 +315,7 @@ def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
             f"{root / groups[''][0]}: expected a name or a folder that says which split it is, as those of "
             f"{next(name for name in names if _split_of(name)[0])} do; found neither"
         )
-    order = {split: number for number, split in enumerate(SPLIT_NAMES)}
-    return {split: groups[split] for split in sorted(groups, key=lambda split: (order.get(split, len(order)), split))}
+    return {split: groups[split] for split in in_split_order(groups)}
 
 
 def _check_complete(root: Path, group: Sequence[str]) -> None:

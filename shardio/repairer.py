@@ -7,6 +7,7 @@ reader that has the damaged file mapped keeps what it has mapped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,15 +24,16 @@ from numpy.typing import NDArray
 from shardio.checksum import crc32
 from shardio.columns import read_columns
 from shardio.decode import read_size
-from shardio.errors import ConvertError, DecodeError
+from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.files import open_regular, read_untrusted, sweep_temporaries, write_atomic
 from shardio.format import HEADER_NBYTES, WORK_FOLDER, columns_of, index_header, sample_nbytes
 from shardio.machine import usable_cores
 from shardio.manifest import FileEntry, Manifest, ShardEntry, load_manifest
 from shardio.parquet import ParquetOrigin
 from shardio.plan import Plan, ShardTask, difference, library_versions, make_plan, read_options
-from shardio.scanner import SourceKind, scan
+from shardio.scanner import SourceKind, find_empty, scan, without_classes
 from shardio.shardtask import ShardRecord, reject_of
+from shardio.sources import Collection as SourceCollection
 from shardio.sources import Source
 from shardio.verifier import verify
 from shardio.workers import run_tasks
@@ -127,17 +129,27 @@ def _plan_again(
         options = read_options(there)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
-    collection = scan(src, source)
-    if isinstance(collection.origin, ParquetOrigin):
-        collection = replace(collection, origin=replace(collection.origin, spool=folder / WORK_FOLDER))
-    table = None if columns is None else read_columns(Path(columns), collection.splits)
-    plan = make_plan(folder, collection, options, table)
-    # What classes are called is in the manifest alone, and not every kind of storage says it.
-    ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
-    then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
-    if changed := difference(then, now):
-        raise ConvertError(f"{folder}: cannot be made again from {src} ({changed})")
-    return plan
+    for collection in _readings(src, source):
+        if isinstance(collection.origin, ParquetOrigin):
+            collection = replace(collection, origin=replace(collection.origin, spool=folder / WORK_FOLDER))
+        table = None if columns is None else read_columns(Path(columns), collection.splits)
+        plan = make_plan(folder, collection, options, table)
+        # What classes are called is in the manifest alone, and not every kind of storage says it.
+        ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
+        then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
+        changed = difference(then, now)
+        if not changed:
+            return plan
+    raise ConvertError(f"{folder}: cannot be made again from {src} ({changed})")
+
+
+def _readings(src: Path, source: SourceKind) -> Iterator[SourceCollection]:
+    """What SRC may have been taken for: the manifest tells which it was, so nothing is asked."""
+    collection = scan(src, source, accept_layout=True, empty_classes="keep")
+    yield collection
+    if empty := find_empty(collection):
+        with contextlib.suppress(SourceError):
+            yield without_classes(collection, empty)
 
 
 @dataclass

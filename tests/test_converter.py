@@ -320,7 +320,7 @@ def test_every_kind_of_image_is_converted_whatever_its_name(tmp_path: Path, out:
     ):
         options = {"subsampling": 0} if mode == "CMYK" else {}
         picture.convert(mode).save(folder / f"{number}.JPEG", kind, **options)
-    report = convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 0})
+    report = convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 0}, accept_layout=True)
     assert report.num_samples == {"train": 6}
     assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE))) == 6
 
@@ -336,7 +336,7 @@ def test_pictures_are_turned_and_laid_over_a_background_where_that_is_asked_for(
     rgba = np.dstack([random_picture(rng, 20, 20), np.zeros((20, 20), np.uint8)])
     Image.fromarray(rgba).save(folder / "0.png")
     chosen = DecodeOptions(exif_rotate=True, background=(0, 128, 0))
-    convert(tmp_path / "src", out, **OPTIONS, exif_rotate=True, background="green")
+    convert(tmp_path / "src", out, **OPTIONS, exif_rotate=True, background="green", accept_layout=True)
     assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE)), options=chosen) == 9
     shards = open_shards(out)
     sizes = {row["key"]: (int(row["source_height"]), int(row["source_width"])) for row in shards.index}
@@ -464,7 +464,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
             (folder / f"{number}.jpg").write_bytes(b"")
         else:
             os.link(picture, folder / f"{number}.jpg")
-    options: dict[str, Any] = {"size": 4, "workers": 1, "max_bad": percent / 100}
+    options: dict[str, Any] = {"size": 4, "workers": 1, "max_bad": percent / 100, "accept_layout": True}
     assert convert(tmp_path / "src", tmp_path / "pass", **options).num_refused == min(percent, 99)
     if percent < 99:
         (folder / "99.jpg").unlink()

@@ -1,11 +1,11 @@
-"""Labels and splits as people write them."""
+"""Labels as people write them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from shardio.labels import in_split_order, number_labels, split_name
+from shardio.labels import number_labels
 
 
 def test_integers_are_labels_as_they_stand_and_classes_go_up_to_the_largest() -> None:
@@ -54,11 +54,3 @@ def test_every_label_has_a_number_or_a_fault_and_never_both() -> None:
             for text in texts:
                 assert (text in found.labels) != ((split, text) in found.faults)
         assert all(0 <= label < len(found.classes) for label in found.labels.values())
-
-
-def test_splits_have_the_names_that_a_folder_tree_gives_them() -> None:
-    meant = {"train": ["train", "Training", "TRAIN"], "val": ["val", "valid", "validation", "Val"], "test": ["test"]}
-    for name, words in meant.items():
-        assert {split_name(word) for word in words} == {name}
-    assert split_name("Fold-1") == "Fold-1"
-    assert in_split_order(["fold", "test", "a", "val", "train", "val"]) == ["train", "val", "test", "a", "fold"]

@@ -42,6 +42,8 @@ LAYERS: dict[str, tuple[int, str]] = {
     "webp": (1, "c"),
     "exif": (0, "c"),
     "warned": (0, "c"),
+    "splits": (0, "c"),
+    "clutter": (0, "c"),
     "torchthreads": (1, "c"),
     "runfile": (2, "c"),
     "parts": (1, "c"),

@@ -439,7 +439,7 @@ def test_a_file_without_metadata_has_the_classes_of_the_others(tmp_path: Path) -
 def test_only_parquet_in_a_folder_or_its_data_makes_it_a_parquet_source(tmp_path: Path, image_tree: Path) -> None:
     assert not is_parquet(image_tree)
     assert not is_parquet(tmp_path / "gone.parquet")
-    for name in ("1/a.parquet", "2/data/train-00000-of-00001.parquet"):
+    for name in ("1/a.parquet", "2/data/train-00000-of-00001.parquet", "4/Dev/0.parquet"):
         put(tmp_path / name, table([b"x"], [0]))
         assert is_parquet(tmp_path / name)
         assert is_parquet(tmp_path / name.split("/")[0])
