@@ -10,9 +10,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from shardio.readers import Reader
 from shardio.ring import Ring, Slot, new_slot
 from shardio.sampler import Sampler, Tail
 from shardio.shardset import ShardSet, open_shards
+from shardio.torchlike import LoaderDataset, RankSampler, refuse_options
 from shardio.transform import Transform
 
 # Beyond this the memory bus is the limit on most machines, and other ranks of the node need cores too.
@@ -159,10 +160,17 @@ class ShardLoader:
         digest: str | None = None,
         check: Check = "off",
         on_damage: OnDamage = "raise",
+        **unknown: NoReturn,
     ) -> None:
+        if unknown:
+            refuse_options(unknown)
         check_choices(check, on_damage)
+        prefetch = as_integer("prefetch", prefetch)
+        num_threads = None if num_threads is None else as_integer("num_threads", num_threads)
         if (num_threads is not None and num_threads < 1) or prefetch < 0:
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {num_threads}, {prefetch}")
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be something to call with each batch of images; found {transform!r}")
         self.world: World = find_world(rank, world_size)
         self._cached = None if cache is None else CachedSplit(path, cache, split, digest)
         if self._cached is None:
@@ -208,9 +216,10 @@ class ShardLoader:
         self._num_repeats = 0
         self._counts = _Counts()
         self._pid = os.getpid()
-        num_distinct = len(self.shards) if indices is None else len(np.unique(np.asarray(indices)))
+        self._indices = None if indices is None else np.asarray(indices)
+        num_distinct = len(self.shards) if self._indices is None else len(np.unique(self._indices))
         # Whether a sample may come more than once in an epoch.
-        self._repeats = weights is not None or (indices is not None and num_distinct < np.asarray(indices).size)
+        self._repeats = weights is not None or (self._indices is not None and num_distinct < self._indices.size)
         make_the_reader = self._cached.make_reader if self._cached else make_reader
         self._reader, self._io_reason = make_the_reader(self.shards, io, num_distinct)
         self._staged = self._reader if isinstance(self._reader, StagedReader) else None
@@ -236,6 +245,41 @@ class ShardLoader:
     @property
     def num_threads(self) -> int:
         return self._threads.num_threads
+
+    def __repr__(self) -> str:
+        shape = self._crop.cropped_shape if self._crop else self.shards.sample_shape
+        closed = ", closed" if self.closed else ""
+        return (
+            f"<ShardLoader {self.shards.path}, {self.shards.split}: {len(self)} batches of {self.batch_size} "
+            f"x {shape}, rank {self.world.rank} of {self.world.world_size}, on {self.device}{closed}>"
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch of this rank. The last one may be smaller with tail="short"."""
+        return self._sampler.batch_size
+
+    @cached_property
+    def dataset(self) -> LoaderDataset:
+        """The samples that an epoch is drawn from, one by one, as frameworks look for them in a DataLoader."""
+        return LoaderDataset(self.shards, self._indices)
+
+    @property
+    def sampler(self) -> RankSampler:
+        """The indices that come next, and `set_epoch`, as frameworks look for it in a DataLoader."""
+        return RankSampler(self._batches_to_come, self._sampler.num_read, self.set_epoch)
+
+    batch_sampler = None
+    """As of a DataLoader that makes no batches itself. With one, frameworks would make a DataLoader of `dataset`."""
+
+    def _batches_to_come(self) -> Iterator[NDArray[np.int64]]:
+        return replace(self._sampler, start=self._next.consumed).batches(self._next.epoch)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "a ShardLoader gives batches to a loop over it, and samples to nobody: leave out the DataLoader around it, "
+            "or give that a ShardDataset; loader.dataset[i] is a single sample"
+        )
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
@@ -384,6 +428,11 @@ class ShardLoader:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a ShardLoader has threads, and cannot be pickled or copied: make it in the process that uses it"
+        )
+
 
 class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
     """One pass over one epoch. Everything is driven by the consumer's calls, so there is nothing to wait for at an end:
@@ -419,6 +468,11 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._loader._next = _Place(self._place.epoch + 1, 0)
         self._loader._reading = self._token
         self._begun = True
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an iterator of a ShardLoader cannot be pickled or copied: state_dict() of the loader says where it is"
+        )
 
     @property
     def epoch(self) -> int:
@@ -643,7 +697,7 @@ def _make_crop(crop: int | tuple[int, int], at: CropAt, seed: int, sample_shape:
 
 def _choose_device(device: str | torch.device | None, world: World) -> torch.device:
     if device is not None:
-        chosen = torch.device(device)
+        chosen = _checked_device(device)
     elif torch.cuda.is_available():
         chosen = torch.device("cuda")  # the current one, if nobody says which is this rank's
         if world.local_rank is not None:
@@ -652,8 +706,27 @@ def _choose_device(device: str | torch.device | None, world: World) -> torch.dev
         chosen = torch.device("cpu")
     if chosen.type == "cuda" and chosen.index is None:
         chosen = torch.device("cuda", torch.cuda.current_device())
+    return chosen
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f'device must be "cpu", "cuda" or "cuda:N"; found {device!r}') from None
     if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be a CPU or a CUDA device; found {chosen}")
+        raise ValueError(
+            f'device must be a CPU or a CUDA device; found {chosen}: with device="cpu", batches can be moved there'
+        )
+    if chosen.type == "cuda":
+        count = torch.cuda.device_count()
+        if (chosen.index or 0) >= count:
+            seen = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
+            raise ValueError(
+                f"device: expected one that torch {torch.__version__} sees here, {seen}; found {device!r}. Look at "
+                "CUDA_VISIBLE_DEVICES, the driver and the build of torch; device=None is a GPU where there is one, or "
+                "else the CPU"
+            )
     return chosen
 
 

@@ -464,7 +464,7 @@ def check_digest(manifest: Manifest, digest: str | None) -> None:
     more. None is any content. ValueError if `digest` is no such thing."""
     if digest is None:
         return
-    if not _PINNED.fullmatch(digest):
+    if not isinstance(digest, str) or not _PINNED.fullmatch(digest):
         raise ValueError(
             "digest must be the 64 lower-case hexadecimal digits that `shardio info` prints, or the first 12 or more "
             f"of them; found {_show(digest)}"

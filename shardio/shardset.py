@@ -11,9 +11,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from shardio.format import (
 )
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.mapping import RowMapping, advise_random, resident_share, will_need
+from shardio.order import as_integer
 from shardio.places import find_folder
 from shardio.rowcopy import copy_rows, copy_windows
 
@@ -45,6 +46,9 @@ class Sample(NamedTuple):
     image: NDArray[np.uint8]
     label: int
 
+    def __repr__(self) -> str:
+        return f"Sample(image={self.image.dtype} {self.image.shape}, label={self.label})"
+
 
 @eager
 def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
@@ -57,6 +61,15 @@ def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: s
     """
     path = find_folder(path)
     return ShardSet(Path(path), load_manifest(path, digest), split)
+
+
+def position_of(index: SupportsIndex, count: int) -> int:
+    """Which of `count` samples `index` is, counted from the end if it is negative. IndexError if it is none of them,
+    TypeError if it is no integer."""
+    number = as_integer("index", index)
+    if not -count <= number < count:
+        raise IndexError(f"index {number} is out of range: expected {-count} to {count - 1} for {count} samples")
+    return number % count
 
 
 def open_sized(path: str | Path, entry: FileEntry) -> int:
@@ -212,6 +225,16 @@ class ShardSet(Sequence[Sample]):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def __repr__(self) -> str:
+        return (
+            f"<ShardSet {self.path}, {self.split}: {len(self)} samples of {self.sample_shape}, "
+            f"{len(self.classes)} classes, digest {self.digest[:12]}>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is pickled, or copied, is where the set lies, and what it is: it is opened anew, and no other."""
+        return partial(open_shards, digest=self.digest), (self._folder, self.split)
+
     def _row_numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         shards = np.searchsorted(self._starts, indices, side="right") - 1
         numbers: NDArray[np.int64] = indices + self._shifts[shards]
@@ -225,7 +248,7 @@ class ShardSet(Sequence[Sample]):
     def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        position = range(len(self))[index]  # negative indices, and IndexError
+        position = position_of(index, len(self))
         image = self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
         return Sample(image, int(self.index["label"][position]))
 

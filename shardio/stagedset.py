@@ -23,7 +23,7 @@ from shardio.errors import FormatError
 from shardio.files import write_all
 from shardio.manifest import FileEntry, Manifest
 from shardio.readers import ReadCounts, Tally
-from shardio.shardset import Sample, ShardSet
+from shardio.shardset import Sample, ShardSet, position_of
 from shardio.storage import Storage
 
 # Between two looks for shards that have come.
@@ -113,7 +113,7 @@ class StagedSet(ShardSet):
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        position = np.array([range(len(self))[index]])
+        position = np.array([position_of(index, len(self))])
         if not self._away_of(position)[0]:
             return super().__getitem__(index)
         pixels = np.empty((1, *self.sample_shape), np.uint8)

@@ -80,6 +80,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "readers": (4, "t"),
     "prefetch": (4, "t"),
     "dataset": (4, "t"),
+    "torchlike": (5, "t"),
     "verifier": (4, "t"),
     "warmer": (4, "t"),
     "setwriter": (4, "c"),
@@ -190,7 +191,7 @@ def test_what_both_halves_share_depends_on_neither() -> None:
     [
         ("click", {"cli", "demo"}),
         ("tqdm", {"cli", "demo"}),
-        ("PIL", {"decode"}),
+        ("PIL", {"decode", "dataset"}),
         ("simplejpeg", {"decode"}),
         ("scipy", {"ilsvrc"}),
         ("distributed", {"dask_cluster"}),
