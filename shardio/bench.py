@@ -36,10 +36,10 @@ import torch
 from shardio import limits
 from shardio.engine import Io
 from shardio.format import SampleShape, sample_nbytes
+from shardio.kernels import DEFAULT_KERNEL
 from shardio.limits import Steps
 from shardio.loader import ShardLoader
 from shardio.machine import filesystem_kind, usable_cores
-from shardio.rowcopy import DEFAULT_KERNEL
 from shardio.shardset import ShardSet, open_shards
 from shardio.version import __version__
 

@@ -189,8 +189,27 @@ _columns_option = click.option(
 _workers_option = click.option("--workers", type=click.IntRange(1), help="Cores to use.  [default: all]")
 
 
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    click.echo(f"shardio, version {__version__}")
+    from shardio.kernels import kernels_in_use, missing_kernels
+
+    click.echo(f"kernels: {', '.join(f'{name} by {kernel}' for name, kernel in kernels_in_use().items())}")
+    if missing := missing_kernels():
+        click.echo(missing)
+    context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="shardio")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version, and which kernels run here, and exit.",
+)
 def cli() -> None:
     """Image collections as memory-mapped shards, for training that never waits for data.
 

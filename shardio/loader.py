@@ -27,6 +27,7 @@ from shardio.engine import Io, make_reader, read_ahead_batches
 from shardio.errors import LaunchError
 from shardio.format import SampleShape, sample_nbytes
 from shardio.gather import Finish, GatherThreads, Hints, Pending
+from shardio.kernels import kernels_in_use, warn_of_missing_kernels
 from shardio.launch import World, find_world, world_of_torch
 from shardio.machine import memory_left, usable_cores
 from shardio.order import Shuffle, as_integer, make_order
@@ -164,6 +165,7 @@ class ShardLoader:
     ) -> None:
         if unknown:
             refuse_options(unknown)
+        warn_of_missing_kernels()
         check_choices(check, on_damage)
         prefetch = as_integer("prefetch", prefetch)
         num_threads = None if num_threads is None else as_integer("num_threads", num_threads)
@@ -390,7 +392,8 @@ class ShardLoader:
         or of a wrong crc32; `damaged` samples were replaced by others; `read_ahead_batches` announced to the kernel,
         and `read_ahead_hits`, the share of their samples that was in the page cache when it was due (told by a few of
         each batch; None if none were announced, or if the files are not ours and the kernel does not tell). `staging`
-        tells how far the copy in the cache is: None without `cache`. `slots` were made for batches, of which
+        tells how far the copy in the cache is: None without `cache`. `kernels` copy samples, read them from files and
+        resample them on the CPU. `slots` were made for batches, of which
         `slots_free` wait for reuse: the others are being filled, are ready, or are in the consumer's hands.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
@@ -409,6 +412,7 @@ class ShardLoader:
             "read_retries": read.retries,
             "damaged": len(self.damaged),
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
+            "kernels": kernels_in_use(),
             "staging": self._cached.describe(self.shards) if self._cached else None,
         }
 

@@ -16,11 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.boxes import Boxes
-
-try:
-    from shardio import _resample as _native
-except ImportError:  # installed without a compiler
-    _native = None  # type: ignore[assignment]
+from shardio.kernels import _resample as _native
 
 Interpolation = Literal["bilinear", "bicubic"]
 Statistics = tuple[Sequence[float], Sequence[float]]

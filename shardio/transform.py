@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.boxes import Boxes, Draws
 from shardio.eager import eager
+from shardio.kernels import warn_of_missing_kernels
 from shardio.resample import Interpolation, Statistics, normalized, resample
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
@@ -215,6 +216,8 @@ class Transform(ABC):
 
         The images are only read, and may be what is returned if nothing is to be done to them.
         """
+        if images.device.type == "cpu":
+            warn_of_missing_kernels()
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
         count = len(images)

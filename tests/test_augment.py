@@ -330,7 +330,8 @@ def test_what_makes_no_sense_is_refused_when_it_is_made(make: Callable[[], objec
 def test_one_number_stands_for_every_channel() -> None:
     images = torch.randint(0, 256, (4, 3, 6, 5), dtype=torch.uint8)
     expected = changed(Normalize([0.4] * 3, [0.3] * 3), images)
-    for mean, std in ((0.4, 0.3), ([0.4], [0.3]), (0.4, [0.3] * 3), (np.full(3, 0.4), torch.tensor(0.3, dtype=torch.float64))):
+    tensor = torch.tensor([0.3], dtype=torch.float64)
+    for mean, std in ((0.4, 0.3), ([0.4], [0.3]), (0.4, [0.3] * 3), (np.full(3, 0.4), tensor)):
         assert torch.equal(changed(Normalize(mean, std), images), expected)
     assert torch.equal(changed(Normalize(0.4, 0.3), images[:, :1]), expected[:, :1])
     with pytest.raises(TypeError, match="std must be a number, or one for each channel; found 'x'"):
