@@ -48,13 +48,13 @@ class _Faults:
     def add(self, line: int, expected: str, found: str) -> None:
         self._count += 1
         if self._count <= _MOST_KEPT:
-            self._kept.append((line, f"\n  line {line}: expected {expected}, found {found!r:.200}"))
+            self._kept.append((line, f"line {line}: expected {expected}, found {found!r:.200}"))
 
     def check(self) -> None:
         if self._count:
-            shown = "".join(text for _, text in sorted(self._kept)[:_MOST_SHOWN])
-            more = f"\n  and {self._count - _MOST_SHOWN:,} more" if self._count > _MOST_SHOWN else ""
-            raise SourceError(f"{self._path}: mend the list, where {self._count:,} lines are wrong:{shown}{more}")
+            shown = [text for _, text in sorted(self._kept)[:_MOST_SHOWN]]
+            more = [f"and {self._count - _MOST_SHOWN:,} more"] if self._count > _MOST_SHOWN else []
+            raise SourceError(f"{self._path}: mend the list, where {self._count:,} lines are wrong:", *shown, *more)
 
 
 def scan_list(src: Path) -> Collection:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from shardio.errors import FormatError, SetNotFoundError
+from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format import MANIFEST_NAME
 from shardio.manifest import FileEntry, Manifest, check_digest, check_manifest_nbytes, parse_manifest
 from shardio.places import join_place, without_credentials, without_credentials_in
@@ -219,7 +219,7 @@ class RemoteStorage:
                 wait = min(_FIRST_WAIT_SECONDS * 2.0 ** (attempts - 1), _LONGEST_WAIT_SECONDS)
                 wait *= _JITTER.uniform(0.5, 1.5)
                 if not may_pass or self._closed or time.monotonic() + wait > begin + _PATIENCE_SECONDS:
-                    found = f"{self._printable(error)}{_HINTS.get(number, '')}"
+                    found = f"{self._describe(error)}{_HINTS.get(number, '')}"
                     break
             self._sleep(wait)
         # Out of the `except` block: the error, whose text may hold a password, is no context of this one.
@@ -231,13 +231,13 @@ class RemoteStorage:
         while not self._closed and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))
 
-    def _printable(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException) -> str:
         error = _root(error)
         text = "".join(str(error).splitlines()[:1])
         parts = urlsplit(self._url)
         for secret in (parts.query, parts.netloc.rpartition("@")[0]):
             text = text.replace(secret, "...") if secret else text
-        return f"{type(error).__name__}: {without_credentials_in(text)[:300]}"
+        return f"{type(error).__name__}: {printable(without_credentials_in(text)[:300])}"
 
 
 def _filesystem(url: str) -> Any:

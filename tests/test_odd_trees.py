@@ -83,7 +83,9 @@ def test_any_name_of_a_class_an_image_and_a_refused_file_is_kept_byte_for_byte(t
 
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape"])
-def test_commands_print_names_that_are_no_utf8_as_the_bytes_that_they_are(tmp_path: Path, encoding: str) -> None:
+def test_commands_show_names_that_are_no_utf8_escaped_and_write_them_as_they_are_into_json(
+    tmp_path: Path, encoding: str
+) -> None:
     root, out = os.fsencode(tmp_path) + b"/im\xffages", os.fsencode(tmp_path) + b"/o\xfeut"
     for name in (b"cl\xff/1.jpg", b"cl\xff/2\xfe.jpg", b"dog/3.jpg"):
         put(Path(os.fsdecode(root)), name, picture(1))
@@ -95,16 +97,17 @@ def test_commands_print_names_that_are_no_utf8_as_the_bytes_that_they_are(tmp_pa
 
     done = run("convert", root, out, "--size", "8")
     assert (done.returncode, done.stderr) == (0, b"")
-    assert out in done.stdout
-    assert run("info", out).stdout.startswith(out + b": ")
+    shown = out.replace(b"\xfe", b"\\udcfe")
+    assert shown in done.stdout
+    assert run("info", out).stdout.startswith(shown + b": ")
     assert json.loads(run("info", out, "--json").stdout)["path"] == os.fsdecode(out)
     with open(out + b"/train-00000.npy", "r+b") as file:
         file.truncate(4096)
     damaged = run("verify", out)
     assert damaged.returncode == 1
-    assert b"cl\xff/2\xfe.jpg" in damaged.stdout
+    assert rb"cl\udcff/2\udcfe.jpg" in damaged.stdout
     repaired = run("repair", out, root)
-    assert repaired.stdout.startswith(b"repaired: " + out)
+    assert repaired.stdout.startswith(b"repaired: " + shown)
     failed = run("convert", root + b"-not", out)
     assert failed.returncode == 1
     assert b"im\\udcffages-not: expected a folder of images" in failed.stderr
