@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.amounts import check_workers
 from shardio.checksum import crc32
 from shardio.columns import read_columns
 from shardio.decode import read_size
@@ -79,9 +80,8 @@ def repair(
             f"expected the path of the images, found {type(src).__name__}. Sets of datasets of Python cannot be "
             "repaired: convert the dataset again into a new folder"
         )
+    check_workers(workers)
     workers = usable_cores() if workers is None else workers
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1; found {workers}")
     manifest = load_manifest(folder)
     plan = _plan_again(folder, manifest, Path(os.path.abspath(src)), source, columns)
     sweep_temporaries(folder)
