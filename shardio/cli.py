@@ -289,7 +289,8 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
             )
         except KeyboardInterrupt:
             bar.close()
-            click.echo(f"shardio: finished shards are kept in {out}: the same command goes on with them", err=True)
+            if out.exists():
+                click.echo(f"shardio: finished shards are kept in {out}: the same command goes on with them", err=True)
             raise
     duplicates = None if report.duplicates is None else [group.to_line() for group in report.duplicates]
     if duplicates_file is not None:

@@ -13,10 +13,11 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from shardio.amounts import DEFAULT_MAX_BAD, check_workers, given, most_bad, parse_max_bad, parse_nbytes, parse_part
-from shardio.columns import read_columns
-from shardio.dask_cluster import run_on_dask
+from shardio.columns import check_columns_file, read_columns
+from shardio.dask_cluster import check_scheduler, run_on_dask
 from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.errors import ConvertError, SpaceError
@@ -192,6 +193,11 @@ def convert(
     max_bad = given("max_bad", max_bad, parse_max_bad)
     most_bad(max_bad, 0)  # before anything that takes time
     engine = _choose_engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
+    # What may be missing is found out now and not after the scan.
+    if columns is not None:
+        check_columns_file(Path(columns))
+    if scheduler is not None and not (out / MANIFEST_NAME).exists():
+        check_scheduler(scheduler)
     chosen = Part(1, 1) if part is None else Part(*given("part", part, parse_part))
     collection = _scan(src, out, source)
     elsewhere = executor is not None or scheduler is not None or (workers or 1) > 1
@@ -207,14 +213,15 @@ def convert(
     manifest = _published(plan, out)
     if manifest is None:
         try:
-            manifest = _claim_folder(plan, out)
-            if manifest is None:
-                records, missing = _make_shards(plan, out, mine, engine, monitor)
-                if missing:
-                    # Another part may have ended since, published the set and removed the records.
-                    manifest = _published(plan, out)
-                else:
-                    manifest = _publish(plan, out, [records[task.name] for task in plan.tasks])
+            with _start(out, monitor) as mark:
+                manifest = _claim_folder(plan, out, mark)
+                if manifest is None:
+                    records, missing = _make_shards(plan, out, mine, engine, monitor)
+                    if missing:
+                        # Another part may have ended since, published the set and removed the records.
+                        manifest = _published(plan, out)
+                    else:
+                        manifest = _publish(plan, out, [records[task.name] for task in plan.tasks])
         except _TooManyBad:
             manifest = _published(plan, out)
             if manifest is None:
@@ -358,7 +365,50 @@ def _published(plan: Plan, out: Path) -> Manifest | None:
     return manifest
 
 
-def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
+@contextlib.contextmanager
+def _start(out: Path, monitor: _Monitor) -> Iterator[str]:
+    """Take back what the block has made in OUT, and OUT itself, if it fails before an image is worked on.
+
+    Yields the name of the mark by which others see, in the work folder, that this call relies on the plan there.
+    """
+    work = out / WORK_FOLDER
+    fresh = not (work / _PLAN_NAME).exists()
+    absent = [folder for folder in (out, *out.parents) if not folder.exists()]
+    mark = f"start.{secrets.token_hex(8)}"
+    failed = True
+    try:
+        yield mark
+        failed = False
+    finally:
+        with contextlib.suppress(OSError):
+            (work / mark).unlink(missing_ok=True)
+        if failed and fresh and not monitor.done:
+            with contextlib.suppress(OSError):  # what is left is an unfinished conversion like any other
+                _take_back(out)
+                for folder in absent:
+                    folder.rmdir()
+
+
+def _take_back(out: Path) -> None:
+    """Remove the plan, unless another call relies on it, or anything is finished. OSError if OUT is not left empty."""
+    work = out / WORK_FOLDER
+    if not work.exists():
+        return
+    for folder in (out, work):
+        sweep_temporaries(folder)
+    if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {_PLAN_NAME}:
+        path = work / _PLAN_NAME
+        plan = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        try:
+            work.rmdir()
+        except OSError:  # another call has put its mark there, and may have seen the plan
+            if plan is not None:
+                write_atomic(path, plan, replace=False)
+            raise
+
+
+def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     """Make OUT the folder of this plan, or find that it is; ConvertError if it is anything else's.
 
     Returns the manifest if the same conversion was finished by another process since we looked.
@@ -376,6 +426,7 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
         )
     make_folder(out)
     make_folder(work)
+    (work / mark).touch()
     here = {**plan.describe(), "libraries": library_versions()}
     began = True
     try:

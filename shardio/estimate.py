@@ -26,7 +26,7 @@ from shardio.amounts import (
     parse_max_bad,
     parse_nbytes,
 )
-from shardio.columns import read_columns
+from shardio.columns import check_columns_file, read_columns
 from shardio.decode import decode_image
 from shardio.errors import DecodeError
 from shardio.machine import usable_cores
@@ -136,6 +136,8 @@ def estimate(
     workers = usable_cores() if workers is None else workers
     max_bad = given("max_bad", max_bad, parse_max_bad)
     most_bad(max_bad, 0)  # before anything that takes time
+    if columns is not None:
+        check_columns_file(Path(columns))
     collection = scan(src, source)
     table = None if columns is None else read_columns(Path(columns), collection.splits)
     plan = make_plan(Path(os.devnull), collection, options, table)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from shardio.amounts import check_workers
 from shardio.checksum import crc32
-from shardio.columns import read_columns
+from shardio.columns import check_columns_file, read_columns
 from shardio.decode import read_size
 from shardio.errors import ConvertError, DecodeError
 from shardio.files import open_regular, sweep_temporaries, write_atomic
@@ -83,6 +83,8 @@ def repair(
     check_workers(workers)
     workers = usable_cores() if workers is None else workers
     manifest = load_manifest(folder)
+    if columns is not None:
+        check_columns_file(Path(columns))
     plan = _plan_again(folder, manifest, Path(os.path.abspath(src)), source, columns)
     sweep_temporaries(folder)
     damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)
