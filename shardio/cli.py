@@ -26,19 +26,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 from tqdm import tqdm
 
+from shardio.amounts import parse_max_bad, parse_nbytes, parse_part, parse_size
 from shardio.errors import ShardioError, printable
 from shardio.version import __version__
 
 if TYPE_CHECKING:
     from shardio.cache import CachedCopy
     from shardio.catalogue import Listing
+    from shardio.estimate import Estimate
 
 # Commands import what they need when they run: `shardio info` answers before torch would be loaded.
-
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
-
 
 # Images by name, in what convert sums up.
 _MOST_WARNINGS = 5
@@ -46,27 +43,6 @@ _MOST_WARNINGS = 5
 _MOST_BARS = 20
 
 T = TypeVar("T")
-
-
-def _parse_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-    if not match or match[2].upper() not in _UNITS:
-        raise ValueError("a size such as 4GiB, 500MB or 1000000")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def _parse_size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if not match:
-        raise ValueError("pixels such as 256, or HEIGHTxWIDTH such as 224x320")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def _parse_max_bad(text: str) -> int | float:
-    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text)
-    if not match or (match[2] and float(match[2]) > 100):
-        raise ValueError("a number of images such as 10, or a share such as 1%")
-    return int(match[1]) if match[1] else float(match[2]) / 100
 
 
 def _parse_share(text: str) -> float:
@@ -100,13 +76,6 @@ def _parse_background(text: str) -> tuple[int, int, int]:
         return parse_colour(text)
     except ValueError:
         raise ValueError("a colour such as 255,255,255, #ffffff or white") from None
-
-
-def _parse_part(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ValueError("K/N with K from 1 to N, such as 3/16")
-    return int(match[1]), int(match[2])
 
 
 def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
@@ -237,7 +206,7 @@ def cli() -> None:
 @_layout_options[1]
 @click.option(
     "--size",
-    callback=_parsed(_parse_size),
+    callback=_parsed(parse_size),
     metavar="N|HxW",
     default="256",
     show_default=True,
@@ -266,7 +235,7 @@ def cli() -> None:
 )
 @click.option(
     "--shard-size",
-    callback=_parsed(_parse_bytes),
+    callback=_parsed(parse_nbytes),
     metavar="SIZE",
     default="4GiB",
     show_default=True,
@@ -296,7 +265,7 @@ def cli() -> None:
 )
 @click.option(
     "--max-bad",
-    callback=_parsed(_parse_max_bad),
+    callback=_parsed(parse_max_bad),
     metavar="N|P%",
     default="1%",
     show_default=True,
@@ -314,7 +283,7 @@ def cli() -> None:
 @click.option("--scheduler", metavar="ADDRESS", help="Of a Dask cluster that does the work, such as tcp://host:8786.")
 @click.option(
     "--part",
-    callback=_parsed(_parse_part),
+    callback=_parsed(parse_part),
     metavar="K/N",
     help="Make every N-th shard, from the K-th on: for array jobs. The part that ends last publishes the set.",
 )
@@ -353,7 +322,8 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
             )
         except KeyboardInterrupt:
             bar.close()
-            _say(f"shardio: finished shards are kept in {out}: the same command goes on with them", err=True)
+            if out.exists():
+                _say(f"shardio: finished shards are kept in {out}: the same command goes on with them", err=True)
             raise
     duplicates = None if report.duplicates is None else [group.to_line() for group in report.duplicates]
     if duplicates_file is not None:
@@ -414,13 +384,15 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
 def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
     """Say what `convert` would make of SRC, and how long it would take, before anything is written.
 
-    The rate is measured on images from all over SRC. With OUT, exit code 1 if the set would not fit there.
+    The rate is measured on images from all over SRC, and from those of them that are refused follows how many of all
+    would be. Exit code 1 if these are more than --max-bad allows, or, with OUT, if the set would not fit there.
     """
     from shardio.estimate import estimate
 
     report = estimate(src, out, **options)
     if as_json:
-        _print_json({**dataclasses.asdict(report), "fits": report.fits})
+        facts = {name: getattr(report, name) for name in ("most_bad", "expected_bad", "fits")}
+        _print_json({**dataclasses.asdict(report), **facts})
     else:
         _say(f"{src}: {report.source}, {report.num_sources:,} images of {report.num_classes:,} classes")
         for name, split in report.splits.items():
@@ -432,6 +404,8 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
         ):
             if counts:
                 _say(f"  {what} " + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()))
+        if report.refused:
+            _say(f"  bad     {_verdict_on_bad(report)}")
         _say(f"  source  {'of unknown size' if report.source_nbytes is None else _bytes(report.source_nbytes)}")
         _say(f"  set     {_bytes(report.nbytes)} in {report.num_shards:,} shards")
         if report.spool_nbytes:
@@ -443,14 +417,24 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
             f"images/s as measured on {report.num_measured:,} (without "
             f"{'copying out of parquet or ' if report.spool_nbytes else ''}writing)"
         )
-    sys.exit(1 if report.fits is False else 0)
+    sys.exit(1 if report.fits is False or report.expected_bad > report.most_bad else 0)
+
+
+def _verdict_on_bad(report: Estimate) -> str:
+    bad, tried, total = sum(report.refused.values()), report.num_measured, report.num_sources
+    made_of_it = f", which makes about {report.expected_bad:,} of {total:,}" if tried < total else ", which are all"
+    limit = f"{100 * report.max_bad:g}%" if isinstance(report.max_bad, float) else report.max_bad
+    allowed = f"--max-bad {limit} allows {report.most_bad:,}"
+    verdict = f"TOO MANY, {allowed}" if report.expected_bad > report.most_bad else allowed
+    return f"{bad:,} of {tried:,} tried were refused{made_of_it}: {verdict}"
 
 
 # What they have in common, they have from one place.
 plan.params[2:2] = [
     option
     for option in convert.params
-    if option.name in ("source", "accept_layout", "empty_classes", "size", "fit", "resample", "quality", "shard_size")
+    if option.name
+    in ("source", "accept_layout", "empty_classes", "size", "fit", "resample", "quality", "shard_size", "max_bad")
 ]
 
 
@@ -662,7 +646,7 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
 @click.argument("cache", type=_folder)
 @click.option(
     "--keep",
-    callback=_parsed(_parse_bytes),
+    callback=_parsed(parse_nbytes),
     metavar="SIZE",
     required=True,
     help="Most bytes of copies that may stay, such as 500GB; 0 for none.",
@@ -722,7 +706,7 @@ def evict(cache: Path, keep: int, as_json: bool) -> None:
 @click.option(
     "--crop",
     "crops",
-    callback=_parsed(_parse_each(_parse_size, "none")),
+    callback=_parsed(_parse_each(parse_size, "none")),
     metavar="none|N|HxW,...",
     default="none",
     show_default=True,
@@ -980,7 +964,7 @@ def check_shuffle(
 @click.option("--steps", type=click.IntRange(1), default=300, show_default=True, help="Training steps.")
 @click.option(
     "--size",
-    callback=_parsed(_parse_size),
+    callback=_parsed(parse_size),
     metavar="N|HxW",
     default="256",
     show_default=True,

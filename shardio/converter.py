@@ -13,18 +13,20 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from shardio.columns import read_columns
-from shardio.dask_cluster import run_on_dask
+from shardio.amounts import DEFAULT_MAX_BAD, check_workers, given, most_bad, parse_max_bad, parse_nbytes, parse_part
+from shardio.columns import check_columns_file, read_columns
+from shardio.dask_cluster import check_scheduler, run_on_dask
 from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.errors import ConvertError, SpaceError
@@ -43,8 +45,18 @@ from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.parquet import ParquetOrigin
 from shardio.parts import Part, Unfinished
-from shardio.plan import ConvertOptions, Order, Plan, Quality, ShardTask, difference, library_versions, make_plan
-from shardio.resize import Fit, FitMode, Resample
+from shardio.plan import (
+    ConvertOptions,
+    Order,
+    Plan,
+    Quality,
+    ShardTask,
+    difference,
+    library_versions,
+    make_fit,
+    make_plan,
+)
+from shardio.resize import FitMode, Resample
 from shardio.scanner import EmptyClasses, SourceKind, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
 from shardio.shardtask import (
@@ -117,22 +129,22 @@ def convert(
     source: SourceKind = "auto",
     accept_layout: bool = False,
     empty_classes: EmptyClasses = "refuse",
-    size: int | tuple[int, int] = 256,
+    size: int | tuple[int, int] | str = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
     quality: Quality = "exact",
-    shard_size: int = DEFAULT_SHARD_NBYTES,
+    shard_size: int | str = DEFAULT_SHARD_NBYTES,
     order: Order = "shuffled",
     seed: int = 0,
     exif_rotate: bool = False,
     background: Colour | str = "white",
     workers: int | None = None,
-    max_bad: int | float = 0.01,
+    max_bad: int | float | str = DEFAULT_MAX_BAD,
     report_duplicates: bool = False,
     columns: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     scheduler: str | None = None,
-    part: tuple[int, int] | None = None,
+    part: tuple[int, int] | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ConvertReport:
     """Convert the images in `src` into a shard set in the folder `out`.
@@ -155,7 +167,8 @@ def convert(
     `workers` is how many cores to use, by default all. `max_bad` is how many sources may be refused, as a count (int)
     or a share (float). With `report_duplicates` the report tells which sources have the same bytes; they are converted
     as all others. `columns` is a CSV or parquet file with numbers for each source, which `read_columns` describes; they
-    go into the index. `on_progress` is called in this thread.
+    go into the index. `on_progress` is called in this thread. `size`, `shard_size`, `max_bad` and `part` may be
+    text, too, as the command line takes them: "224x320", "4GiB", "1%", "3/16".
 
     `executor` does the work instead of this machine's cores: any concurrent.futures.Executor, on machines that have the
     same libraries, and `src` and `out` under the same names. It is not shut down. `scheduler` is the address of a Dask
@@ -173,8 +186,8 @@ def convert(
     start = time.monotonic()
     out = Path(os.path.abspath(out))
     options = ConvertOptions(
-        Fit((size, size) if isinstance(size, int) else size, fit, resample),
-        shard_size,
+        make_fit(size, fit, resample),
+        given("shard_size", shard_size, parse_nbytes),
         order,
         seed,
         DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
@@ -182,8 +195,15 @@ def convert(
     )
     if not isinstance(src, (str, os.PathLike)):
         _check_dataset_options(source, report_duplicates)
+    max_bad = given("max_bad", max_bad, parse_max_bad)
+    most_bad(max_bad, 0)  # before anything that takes time
     engine = _choose_engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
-    chosen = Part(1, 1) if part is None else Part(*part)
+    # What may be missing is found out now and not after the scan.
+    if columns is not None:
+        check_columns_file(Path(columns))
+    if scheduler is not None and not (out / MANIFEST_NAME).exists():
+        check_scheduler(scheduler)
+    chosen = Part(1, 1) if part is None else Part(*given("part", part, parse_part))
     collection = _scan(src, out, source, accept_layout, empty_classes)
     elsewhere = executor is not None or scheduler is not None or (workers or 1) > 1
     if isinstance(collection.origin, DatasetOrigin) and elsewhere:
@@ -191,21 +211,22 @@ def convert(
     table = None if columns is None else read_columns(Path(columns), collection.splits)
     plan = make_plan(out, collection, options, table, hash_sources=report_duplicates)
     mine = chosen.of(plan.tasks)
-    most_bad = _most_bad(max_bad, collection.num_sources)
-    monitor = _Monitor(sum(len(task.sources) for task in mine), most_bad, on_progress)
+    total = sum(len(task.sources) for task in mine)
+    monitor = _Monitor(total, most_bad(max_bad, collection.num_sources), on_progress)
     records: dict[str, ShardRecord] = {}
     missing: list[ShardTask] = []
     manifest = _published(plan, out)
     if manifest is None:
         try:
-            manifest = _claim_folder(plan, out)
-            if manifest is None:
-                records, missing = _make_shards(plan, out, mine, engine, monitor)
-                if missing:
-                    # Another part may have ended since, published the set and removed the records.
-                    manifest = _published(plan, out)
-                else:
-                    manifest = _publish(plan, out, [records[task.name] for task in plan.tasks])
+            with _start(out, monitor) as mark:
+                manifest = _claim_folder(plan, out, mark)
+                if manifest is None:
+                    records, missing = _make_shards(plan, out, mine, engine, monitor)
+                    if missing:
+                        # Another part may have ended since, published the set and removed the records.
+                        manifest = _published(plan, out)
+                    else:
+                        manifest = _publish(plan, out, [records[task.name] for task in plan.tasks])
         except _TooManyBad:
             manifest = _published(plan, out)
             if manifest is None:
@@ -250,8 +271,7 @@ Engine = Callable[[Sequence[ShardTask], Report], list[ShardRecord]]
 
 def _choose_engine(workers: int | None, executor: Executor | None, scheduler: str | None, *, serial: bool) -> Engine:
     """With `serial`, every worker has one thread, and a single one is the calling thread."""
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1; found {workers}")
+    check_workers(workers)
     if executor is not None and scheduler is not None:
         raise ValueError("expected an executor or a scheduler, found both")
     if serial and (executor is not None or scheduler is not None) and (workers or 1) > 1:
@@ -336,16 +356,6 @@ def _ignored(plan: Plan) -> dict[str, int]:
     return {**plan.collection.ignored, **({"row of columns without an image": unused} if unused else {})}
 
 
-def _most_bad(max_bad: int | float, num_sources: int) -> int:
-    if isinstance(max_bad, float):
-        if not 0 <= max_bad <= 1:
-            raise ValueError(f"max_bad as a share must be from 0.0 to 1.0; found {max_bad}")
-        return int(round(max_bad * num_sources, 6))  # 0.29 * 100 is a little less than 29
-    if max_bad < 0:
-        raise ValueError(f"max_bad must not be negative; found {max_bad}")
-    return max_bad
-
-
 def _check_folders(src: Path, out: Path) -> None:
     real_src, real_out = src.resolve(), out.resolve()
     if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
@@ -368,7 +378,50 @@ def _published(plan: Plan, out: Path) -> Manifest | None:
     return manifest
 
 
-def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
+@contextlib.contextmanager
+def _start(out: Path, monitor: _Monitor) -> Iterator[str]:
+    """Take back what the block has made in OUT, and OUT itself, if it fails before an image is worked on.
+
+    Yields the name of the mark by which others see, in the work folder, that this call relies on the plan there.
+    """
+    work = out / WORK_FOLDER
+    fresh = not (work / _PLAN_NAME).exists()
+    absent = [folder for folder in (out, *out.parents) if not folder.exists()]
+    mark = f"start.{secrets.token_hex(8)}"
+    failed = True
+    try:
+        yield mark
+        failed = False
+    finally:
+        with contextlib.suppress(OSError):
+            (work / mark).unlink(missing_ok=True)
+        if failed and fresh and not monitor.done:
+            with contextlib.suppress(OSError):  # what is left is an unfinished conversion like any other
+                _take_back(out)
+                for folder in absent:
+                    folder.rmdir()
+
+
+def _take_back(out: Path) -> None:
+    """Remove the plan, unless another call relies on it, or anything is finished. OSError if OUT is not left empty."""
+    work = out / WORK_FOLDER
+    if not work.exists():
+        return
+    for folder in (out, work):
+        sweep_temporaries(folder)
+    if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {_PLAN_NAME}:
+        path = work / _PLAN_NAME
+        plan = path.read_bytes() if path.exists() else None
+        path.unlink(missing_ok=True)
+        try:
+            work.rmdir()
+        except OSError:  # another call has put its mark there, and may have seen the plan
+            if plan is not None:
+                write_atomic(path, plan, replace=False)
+            raise
+
+
+def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     """Make OUT the folder of this plan, or find that it is; ConvertError if it is anything else's.
 
     Returns the manifest if the same conversion was finished by another process since we looked.
@@ -386,6 +439,7 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
         )
     make_folder(out)
     make_folder(work)
+    (work / mark).touch()
     here = {**plan.describe(), "libraries": library_versions()}
     began = True
     try:

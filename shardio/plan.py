@@ -13,10 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from shardio.amounts import given, parse_size
 from shardio.columns import ColumnTable
 from shardio.decode import DecodeOptions
 from shardio.format import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
-from shardio.resize import Fit
+from shardio.resize import Fit, FitMode, Resample
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, samples_per_shard
 from shardio.sources import Collection, Origin, Source
 from shardio.version import __version__
@@ -44,10 +45,10 @@ class ConvertOptions:
             raise ValueError(f"order must be one of {', '.join(get_args(Order))}; found {self.order!r}")
         if self.quality not in get_args(Quality):
             raise ValueError(f"quality must be one of {', '.join(get_args(Quality))}; found {self.quality!r}")
-        if self.shard_nbytes <= 0:
-            raise ValueError(f"shard size must be positive; found {self.shard_nbytes}")
-        if not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
+        if not isinstance(self.shard_nbytes, int) or self.shard_nbytes <= 0:
+            raise ValueError(f"shard size must be positive, an integer of bytes; found {self.shard_nbytes!r}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
 
     @property
     def sample_shape(self) -> SampleShape:
@@ -117,6 +118,12 @@ class Plan:
             **({"class_names_sha256": _hash_names(self.collection)} if self.collection.class_names else {}),
             **({"columns_sha256": self.columns.sha256} if self.columns else {}),
         }
+
+
+def make_fit(size: int | tuple[int, int] | str, mode: FitMode, resample: Resample) -> Fit:
+    """The fit for samples of `size`, as callers give it."""
+    sides = size if isinstance(size, int) else given("size", size, parse_size)
+    return Fit((sides, sides) if isinstance(sides, int) else sides, mode, resample)
 
 
 def library_versions() -> dict[str, str]:

@@ -21,8 +21,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.amounts import check_workers
 from shardio.checksum import crc32
-from shardio.columns import read_columns
+from shardio.columns import check_columns_file, read_columns
 from shardio.decode import read_size
 from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.files import open_regular, read_untrusted, sweep_temporaries, write_atomic
@@ -81,10 +82,11 @@ def repair(
             f"expected the path of the images, found {type(src).__name__}. Sets of datasets of Python cannot be "
             "repaired: convert the dataset again into a new folder"
         )
+    check_workers(workers)
     workers = usable_cores() if workers is None else workers
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1; found {workers}")
     manifest = load_manifest(folder)
+    if columns is not None:
+        check_columns_file(Path(columns))
     plan = _plan_again(folder, manifest, Path(os.path.abspath(src)), source, columns)
     sweep_temporaries(folder)
     damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)

@@ -154,7 +154,7 @@ def test_the_faults_of_a_list_are_lines_of_one_error(tmp_path: Path) -> None:
 def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tmp_path: Path) -> None:
     (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
     (image_tree / "train" / "n01" / ".hidden").write_bytes(b"")
-    words = ("plan", image_tree, tmp_path / "out", "--size", "16", "--seconds", "0.1")
+    words = ("plan", image_tree, tmp_path / "out", "--size", "16", "--seconds", "0.1", "--max-bad", "1")
     result = shardio(*words)
     assert (result.returncode, result.stderr) == (0, "")
     for part in (
@@ -172,6 +172,18 @@ def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tm
     assert facts["num_sources"] == 19
     assert json.loads(shardio("plan", image_tree, "--seconds", "0.1", "--json").stdout)["free_nbytes"] is None
     assert not (tmp_path / "out").exists()
+
+
+def test_plan_exits_with_1_if_convert_would_refuse_so_many_bad_images(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    words = (image_tree, tmp_path / "out", "--size", "16")
+    for limit, code, verdict in (("1%", 1, "TOO MANY, --max-bad 1% allows 0"), ("1", 0, "--max-bad 1 allows 1")):
+        result = shardio("plan", *words, "--seconds", "30", "--max-bad", limit)
+        assert result.returncode == code
+        assert f"bad     1 of 19 tried were refused, which are all: {verdict}\n" in result.stdout
+        assert shardio("convert", *words, "--max-bad", limit).returncode == code
+    facts = json.loads(shardio("plan", *words, "--seconds", "30", "--json").stdout)
+    assert (facts["max_bad"], facts["most_bad"], facts["expected_bad"]) == (0.01, 0, 1)
 
 
 def test_plan_exits_with_1_if_the_set_would_not_fit(image_tree: Path, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "warned": (0, "c"),
     "splits": (0, "c"),
     "clutter": (0, "c"),
+    "amounts": (0, "c"),
     "torchthreads": (1, "c"),
     "runfile": (2, "c"),
     "parts": (1, "c"),
