@@ -311,6 +311,12 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
         def show(progress: converter.Progress) -> None:
             if bar.total is None:
                 bar.reset(progress.total)
+                if progress.found:
+                    kept = f"going on: {progress.found:,} of {progress.total:,} images were kept"
+                    bar.write(f"shardio: {kept}", file=sys.stderr)
+            if not bar.disable:  # the rate, and the time that is left, are those of what this call does itself
+                more_kept = progress.kept - bar.initial
+                bar.n, bar.initial, bar.last_print_n = bar.n + more_kept, progress.kept, bar.last_print_n + more_kept
             spooling = progress.spooled and not progress.done
             bar.set_description(f"copying out of parquet: {progress.spooled:,}" if spooling else None, refresh=False)
             bar.set_postfix(refused=progress.refused, refresh=False)
@@ -320,10 +326,10 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
             report = converter.convert(
                 src, out, report_duplicates=duplicates_file is not None, on_progress=show, **options
             )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             bar.close()
-            if out.exists():
-                _say(f"shardio: finished shards are kept in {out}: the same command goes on with them", err=True)
+            if error.args:
+                _say(f"shardio: {error}; run the same command again to go on", err=True)
             raise
     duplicates = None if report.duplicates is None else [group.to_line() for group in report.duplicates]
     if duplicates_file is not None:

@@ -1,10 +1,10 @@
-"""`convert`: an image tree becomes a published shard set, or nothing does and what was finished is kept.
+"""`convert`: an image tree becomes a published shard set, or nothing does and what was done is kept.
 
     scan -> plan -> shard tasks -> publish
 
-An unfinished conversion keeps its plan and the records of its finished shards in OUT/.convert. The same call goes on
-from there; a call with other options or other sources is refused. Tasks are done by an engine: this machine's cores, an
-executor of the caller's, or a Dask cluster.
+An unfinished conversion keeps its plan, the records of its finished shards and the journals of unfinished ones in
+OUT/.convert. The same call goes on from there; a call with other options or other sources is refused. Tasks are done by
+an engine: this machine's cores, an executor of the caller's, or a Dask cluster.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from shardio.files import (
 )
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
+from shardio.journal import find_left, sweep_unfinished
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.parquet import ParquetOrigin
@@ -86,6 +87,10 @@ class Progress:
     total: int
     spooled: int = 0
     """Copied out of parquet files, which comes before the first is done."""
+    kept: int = 0
+    """Of those done, what earlier calls did, and this one need not."""
+    found: int = 0
+    """What `kept` comes to once every shard is begun, unless some of it turns out to be changed or damaged."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class ConvertReport:
     """What lay in SRC, or stands in the columns' file, and is no image to convert, per kind."""
     seconds: float
     num_converted: int
-    """Sources that this call worked on; the others were finished by an earlier one."""
+    """Sources that this call worked on; the others were done by an earlier one."""
     duplicates: tuple[Duplicates, ...] | None = None
     """Sources of the samples that have the same bytes; None if they were not asked for."""
     unfinished: Unfinished | None = None
@@ -180,8 +185,9 @@ def convert(
     the whole set: beside a part's own, refused images count of the shards that others had finished before it began.
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
-    SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and the same call
-    goes on. KeyboardInterrupt likewise.
+    SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and so is what is
+    done of others, and the same call goes on. KeyboardInterrupt likewise; it says how many images are kept. A kill or a
+    loss of power takes what each worker did in the last 20 seconds, and the block of 8 MiB that it was at.
     """
     start = time.monotonic()
     out = Path(os.path.abspath(out))
@@ -227,6 +233,9 @@ def convert(
                         manifest = _published(plan, out)
                     else:
                         manifest = _publish(plan, out, [records[task.name] for task in plan.tasks])
+        except KeyboardInterrupt as error:
+            error.args = (_tell_kept(mine, out),)
+            raise
         except _TooManyBad:
             manifest = _published(plan, out)
             if manifest is None:
@@ -237,7 +246,7 @@ def convert(
                 manifest = _published(plan, out)
             if manifest is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise SpaceError(
-                    f"{error.filename or out}: {error.strerror}. Finished shards are kept: make room and run the same "
+                    f"{error.filename or out}: {error.strerror}; {_tell_kept(mine, out)}: make room and run the same "
                     "command again"
                 ) from error
             if manifest is None:
@@ -260,7 +269,7 @@ def convert(
         mended=tuple(m for record in records.values() for m in record.mended),
         ignored=_ignored(plan),
         seconds=time.monotonic() - start,
-        num_converted=monitor.done - monitor.found,
+        num_converted=monitor.done - monitor.kept,
         duplicates=duplicates,
     )
 
@@ -311,7 +320,7 @@ def _report_part(
         mended=tuple(m for _, record in mine for m in record.mended),
         ignored=_ignored(plan),
         seconds=time.monotonic() - start,
-        num_converted=monitor.done - monitor.found,
+        num_converted=monitor.done - monitor.kept,
         source=plan.collection.kind,
         unfinished=Unfinished(
             num_shards=len(plan.tasks),
@@ -459,8 +468,8 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
                 f"{out}: holds an unfinished conversion of another kind ({changed}). Finish that one with its own "
                 "options, or remove the folder, or convert into a new one"
             ) from None
-    for folder in (out, work):
-        sweep_temporaries(folder)
+    sweep_temporaries(work)
+    sweep_unfinished(out)
     # A conversion that began before ours may have been published, and its plan removed, since we looked for a set.
     try:
         return _published(plan, out)
@@ -506,22 +515,24 @@ class _Monitor:
         self.most_bad = most_bad
         self.done = 0
         self.refused = 0
-        self.found = 0  # of those done: finished by an earlier call
+        self.kept = 0  # of those done: by earlier calls
+        self.found = 0  # what `kept` will come to
         self.refused_by_others = 0
         self.spooled = 0
         self._on_progress = on_progress
 
     def _tell(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled))
+            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled, self.kept, self.found))
 
     def report_spooled(self, count: int) -> None:
         self.spooled += count
         self._tell()
 
-    def report(self, done: int, refused: int) -> None:
+    def report(self, done: int, refused: int, kept: int = 0, /) -> None:
         self.done += done
         self.refused += refused
+        self.kept += kept
         self._tell()
         self._check()
 
@@ -552,12 +563,15 @@ def _make_shards(
     todo = [task for task in mine if task.name not in records]
     origin = plan.collection.origin
     spooling = origin if todo and isinstance(origin, ParquetOrigin) else None
-    _check_space(plan, out, sum(task.nbytes for task in todo), spooling.missing_nbytes() if spooling else 0)
+    left = {name: found[0] for name, found in find_left(out, {task.name for task in todo}).items()}
+    room = sum(task.nbytes - min(task.nbytes, left[task.name].nbytes if task.name in left else 0) for task in todo)
+    _check_space(plan, out, room, spooling.missing_nbytes() if spooling else 0)
+    monitor.found = sum(record.num_sources for record in records.values())
+    monitor.found += sum(one.num_sources for one in left.values())
     # Looking whether sources have changed takes time, and shards without refused images do not count here.
     monitor.count_others(_load_records([task for task in others if refused_so_far(task)]).values())
     for record in records.values():
-        monitor.found += record.num_sources
-        monitor.report(record.num_sources, len(record.rejects))
+        monitor.report(record.num_sources, len(record.rejects), record.num_sources)
     if spooling:
         spooling.fill_spool(monitor.report_spooled)
     records |= {task.name: record for task, record in zip(todo, engine(todo, monitor.report), strict=True)}
@@ -573,6 +587,18 @@ def _load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
     with ThreadPoolExecutor(_STAT_THREADS, thread_name_prefix="shardio-records") as pool:
         found = zip(tasks, pool.map(load_record, tasks), strict=True)
         return {task.name: record for task, record in found if record is not None}
+
+
+def _tell_kept(tasks: Sequence[ShardTask], out: Path) -> str:
+    """How many images of these tasks the same call would not have to convert again."""
+    try:
+        undone = {task.name: task for task in without_record(tasks)}
+        done = sum(len(task.sources) for task in tasks if task.name not in undone)
+        done += sum(left[0].num_sources for left in find_left(out, undone).values())
+    except OSError:
+        done = 0
+    total = sum(len(task.sources) for task in tasks)
+    return f"{done:,} of {total:,} images are kept in {out}" if done else "no image is kept yet"
 
 
 def _tell_refused(plan: Plan, out: Path, monitor: _Monitor) -> ConvertError:

@@ -238,7 +238,7 @@ class _Repair:
                     tasks.append(replace(task, expected_sha256=shard.sha256))
         total, done = sum(len(task.sources) for task in tasks), 0
 
-        def report(more: int, refused: int) -> None:
+        def report(more: int, refused: int, kept: int = 0, /) -> None:
             nonlocal done
             done += more
             on_progress(done, total)

@@ -49,6 +49,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "torchthreads": (1, "c"),
     "runfile": (2, "c"),
     "parts": (1, "c"),
+    "journal": (2, "c"),
     "manifest": (2, "b"),
     "places": (2, "t"),
     "order": (2, "t"),
