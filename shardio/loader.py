@@ -129,7 +129,8 @@ class ShardLoader:
     Opening raises SetNotFoundError or FormatError. What storage fails to give is asked for again for a second; then it
     is an OSError that names file, byte and sample. An error in a gather thread is raised where its batch was due. An
     iterator belongs to one thread. `close()`, or leaving the `with` block, or forgetting the loader ends the threads.
-    A loader does not survive fork(): make it in the process that uses it.
+    A loader survives neither fork() nor pickling: make it in the process that uses it. It takes the place of torch's
+    DataLoader, and has the `dataset`, `batch_size` and `sampler` of one; it is not to be given to one.
     """
 
     @eager
@@ -218,7 +219,7 @@ class ShardLoader:
         self._num_repeats = 0
         self._counts = _Counts()
         self._pid = os.getpid()
-        self._indices = None if indices is None else np.asarray(indices)
+        self._indices = None if indices is None else np.array(indices)
         num_distinct = len(self.shards) if self._indices is None else len(np.unique(self._indices))
         # Whether a sample may come more than once in an epoch.
         self._repeats = weights is not None or (self._indices is not None and num_distinct < self._indices.size)
@@ -272,15 +273,15 @@ class ShardLoader:
         return RankSampler(self._batches_to_come, self._sampler.num_read, self.set_epoch)
 
     batch_sampler = None
-    """As of a DataLoader that makes no batches itself. With one, frameworks would make a DataLoader of `dataset`."""
+    """None, as in a DataLoader that makes no batches: of another, frameworks would make a DataLoader over `dataset`."""
 
     def _batches_to_come(self) -> Iterator[NDArray[np.int64]]:
         return replace(self._sampler, start=self._next.consumed).batches(self._next.epoch)
 
     def __getitem__(self, index: object) -> NoReturn:
         raise TypeError(
-            "a ShardLoader gives batches to a loop over it, and samples to nobody: leave out the DataLoader around it, "
-            "or give that a ShardDataset; loader.dataset[i] is a single sample"
+            "a ShardLoader gives whole batches, to a loop over it: leave out the DataLoader around it, or give that a "
+            "ShardDataset; loader.dataset[i] is a single sample"
         )
 
     def __len__(self) -> int:
@@ -636,8 +637,8 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
 
 
 def _ours(transform: object) -> Transform | None:
-    """The transform of shardio.augment that this is, or that torch.compile was given. That one compiles nothing of it,
-    and would hide that it wants to be told seed, epoch and samples."""
+    """The transform of shardio.augment that this is, or that torch.compile was given: it compiles nothing of that, and
+    would hide that seed, epoch and samples are wanted."""
     unwrapped = inspect.unwrap(transform) if callable(transform) else None
     return unwrapped if isinstance(unwrapped, Transform) else None
 
