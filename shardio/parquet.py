@@ -243,7 +243,8 @@ def scan_parquet(src: Path) -> Collection:
     if src.is_dir():
         for group in splits.values():
             _check_complete(src, group)
-    tables = {name: _read_table(folder / name) for group in splits.values() for name in group}
+    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
+    tables = {name: _read_table(folder / name, shared) for group in splits.values() for name in group}
     classes = _common_classes(folder, tables)
     for name, table in tables.items():
         _check_labels(folder / name, table.labels, len(classes))
@@ -337,7 +338,7 @@ class _Table:
     paths: Sequence[bytes | None]
 
 
-def _read_table(path: Path) -> _Table:
+def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _Table:
     identity = identify(path)
     with open_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
@@ -363,7 +364,8 @@ def _read_table(path: Path) -> _Table:
         groups = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
         found = np.concatenate(labels) if labels else np.empty(0, np.int64)
         table_file = TableFile(len(found), sum(group.total_uncompressed_size for group in groups), identity)
-        return _Table(table_file, image, _class_names(path, features.get(label)), found, paths or [None] * len(found))
+        classes = _class_names(path, features.get(label))
+        return _Table(table_file, image, shared.setdefault(classes, classes), found, paths or [None] * len(found))
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from shardio.columns import ColumnTable
 from shardio.decode import DecodeOptions
 from shardio.format import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
+from shardio.manifest import check_names_fit
 from shardio.resize import Fit
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, samples_per_shard
 from shardio.sources import Collection, Origin, Source
@@ -132,6 +133,7 @@ def make_plan(
     *,
     hash_sources: bool = False,
 ) -> Plan:
+    """The plan of a conversion into `out`. ConvertError if its set could not be described by a manifest."""
     tasks: list[ShardTask] = []
     most = samples_per_shard(options.shard_nbytes, options.sample_shape)
     for split, sources in collection.splits.items():
@@ -155,6 +157,7 @@ def make_plan(
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
+    check_names_fit(collection.classes, collection.class_names, [task.name for task in tasks])
     return Plan(collection, options, tuple(tasks), columns)
 
 
