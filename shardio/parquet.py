@@ -30,6 +30,7 @@ from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError, SourceError
 from shardio.files import AtomicFile, naming, write_all
 from shardio.format import MAX_KEY_NBYTES, is_safe_name, shard_name
+from shardio.labels import NO_VECTORS
 from shardio.manifest import first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Item, Source, identify
 from shardio.splits import DEFAULT_SPLIT, in_split_order, known_split, split_name
@@ -346,8 +347,8 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _
         columns = dict(zip(schema.names, schema.types, strict=True))
         if (repeated := first_repeated(schema.names)) is not None:
             raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
-        image = _choose(path, "image", [name for name, kind in columns.items() if _holds_images(kind)], features)
-        label = _choose(path, "label", [name for name, kind in columns.items() if _is_integer(kind)], features)
+        image = _choose(path, "image", columns, _holds_images, features)
+        label = _choose(path, "label", columns, _is_integer, features)
         wanted = [label]
         if _is_struct(columns[image]):
             if "path" in _fields(columns[image]):
@@ -413,18 +414,24 @@ def _is_integer(kind: Any) -> bool:
     return re.fullmatch(r"u?int(8|16|32|64)", str(kind)) is not None
 
 
-def _choose(path: Path, name: str, columns: Sequence[str], features: Mapping[str, Any]) -> str:
+def _choose(
+    path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
+) -> str:
     """The one column that can be it; of several the one so named, or that the metadata say to be it."""
+    columns = [column for column, kind in types.items() if fits(kind)]
     described = {"image": "Image", "label": "ClassLabel"}[name]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
     for candidates in ([c for c in columns if c == name], of_type, columns):
         if len(candidates) == 1:
             return candidates[0]
     what = {"image": "binary, or struct with bytes", "label": "integers"}[name]
-    raise SourceError(
-        f"{path}: expected one column of {name}s ({what}), found {', '.join(columns)[:200] or 'none'}. Of several, the "
-        f"one that counts must be named {name!r}"
-    )
+    if name in types and name not in columns:
+        found = f"{name!r} of type {types[name]}"
+        hint = f": {NO_VECTORS}" if "list<" in str(types[name]) else f". Write it anew as {what}"
+    else:
+        found = ", ".join(columns)[:200] or "none"
+        hint = f". Of several, the one that counts must be named {name!r}"
+    raise SourceError(f"{path}: expected one column of {name}s ({what}), found {found}{hint}")
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from shardio.format import (
     sample_nbytes,
     shard_name,
 )
+from shardio.labels import check_label
 from shardio.manifest import (
     IndexEntry,
     Manifest,
@@ -190,7 +191,7 @@ class ShardWriter:
         split's index is as wide as the longest. `source_size` is the original (height, width), by default the sample's
         own. `columns` has a number for each of the set's columns.
         """
-        label = operator.index(label)  # TypeError for anything that is not an integer
+        label = check_label(label)
         if self.classes and not 0 <= label < len(self.classes):
             raise ValueError(f"label must be from 0 to {len(self.classes) - 1}, found {label}")
         if not -(1 << 63) <= label < 1 << 63:
