@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import operator
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from shardio.decode import check_object, decode_object
 from shardio.errors import DecodeError, SourceError
 from shardio.format import is_safe_name, shard_name
+from shardio.labels import check_label
 from shardio.manifest import check_text, first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Given, Item, Source
 from shardio.splits import DEFAULT_SPLIT, split_name, two_words
@@ -148,7 +148,7 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int) -> Given:
     image, label = item
     try:
         image = check_object(_to_array(image) if isinstance(image, torch.Tensor) else image)
-        label = operator.index(label)
+        label = check_label(label)
     except TypeError as error:
         raise TypeError(f"{where}: {error}") from None
     most = (num_classes or MAX_CLASSES) - 1

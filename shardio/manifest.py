@@ -13,13 +13,14 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardio.errors import FormatError, SetNotFoundError
+from shardio.errors import ConvertError, FormatError, SetNotFoundError
 from shardio.files import naming, open_regular, write_atomic
 from shardio.format import (
     FORMAT_NAME,
@@ -40,6 +41,9 @@ from shardio.format import (
     is_safe_name,
     shard_nbytes,
 )
+
+# What a shard takes in manifest.json beside its name.
+_SHARD_TEXT_NBYTES = 176
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # 48 bits: nobody has so many sets that two of them would begin alike.
@@ -158,7 +162,7 @@ class Manifest:
                 f"splits.{name}, {split.index.file}: nbytes: expected {expected}, found {split.index.nbytes}"
             )
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 (hex) of the set's content: equal digests mean equal pixels, labels, keys and order."""
         content = self._content()
@@ -489,12 +493,27 @@ def _what_is_there(folder: Path) -> str:
 def commit_manifest(folder: Path, manifest: Manifest) -> None:
     """Publish the set: after this rename it exists, before it does not. Every file it names must be durable already.
 
-    FormatError, and nothing is published, if no reader would open it: say, if the classes make it too large.
+    FormatError, and nothing is published, if no reader would open it; ConvertError if it is too large for them.
     """
     path, data = folder / MANIFEST_NAME, manifest.dumps()
-    check_manifest_nbytes(path, len(data))
+    _check_room(len(data), len(manifest.classes), sum(len(split.shards) for split in manifest.splits.values()))
     try:
         parse_manifest(data)
     except FormatError as error:
         raise FormatError(f"{path}: {error}; nothing is published") from None
     write_atomic(path, data)
+
+
+def check_names_fit(classes: Sequence[str], class_names: Sequence[str] = (), shards: Sequence[str] = ()) -> None:
+    """ConvertError if a set of these classes and shards would have a larger manifest than readers take."""
+    names = len(json.dumps([*classes, *class_names])) + 2 * (len(classes) + len(class_names))  # an indent for each
+    _check_room(names + sum(map(len, shards)) + _SHARD_TEXT_NBYTES * len(shards), len(classes), len(shards))
+
+
+def _check_room(nbytes: int, num_classes: int, num_shards: int) -> None:
+    if nbytes > MAX_MANIFEST_NBYTES:
+        raise ConvertError(
+            f"{MANIFEST_NAME}: expected at most {MAX_MANIFEST_NBYTES:,} bytes, found {nbytes:,} for {num_classes:,} "
+            f"classes and {num_shards:,} shards: shorten the names of the classes, or make fewer shards by a larger "
+            "`--shard-size`, from Python `shard_size=`"
+        )

@@ -30,6 +30,7 @@ from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError, SourceError
 from shardio.files import AtomicFile, naming, open_untrusted, write_all
 from shardio.format import MAX_KEY_NBYTES, is_safe_name, shard_name
+from shardio.labels import NO_VECTORS
 from shardio.manifest import first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Item, Source, identify
 from shardio.splits import DEFAULT_SPLIT, in_split_order, known_split, split_name
@@ -244,7 +245,8 @@ def scan_parquet(src: Path) -> Collection:
     if src.is_dir():
         for group in splits.values():
             _check_complete(src, group)
-    tables = {name: _read_table(folder / name) for group in splits.values() for name in group}
+    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
+    tables = {name: _read_table(folder / name, shared) for group in splits.values() for name in group}
     classes = _common_classes(folder, tables)
     for name, table in tables.items():
         _check_labels(folder / name, table.labels, len(classes))
@@ -338,7 +340,7 @@ class _Table:
     paths: Sequence[bytes | None]
 
 
-def _read_table(path: Path) -> _Table:
+def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _Table:
     identity = identify(path)
     with open_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
@@ -346,8 +348,8 @@ def _read_table(path: Path) -> _Table:
         columns = dict(zip(schema.names, schema.types, strict=True))
         if (repeated := first_repeated(schema.names)) is not None:
             raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
-        image = _choose(path, "image", [name for name, kind in columns.items() if _holds_images(kind)], features)
-        label = _choose(path, "label", [name for name, kind in columns.items() if _is_integer(kind)], features)
+        image = _choose(path, "image", columns, _holds_images, features)
+        label = _choose(path, "label", columns, _is_integer, features)
         wanted = [label]
         if _is_struct(columns[image]):
             if "path" in _fields(columns[image]):
@@ -364,7 +366,8 @@ def _read_table(path: Path) -> _Table:
         groups = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
         found = np.concatenate(labels) if labels else np.empty(0, np.int64)
         table_file = TableFile(len(found), sum(group.total_uncompressed_size for group in groups), identity)
-        return _Table(table_file, image, _class_names(path, features.get(label)), found, paths or [None] * len(found))
+        classes = _class_names(path, features.get(label))
+        return _Table(table_file, image, shared.setdefault(classes, classes), found, paths or [None] * len(found))
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
@@ -412,18 +415,24 @@ def _is_integer(kind: Any) -> bool:
     return re.fullmatch(r"u?int(8|16|32|64)", str(kind)) is not None
 
 
-def _choose(path: Path, name: str, columns: Sequence[str], features: Mapping[str, Any]) -> str:
+def _choose(
+    path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
+) -> str:
     """The one column that can be it; of several the one so named, or that the metadata say to be it."""
+    columns = [column for column, kind in types.items() if fits(kind)]
     described = {"image": "Image", "label": "ClassLabel"}[name]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
     for candidates in ([c for c in columns if c == name], of_type, columns):
         if len(candidates) == 1:
             return candidates[0]
     what = {"image": "binary, or struct with bytes", "label": "integers"}[name]
-    raise SourceError(
-        f"{path}: expected one column of {name}s ({what}), found {', '.join(columns)[:200] or 'none'}. Of several, the "
-        f"one that counts must be named {name!r}"
-    )
+    if name in types and name not in columns:
+        found = f"{name!r} of type {types[name]}"
+        hint = f": {NO_VECTORS}" if "list<" in str(types[name]) else f". Write it anew as {what}"
+    else:
+        found = ", ".join(columns)[:200] or "none"
+        hint = f". Of several, the one that counts must be named {name!r}"
+    raise SourceError(f"{path}: expected one column of {name}s ({what}), found {found}{hint}")
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:

@@ -168,6 +168,7 @@ class _Repair:
     """Of each file that cannot be made again, why."""
     _records: dict[str, ShardRecord] = field(default_factory=dict)
     """Of the tasks that were done again, by shard."""
+    _published: dict[str, dict[bytes, int]] = field(default_factory=dict)
 
     @cached_property
     def _shards(self) -> Mapping[str, ShardEntry]:
@@ -256,9 +257,8 @@ class _Repair:
         """Which samples differ from those that were published, as far as the index tells."""
         if self.manifest.splits[task.split].index.file in self.damaged:
             return ""
-        listed = {source.key for source in task.sources}
-        rows = self._read_index(task.split)
-        then = {row["key"]: row["crc32"] for row in rows if row["key"] in listed}
+        published = self._crc32s_of(task.split)
+        then = {source.key: published[source.key] for source in task.sources if source.key in published}
         now = {row["key"]: row["crc32"] for row in record.rows}
         changed = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
         named = ", ".join(map(os.fsdecode, changed[:_MOST_NAMED])) + (", ..." if len(changed) > _MOST_NAMED else "")
@@ -273,6 +273,13 @@ class _Repair:
         index = self.manifest.splits[split].index
         data = read_untrusted(self.folder / index.file)
         return np.frombuffer(data, index.dtype, offset=HEADER_NBYTES)
+
+    def _crc32s_of(self, split: str) -> Mapping[bytes, int]:
+        """The crc32 of each key, as the index has them. It is read once, though every shard may have changed."""
+        if split not in self._published:
+            rows = self._read_index(split)
+            self._published[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
+        return self._published[split]
 
     def _index_parts(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:
         rows = np.concatenate(

@@ -42,6 +42,11 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
 _KINDS_WITH_FOLDERS = ("tree", "kaggle", "ilsvrc")
 _MOST_NAMED = 5
 
+# All rows of an index are as wide as the longest key. Names that people give are never so unequal.
+_MOST_PADDING_NBYTES = 256 << 20
+_MOST_PADDING = 15
+"""Times the bytes of the keys themselves."""
+
 # Archives and pictures have a NUL among their first bytes, text has none.
 _SNIFFED_NBYTES = 8192
 
@@ -64,7 +69,7 @@ def scan(
         if empty_classes == "refuse":
             raise _empty_refused(src, empty)
         collection = without_classes(collection, empty)
-    doubts = (*collection.doubts, *_doubt_words(collection))
+    doubts = (*collection.doubts, *_doubt_words(collection), *_doubt_keys(collection))
     if doubts and not accept_layout:
         raise SourceError(
             f"{src}: {'; '.join(doubts)}. If SRC is meant so, say `--accept-layout`, from Python `accept_layout=True`"
@@ -77,6 +82,18 @@ def _doubt_words(collection: Collection) -> Iterator[str]:
     # One class may be called so: trains are in many collections.
     if len(words) == len(collection.classes) > 0 or len(set(map(known_split, words))) > 1:
         yield f"expected classes, found names of splits ({', '.join(map(repr, words))}), which would be classes"
+
+
+def _doubt_keys(collection: Collection) -> Iterator[str]:
+    for split, sources in collection.splits.items():
+        longest = max((source.key for source in sources), key=len)
+        total, padded = sum(len(source.key) for source in sources), len(longest) * len(sources)
+        if padded - total > max(_MOST_PADDING_NBYTES, _MOST_PADDING * total):
+            yield (
+                f"expected keys of similar length in {split!r}, found one of {len(longest):,} bytes, "
+                f"{os.fsdecode(longest)[:80]!r}...: each of the {len(sources):,} rows of the index would be as wide, "
+                f"{padded:,} bytes in all"
+            )
 
 
 def find_empty(collection: Collection) -> list[str]:

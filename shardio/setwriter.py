@@ -33,12 +33,14 @@ from shardio.format import (
     sample_nbytes,
     shard_name,
 )
+from shardio.labels import check_label
 from shardio.manifest import (
     IndexEntry,
     Manifest,
     RejectsEntry,
     ShardEntry,
     Split,
+    check_names_fit,
     check_text,
     commit_manifest,
     first_repeated,
@@ -165,6 +167,7 @@ class ShardWriter:
         if wrong := [name for name, kind in columns.items() if kind not in _COLUMN_TYPES]:
             raise ValueError(f"columns must be int or float, found {columns[wrong[0]]!r} for {wrong[0]!r}")
         self.columns = check_columns([(name, _COLUMN_TYPES[kind]) for name, kind in columns.items()])
+        check_names_fit(self.classes, self.class_names)
         self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
         self._splits: dict[str, _OpenSplit] = {}
         make_folder(self.out)
@@ -187,10 +190,11 @@ class ShardWriter:
     ) -> None:
         """Add one sample, copying it. `image` is uint8 of the set's (height, width, channels).
 
-        `key` is a name that finds the sample's origin again; by default its number in the split. `source_size` is the
-        original (height, width), by default the sample's own. `columns` has a number for each of the set's columns.
+        `key` is a name that finds the sample's origin again; by default its number in the split. Every row of the
+        split's index is as wide as the longest. `source_size` is the original (height, width), by default the sample's
+        own. `columns` has a number for each of the set's columns.
         """
-        label = operator.index(label)  # TypeError for anything that is not an integer
+        label = check_label(label)
         if self.classes and not 0 <= label < len(self.classes):
             raise ValueError(f"label must be from 0 to {len(self.classes) - 1}, found {label}")
         if not -(1 << 63) <= label < 1 << 63:

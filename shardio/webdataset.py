@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from shardio.clutter import clutter, clutter_in
 from shardio.errors import SourceError
-from shardio.labels import Numbering, number_labels
+from shardio.labels import NO_VECTORS, Numbering, number_labels
 from shardio.sources import Collection, Extent, Fault, FileOrigin, Source
 from shardio.splits import DEFAULT_SPLIT, SPLIT_NAMES, in_split_order, known_split, split_name, two_words
 from shardio.tar import drain, members, open_archive
@@ -74,6 +74,10 @@ def scan_webdataset(src: Path) -> Collection:
         sources = _sources(samples, splits, numbering, keep_tar=True)
         if (key := _repeated(sources)) is not None:
             raise SourceError(f"{src}: expected samples of different names in a tar, found {os.fsdecode(key)!r} twice")
+    places = [source.place for source in chain.from_iterable(sources.values())]
+    if all(isinstance(place, Fault) for place in places):
+        assert isinstance(places[0], Fault)
+        raise SourceError(f"{src}: expected samples with a label, found none in {len(places):,}: {places[0].detail}")
     by_split = {split: tuple(sources[split]) for split in written}
     return Collection(FileOrigin(folder), numbering.classes, by_split, ignored, kind="webdataset")
 
@@ -236,7 +240,8 @@ def _read_json(content: bytes) -> list[_Label]:
             return [_Label(str(value))]
         if isinstance(value, str):
             return [_read_text(value.encode())]
-        return [_Label("", f"expected an integer or a name as {name!r}, found {value!r:.80}")]
+        hint = f" ({NO_VECTORS})" if isinstance(value, list) else ""
+        return [_Label("", f"expected an integer or a name as {name!r}, found {value!r:.80}{hint}")]
     except (ValueError, RecursionError) as error:
         return [_Label("", f"expected JSON, found: {error}")]
 

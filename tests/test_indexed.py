@@ -112,6 +112,14 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path, workers: int
     assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
 
 
+def test_a_soft_label_is_told_with_its_item_and_the_way_out(tmp_path: Path) -> None:
+    message = (
+        r"dataset 'train', item 0: label must be an integer, found a list of 2: a set has one class for each image"
+    )
+    with pytest.raises(TypeError, match=message):
+        convert([(RGB, [0.1, 0.9])], tmp_path / "out", **OPTIONS)
+
+
 def test_splits_have_the_names_that_a_folder_tree_gives_them(tmp_path: Path) -> None:
     convert({"Train": Pictures(12), "validation": pairs(7)}, tmp_path / "out", **OPTIONS)
     convert({"train": Pictures(12), "val": pairs(7)}, tmp_path / "same", **OPTIONS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from shardio.errors import ConvertError, SourceError
 from shardio.estimate import estimate
 from shardio.repairer import repair
 from shardio.scanner import EmptyClasses, find_kind, scan
+from shardio.setwriter import ShardWriter
 from shardio.shardset import open_shards
 from shardio.sources import Collection
 
@@ -207,6 +210,73 @@ def test_what_systems_leave_behind_changes_nothing_in_any_storage(tmp_path: Path
     plain = scan(archives)
     put(archives, "desktop.ini", "__MACOSX/x")
     assert scan(archives).splits == plain.splits
+
+
+# --- many classes, large folders, long names --------------------------------------------------------------------------
+
+
+def test_listing_a_tree_costs_a_fixed_number_of_calls_for_each_class_and_none_for_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+    for name in ("scandir", "stat", "listdir"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *w, n=name, call=real, **o: (calls.update([n]), call(*w, **o))[1])
+
+    def count(num_classes: int, num_images: int) -> int:
+        src = tmp_path / f"{num_classes}-{num_images}"
+        put(src, *(f"{c}/{i}.jpg" for c in range(num_classes) for i in range(num_images)))
+        calls.clear()
+        assert len(scan(src).classes) == num_classes
+        return calls.total()
+
+    few, more, most = count(50, 2), count(100, 2), count(200, 2)
+    assert 0 < most - more <= 2 * (more - few) <= 2 * 50 * 6
+    assert count(50, 20) == few
+
+
+def test_a_set_of_very_many_classes_is_converted_opened_and_shown(tmp_path: Path) -> None:
+    put_files(tmp_path, "0.jpg", content=PICTURE)
+    for i in range(3000):
+        folder = tmp_path / "src" / f"n{i:08d}"
+        folder.mkdir(parents=True)
+        os.link(tmp_path / "0.jpg", folder / "0.jpg")
+    convert(tmp_path / "src", tmp_path / "out", **OPTIONS)
+    shards = open_shards(tmp_path / "out")
+    assert len(shards.classes) == len(set(shards.labels.tolist())) == 3000
+    for words in (["info", str(tmp_path / "out")], ["plan", str(tmp_path / "src"), "--seconds", "0.01"]):
+        result = CliRunner().invoke(cli, words)
+        assert result.exit_code == 0
+        assert len(result.output) < 2000
+
+
+def test_a_plan_whose_manifest_no_reader_would_take_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src = put(tmp_path / "src", *(f"{i:0200d}/{j}.jpg" for i in range(10) for j in range(3)))
+    monkeypatch.setattr("shardio.manifest.MAX_MANIFEST_NBYTES", 6000)
+    with pytest.raises(ConvertError, match="for 10 classes and 30 shards: shorten the names"):
+        convert(src, tmp_path / "out", **OPTIONS, shard_size=1)
+    assert not (tmp_path / "out").exists()
+    convert(src, tmp_path / "out", **OPTIONS)
+    with pytest.raises(ConvertError, match="for 40 classes and 0 shards"):
+        ShardWriter(tmp_path / "own", (2, 2, 3), classes=[f"{i:0200d}" for i in range(40)])
+
+
+def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "b/" + "/".join(["d" * 200] * 15) + "/1.jpg"
+    src = put(tmp_path / "one", *(f"a/{i}.jpg" for i in range(300)), long)
+    assert scan(src).num_sources == 301  # of so few
+    monkeypatch.setattr("shardio.scanner._MOST_PADDING_NBYTES", 900_000)
+    message = refused(src)
+    assert f"expected keys of similar length in 'train', found one of {len(long):,} bytes, 'b/ddd" in message
+    assert "each of the 301 rows of the index would be as wide, 909,622 bytes in all" in message
+    assert len(message) < 1000
+    assert scan(src, accept_layout=True).num_sources == 301
+    # Beside keys that are long by themselves it is not much wider.
+    assert scan(put(tmp_path / "all", *(f"a/{'x' * 230}{i}.jpg" for i in range(400)), long)).num_sources == 401
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
