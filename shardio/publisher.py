@@ -25,6 +25,7 @@ from typing import Literal
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.files import AtomicFile, fsync_folder, is_abandoned, naming, reserve, write_all
 from shardio.format import MANIFEST_NAME, is_safe_name
+from shardio.local import check_local, hinting_at_order
 from shardio.manifest import FileEntry, Manifest, commit_manifest, load_manifest
 from shardio.shardset import open_sized
 from shardio.verifier import verify
@@ -74,8 +75,10 @@ def publish(
     and `out` holds the set as before (a move may have changed its permissions). A process that is killed leaves the
     whole set there, or nothing but a temporary folder, which the next one to publish into the root removes.
     """
+    check_local(target, ConvertError, "publish into a folder, or copy the set there (docs/cluster.md)")
     source, target = Path(os.path.realpath(out)), Path(target)
-    manifest = load_manifest(source)
+    with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
+        manifest = load_manifest(source)
     _check_target(source, target)
     _sweep(target.parent)
     with AtomicFile(target) as lock:  # never committed

@@ -16,6 +16,7 @@ from shardio.errors import SourceError
 from shardio.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.kaggle import images_folder, scan_kaggle
 from shardio.listfile import scan_list
+from shardio.local import check_local
 from shardio.parquet import is_parquet, scan_parquet
 from shardio.sources import Collection
 from shardio.tar import BLOCK_NBYTES, compressed, compression, is_header, open_archive
@@ -35,6 +36,11 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
 
 # Archives and pictures have a NUL among their first bytes, text has none.
 _SNIFFED_NBYTES = 8192
+
+
+def check_images_local(src: str | os.PathLike[str]) -> None:
+    """SourceError if SRC is a URL."""
+    check_local(src, SourceError, "images are read from files, so copy or mount them here first")
 
 
 def scan(src: Path, kind: SourceKind = "auto") -> Collection:

@@ -33,6 +33,7 @@ from shardio.format import (
     sample_nbytes,
     shard_name,
 )
+from shardio.local import check_local
 from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest, first_repeated
 from shardio.version import __version__
 from shardio.writer import IndexRows, ShardFileWriter, with_columns
@@ -141,6 +142,7 @@ class ShardWriter:
         columns: Mapping[str, type[int] | type[float]] = MappingProxyType({}),
         shard_nbytes: int = DEFAULT_SHARD_NBYTES,
     ) -> None:
+        check_local(out, ConvertError, "write into a folder here, and copy the finished set there (docs/cluster.md)")
         self.out = Path(out)
         self.sample_shape = check_sample_shape(sample_shape)
         self.classes = tuple(classes)
