@@ -816,6 +816,13 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
             click.echo(line)
         for found in (found for listing in listings for found in listing.sets if found.reason):
             click.echo(f"{found.state}: {_printable(found.reason)}")
+        for left in (left for listing in listings for left in listing.left_overs):
+            whose = (
+                "the next `shardio publish` there removes it, if it may"
+                if left.abandoned
+                else "a publisher may be at work"
+            )
+            click.echo(f"left over: {_printable(left.path)}: {_bytes(left.nbytes)}; {whose}")
     problems = [listing for listing in listings if listing.problem]
     for listing in problems:
         click.echo(f"shardio: error: {listing.root}: {listing.problem}", err=True)

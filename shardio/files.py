@@ -151,14 +151,23 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
-def is_abandoned(name: str, written: float) -> bool:
-    """Whether the temporary file `name` is of no use to anybody, if this process could lock it.
+def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
+    """Whether the temporary file `name` is of no use to any process, if this one could lock it.
 
-    `written` is when somebody wrote to it last, in seconds since the epoch. Another machine's lock need not be seen
-    here: then time must tell.
+    `written` is when it was written to last, in seconds since the epoch. Another machine's lock need not be seen here:
+    then time must tell; so it must if not `locked`, since the filesystem has no locks.
     """
+    if time.time() - written >= _ABANDONED_SECONDS:
+        return True
     machine, known, _ = name.split(".")[-2].rpartition("-")
-    return not known or machine == _machine() or time.time() - written >= _ABANDONED_SECONDS
+    return (not known or machine == _machine()) and (locked or written < _boot_time())
+
+
+def _boot_time() -> float:
+    """Before it no process of this machine has begun. A minute is left for the clocks of file servers."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):  # macOS
+        return 0.0
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0
 
 
 def sweep_temporaries(folder: Path) -> int:
@@ -169,12 +178,18 @@ def sweep_temporaries(folder: Path) -> int:
     """
     swept = 0
     for entry in _temporaries(folder):
-        # Published or swept by somebody else in between, being written, not ours to touch, or no locks here.
+        # Published or swept by another process in between, being written, or not ours to touch.
         with contextlib.suppress(OSError):
             descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not is_abandoned(entry.name, os.fstat(descriptor).st_mtime):
+                locked = True
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                except OSError:  # a filesystem without locks
+                    locked = False
+                if not is_abandoned(entry.name, os.fstat(descriptor).st_mtime, locked=locked):
                     continue
                 Path(entry.path).unlink()
                 swept += 1

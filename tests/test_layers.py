@@ -40,6 +40,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "webp": (1, "c"),
     "exif": (0, "c"),
     "warned": (0, "c"),
+    "leftovers": (2, "t"),
     "local": (2, "b"),
     "amounts": (0, "c"),
     "torchthreads": (1, "c"),
