@@ -10,6 +10,7 @@ from typing import Literal
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format import WORK_FOLDER, SampleShape
+from shardio.leftovers import LeftOver, find_left_overs
 from shardio.places import is_url, join_place, without_credentials
 from shardio.remote import RemoteStorage
 from shardio.storage import FolderStorage
@@ -48,12 +49,15 @@ class Listing:
     """By name."""
     problem: str = ""
     """Why the root could not be looked into."""
+    left_overs: tuple[LeftOver, ...] = ()
+    """What publishers have not finished here, or were killed at. An object store has none."""
 
 
 def list_sets(roots: Sequence[str]) -> list[Listing]:
     """The sets that are children of these folders and URLs. What cannot be read is told of, and hides nothing else."""
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="shardio-list") as pool:
         names = list(pool.map(_children, roots))
+        left_overs = list(pool.map(_left_overs, roots))
         children = [
             [] if isinstance(found, str) else [pool.submit(_look_at, root, name) for name in found]
             for root, found in zip(roots, names, strict=True)
@@ -63,8 +67,9 @@ def list_sets(roots: Sequence[str]) -> list[Listing]:
                 root=without_credentials(root) if is_url(root) else root,
                 sets=tuple(entry for child in entries if (entry := child.result()) is not None),
                 problem=found if isinstance(found, str) else "",
+                left_overs=left,
             )
-            for root, found, entries in zip(roots, names, children, strict=True)
+            for root, found, entries, left in zip(roots, names, children, left_overs, strict=True)
         ]
 
 
@@ -78,6 +83,15 @@ def _children(root: str) -> list[str] | str:
             return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
     except (OSError, ValueError) as error:
         return str(error)
+
+
+def _left_overs(root: str) -> tuple[LeftOver, ...]:
+    if is_url(root):
+        return ()
+    try:
+        return tuple(find_left_overs(root))
+    except OSError:  # which `_children` tells
+        return ()
 
 
 def _look_at(root: str, name: str) -> CatalogueEntry | None:

@@ -860,6 +860,13 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
         for copy in (copies or {}).values():
             if copy.problem:
                 _say(f"cached: {copy.problem}")
+        for left in (left for listing in listings for left in listing.left_overs):
+            whose = (
+                "the next `shardio publish` there removes it, if it may"
+                if left.abandoned
+                else "a publisher may be at work"
+            )
+            _say(f"left over: {left.path}: {_bytes(left.nbytes)}; {whose}")
     problems = [listing for listing in listings if listing.problem]
     for listing in problems:
         _say(f"shardio: error: {listing.root}: {listing.problem}", err=True)

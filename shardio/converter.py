@@ -29,7 +29,7 @@ from shardio.columns import check_columns_file, read_columns
 from shardio.dask_cluster import check_scheduler, run_on_dask
 from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
-from shardio.errors import ConvertError, SpaceError
+from shardio.errors import ConvertError, SourceError, SpaceError
 from shardio.executors import Pool, run_on_pool
 from shardio.files import (
     is_temporary,
@@ -42,6 +42,7 @@ from shardio.files import (
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
 from shardio.journal import find_left, sweep_unfinished
+from shardio.local import check_local, holds_set
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.parquet import ParquetOrigin
@@ -58,7 +59,7 @@ from shardio.plan import (
     make_plan,
 )
 from shardio.resize import FitMode, Resample
-from shardio.scanner import EmptyClasses, SourceKind, scan
+from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
 from shardio.shardtask import (
     Mended,
@@ -190,6 +191,7 @@ def convert(
     loss of power takes what each worker did in the last 20 seconds, and the block of 8 MiB that it was at.
     """
     start = time.monotonic()
+    check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
     out = Path(os.path.abspath(out))
     options = ConvertOptions(
         make_fit(size, fit, resample),
@@ -350,11 +352,19 @@ def _scan(
         raise ConvertError(f"{out}: expected a folder or nothing, found a file")
     if not isinstance(src, (str, os.PathLike)):
         return collect_datasets(src)
+    check_images_local(src)
     src = Path(os.path.abspath(src))
     _check_folders(src, out)
     # What OUT holds is compared with the sources in any case: nobody needs to confirm them a second time.
     accept_layout = accept_layout or any(os.path.lexists(out / name) for name in (MANIFEST_NAME, WORK_FOLDER))
-    collection = scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
+    if not (out / MANIFEST_NAME).exists():
+        _check_free(out)
+    try:
+        collection = scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
+    except SourceError as error:
+        if holds_set(src):
+            raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
+        raise
     if isinstance(collection.origin, ParquetOrigin):
         return replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     return collection
@@ -385,6 +395,18 @@ def _published(plan: Plan, out: Path) -> Manifest | None:
     if found := difference(there, plan.describe()):
         raise ConvertError(f"{out}: holds a finished set of another conversion ({found}). Convert into a new folder")
     return manifest
+
+
+def _check_free(out: Path) -> None:
+    """ConvertError if there is anything in OUT but an unfinished conversion."""
+    listed = os.listdir(out) if out.is_dir() else []
+    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
+    # Looked for after what it stands for: another process that began meanwhile may have made shards.
+    if found and not (out / WORK_FOLDER / _PLAN_NAME).exists():
+        raise ConvertError(
+            f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
+            "Convert into a new folder (SRC, the images, comes first, and OUT second)"
+        )
 
 
 @contextlib.contextmanager
@@ -436,16 +458,12 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     Returns the manifest if the same conversion was finished by another process since we looked.
     """
     work = out / WORK_FOLDER
-    listed = os.listdir(out) if out.is_dir() else []
-    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
-    # Looked for after what it stands for: another process that began meanwhile may have made shards.
-    if found and not (work / _PLAN_NAME).exists():
+    try:
+        _check_free(out)
+    except ConvertError:
         if (manifest := _published(plan, out)) is not None:
             return manifest
-        raise ConvertError(
-            f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
-            "Convert into a new folder"
-        )
+        raise
     make_folder(out)
     make_folder(work)
     (work / mark).touch()

@@ -33,7 +33,7 @@ from shardio.machine import usable_cores
 from shardio.parquet import ParquetOrigin
 from shardio.plan import ConvertOptions, Quality, make_fit, make_plan
 from shardio.resize import FitMode, Resample
-from shardio.scanner import EmptyClasses, SourceKind, scan
+from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES
 from shardio.sources import Collection, FileOrigin, Given, Source
 from shardio.torchthreads import one_torch_thread
@@ -129,6 +129,7 @@ def estimate(
 
     The rate is measured for about `seconds`. SourceError and ValueError are those of `convert`.
     """
+    check_images_local(src)
     src = Path(os.path.abspath(src))
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
     options = ConvertOptions(

@@ -124,12 +124,13 @@ class AtomicFile:
     def take_over(cls, path: Path, temporary: Path) -> AtomicFile | None:
         """Go on with the temporary file that a process on this machine has left. None if it is not there, or in use.
 
-        The file of another machine is not taken: its lock need not be seen here, and two would write to one file.
+        The file of another machine is not taken, nor one without a lock: two would write to one file.
         """
-        descriptor = _lock_left_over(temporary) if is_of_this_machine(temporary.name) else None
-        if descriptor is None:
+        found = _open_left_over(temporary) if is_of_this_machine(temporary.name) else None
+        if found is None:
             return None
-        if os.fstat(descriptor).st_nlink > 1:  # under its other name it may be another user's own
+        descriptor, locked = found
+        if not locked or os.fstat(descriptor).st_nlink > 1:  # under its other name it may be another user's own
             os.close(descriptor)
             return None
         file = cls.__new__(cls)
@@ -182,28 +183,53 @@ def is_of_this_machine(name: str) -> bool:
     return _machine_of(name) == _machine()
 
 
-def is_abandoned(name: str, written: float) -> bool:
-    """Whether the temporary file `name` is of no use to anybody, if this process could lock it.
+def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
+    """Whether the temporary file `name` is of no use to any process, if this one could lock it.
 
-    `written` is when somebody wrote to it last, in seconds since the epoch. Another machine's lock need not be seen
-    here: then time must tell.
+    `written` is when it was written to last, in seconds since the epoch. Another machine's lock need not be seen here:
+    then time must tell; so it must if not `locked`, since the filesystem has no locks.
     """
-    return _machine_of(name) in ("", _machine()) or time.time() - written >= _ABANDONED_SECONDS
+    if time.time() - written >= _ABANDONED_SECONDS:
+        return True
+    return _machine_of(name) in ("", _machine()) and (locked or written < _boot_time())
 
 
-def _lock_left_over(path: Path) -> int | None:
-    """Open and lock a temporary file that no process is writing: its descriptor. None if there is none such."""
-    # Published or swept by another process in between, being written, not ours to touch, or no locks here.
+def _boot_time() -> float:
+    """Before it no process of this machine has begun. A minute is left for the clocks of file servers."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):  # macOS
+        return 0.0
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0
+
+
+def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
+    """Lock an open file without waiting: whether it is locked now; None if the filesystem has no locks."""
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _open_left_over(path: Path) -> tuple[int, bool] | None:
+    """Open a temporary file that no process is writing: its descriptor, and whether it is locked, as it is wherever
+    there are locks. None if there is none such."""
+    # Published or swept by another process in between, being written, or not ours to touch.
     try:
         descriptor = open_untrusted(path, os.O_RDWR)
     except (OSError, FormatError):
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locked = try_lock(descriptor)
         status = os.fstat(descriptor)
-        # The writer may have published the file, under its other name, before it was locked here.
-        if is_abandoned(path.name, status.st_mtime) and os.path.samestat(status, os.lstat(path)):
-            return descriptor
+        if (
+            locked is not False
+            and is_abandoned(path.name, status.st_mtime, locked=bool(locked))
+            # The writer may have published the file, under its other name, before it was locked here.
+            and os.path.samestat(status, os.lstat(path))
+        ):
+            return descriptor, bool(locked)
     except OSError:
         pass
     except BaseException:
@@ -213,12 +239,19 @@ def _lock_left_over(path: Path) -> int | None:
     return None
 
 
-def is_left_over(path: Path) -> bool:
-    """Whether no process is writing the temporary file `path`, as far as can be known."""
-    descriptor = _lock_left_over(path)
-    if descriptor is not None:
+def is_left_over(path: Path) -> bool | None:
+    """Whether a process of this machine has left the temporary file `path`, and none is writing it. None if no lock
+    tells: it is another machine's, or the filesystem has none."""
+    if not is_of_this_machine(path.name):
+        return None
+    try:
+        descriptor = open_untrusted(path, os.O_RDWR)
+    except (OSError, FormatError):
+        return False
+    try:
+        return try_lock(descriptor)
+    finally:
         os.close(descriptor)
-    return descriptor is not None
 
 
 def sweep_temporaries(folder: Path, kept: Container[str] = ()) -> int:
@@ -230,11 +263,11 @@ def sweep_temporaries(folder: Path, kept: Container[str] = ()) -> int:
     """
     swept = 0
     for entry in _temporaries(folder):
-        if entry.name not in kept and (descriptor := _lock_left_over(Path(entry.path))) is not None:
+        if entry.name not in kept and (found := _open_left_over(Path(entry.path))) is not None:
             with contextlib.suppress(OSError):
                 Path(entry.path).unlink()
                 swept += 1
-            os.close(descriptor)
+            os.close(found[0])
     return swept
 
 

@@ -22,7 +22,6 @@ from shardio.errors import FormatError
 from shardio.files import (
     fsync_folder,
     is_left_over,
-    is_of_this_machine,
     naming,
     open_untrusted,
     read_untrusted,
@@ -181,7 +180,7 @@ class Left(NamedTuple):
     nbytes: int
     """Of the disk that need not be allocated again."""
     is_ours: bool
-    """Whether a process on this machine has left it. One of another machine may still be at work, and is only read."""
+    """Whether a lock tells that a process on this machine has left it. Any other may be at work, and is only read."""
 
 
 def _journal_of(temporary: Path) -> Path:
@@ -200,9 +199,9 @@ def find_left(out: Path, shards: Container[str]) -> dict[str, list[Left]]:
     """What a call can go on with, by shard, of those whose names are in `shards`; most that is done comes first."""
     found: dict[str, list[Left]] = {}
     for journal, shard, temporary in _journals(out):
-        is_ours = is_of_this_machine(temporary.name)
-        if shard not in shards or (is_ours and not is_left_over(temporary)):
+        if shard not in shards or (left_over := is_left_over(temporary)) is False:
             continue
+        is_ours = bool(left_over)
         with contextlib.suppress(OSError, FormatError):  # another process has just finished it, or it is no journal
             lines, nbytes = read_untrusted(journal).count(b"\n"), temporary.stat().st_blocks * 512
             found.setdefault(shard, []).append(Left(temporary, max(0, lines - 1), nbytes if is_ours else 0, is_ours))

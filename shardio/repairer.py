@@ -28,11 +28,12 @@ from shardio.decode import read_size
 from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.files import open_regular, read_untrusted, sweep_temporaries, write_atomic
 from shardio.format import HEADER_NBYTES, WORK_FOLDER, columns_of, index_header, sample_nbytes
+from shardio.local import hinting_at_order
 from shardio.machine import usable_cores
 from shardio.manifest import FileEntry, Manifest, ShardEntry, load_manifest
 from shardio.parquet import ParquetOrigin
 from shardio.plan import Plan, ShardTask, difference, library_versions, make_plan, read_options
-from shardio.scanner import SourceKind, find_empty, scan, without_classes
+from shardio.scanner import SourceKind, check_images_local, find_empty, scan, without_classes
 from shardio.shardtask import ShardRecord, reject_of
 from shardio.sources import Collection as SourceCollection
 from shardio.sources import Source
@@ -84,7 +85,9 @@ def repair(
         )
     check_workers(workers)
     workers = usable_cores() if workers is None else workers
-    manifest = load_manifest(folder)
+    check_images_local(src)
+    with hinting_at_order(src, "OUT, the set, comes first, and SRC, the images, second"):
+        manifest = load_manifest(folder)
     if columns is not None:
         check_columns_file(Path(columns))
     plan = _plan_again(folder, manifest, Path(os.path.abspath(src)), source, columns)

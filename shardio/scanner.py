@@ -18,6 +18,7 @@ from shardio.errors import SourceError
 from shardio.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.kaggle import images_folder, scan_kaggle
 from shardio.listfile import scan_list
+from shardio.local import check_local
 from shardio.parquet import is_parquet, scan_parquet
 from shardio.sources import Collection, Source
 from shardio.splits import known_split
@@ -49,6 +50,11 @@ _MOST_PADDING = 15
 
 # Archives and pictures have a NUL among their first bytes, text has none.
 _SNIFFED_NBYTES = 8192
+
+
+def check_images_local(src: str | os.PathLike[str]) -> None:
+    """SourceError if SRC is a URL."""
+    check_local(src, SourceError, "images are read from files, so copy or mount them here first")
 
 
 def scan(

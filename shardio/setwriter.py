@@ -34,6 +34,7 @@ from shardio.format import (
     shard_name,
 )
 from shardio.labels import check_label
+from shardio.local import check_local
 from shardio.manifest import (
     IndexEntry,
     Manifest,
@@ -152,6 +153,7 @@ class ShardWriter:
         columns: Mapping[str, type[int] | type[float]] = MappingProxyType({}),
         shard_nbytes: int = DEFAULT_SHARD_NBYTES,
     ) -> None:
+        check_local(out, ConvertError, "write into a folder here, and copy the finished set there (docs/cluster.md)")
         self.out = Path(out)
         self.sample_shape = check_sample_shape(sample_shape)
         self.classes = tuple(classes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -15,6 +17,8 @@ from test_cli import assert_one_clear_error, shardio
 
 from shardio.cache import Cache
 from shardio.catalogue import CatalogueEntry, list_sets
+from shardio.files import _machine
+from shardio.leftovers import folder_of
 from shardio.manifest import load_manifest
 from shardio.publisher import publish
 from shardio.remote import RemoteStorage
@@ -135,6 +139,49 @@ def test_the_sets_of_an_object_store_and_of_a_web_server_are_listed(root: Path, 
     assert "train-00000.npy: expected a file of the shard set, found nothing" in listing.sets[0].reason
     (listing,) = list_sets(["s3://sets/nothing"])
     assert (listing.sets, "s3://sets/nothing" in listing.problem) == ((), True)
+
+
+def test_what_publishers_left_is_listed_with_its_size_and_stays(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for name, machine in (("dead", _machine()), ("elsewhere", "0badcafe"), ("alive", _machine())):
+        lock = root / f".{name}.{machine}-0123456789abcdef.tmp"
+        lock.touch()
+        folder_of(lock).mkdir()
+        (folder_of(lock) / "train-00000.npy").write_bytes(b"x" * 5000)
+    before = sorted(root.rglob("*"))
+    with lock.open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (listing,) = list_sets([str(root)])
+        result = shardio("list", root)
+    assert {(Path(left.path).name.split(".")[1], left.nbytes, left.abandoned) for left in listing.left_overs} == {
+        ("dead", 5000, True),
+        ("elsewhere", 5000, False),
+        ("alive", 5000, False),
+    }
+    assert sorted(root.rglob("*")) == before
+    lines = result.stdout.splitlines()[1:]
+    assert [line.startswith(f"left over: {root}/.") for line in lines] == [True] * 3
+    assert sum(line.endswith("5 kB; the next `shardio publish` there removes it, if it may") for line in lines) == 1
+    facts = json.loads(shardio("list", root, "--json").stdout)
+    assert len(facts["roots"][0]["left_overs"]) == 3
+
+
+def test_a_root_that_may_only_be_read_is_listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def read_only(path: str | Path, flags: int, *rest: int, **named: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        if str(path).endswith(".tmp"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, *rest, **named)
+
+    (root / ".sound.0123abcd-0123456789abcdef.tmp").touch()
+    monkeypatch.setattr(os, "open", read_only)
+    (listing,) = list_sets([str(root)])
+    assert (len(listing.sets), listing.problem) == (5, "")
+    assert [left.abandoned for left in listing.left_overs] == [False]
 
 
 # --- the commands ----------------------------------------------------------------------------------------------------

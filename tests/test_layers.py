@@ -45,6 +45,8 @@ LAYERS: dict[str, tuple[int, str]] = {
     "warned": (0, "c"),
     "splits": (0, "c"),
     "clutter": (0, "c"),
+    "leftovers": (2, "t"),
+    "local": (2, "b"),
     "amounts": (0, "c"),
     "labels": (0, "c"),
     "torchthreads": (1, "c"),
