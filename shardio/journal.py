@@ -64,6 +64,7 @@ class Journal:
 
     def __init__(self, temporary: Path, identity: str) -> None:
         """`identity` tells the shard from every other that there may be under its name."""
+        self._out = temporary.parent
         self._path = _journal_of(temporary)
         self._identity = identity
         self._waiting: deque[tuple[bytes, int]] = deque()
@@ -83,8 +84,9 @@ class Journal:
         return [_from_values(values) for values in lines]
 
     def rewrite(self, outcomes: Sequence[Outcome]) -> None:
-        """Have the journal hold these, durably, and nothing else."""
+        """Have the journal hold these and nothing else, as durably as `save` does."""
         write_atomic(self._path, _to_line(self._identity), *(self._next_line(outcome)[0] for outcome in outcomes))
+        fsync_folder(self._out)
         self._exists = True
 
     def add(self, outcome: Outcome) -> None:
@@ -99,7 +101,10 @@ class Journal:
         return line, self._num_samples
 
     def save(self, num_samples: int, *, durably: bool = True) -> bool:
-        """Write the lines of all sources before the sample `num_samples`; whether there is a journal then."""
+        """Write the lines of all sources before the sample `num_samples`; whether there is a journal then.
+
+        Durably: and the name of the temporary file, without which the journal is of no use.
+        """
         lines = []
         while self._waiting and self._waiting[0][1] <= num_samples:
             lines.append(self._waiting.popleft()[0])
@@ -116,7 +121,8 @@ class Journal:
             finally:
                 os.close(descriptor)
         if durably and not self._exists:
-            fsync_folder(self._path.parent)
+            for folder in (self._out, self._path.parent):
+                fsync_folder(folder)
         self._exists = True
         self.saved_at = time.monotonic()
         return True

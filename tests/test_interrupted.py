@@ -91,7 +91,11 @@ files.AtomicFile.commit = commit
     [
         (NO_FSYNC, "power", "torn"),
         ("files.fsync_folder = lambda folder: None", "power", "lost"),
-        ("converter.sweep_temporaries = converter.remove_temporaries = lambda folder: 0", "kill halfway", "other"),
+        (
+            "converter.sweep_temporaries = converter.sweep_unfinished = converter.remove_temporaries = lambda folder: 0",
+            "kill halfway",
+            "other",
+        ),
         ("converter.load_record = lambda task: None", "kill", "lost"),
     ],
     ids=["content not synced", "names not synced", "nothing swept", "finished shards made again"],
