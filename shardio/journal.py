@@ -67,7 +67,8 @@ class Journal:
         self._out = temporary.parent
         self._path = _journal_of(temporary)
         self._identity = identity
-        self._waiting: deque[tuple[bytes, int]] = deque()
+        # Written as lines when they are saved, and never in a short task.
+        self._waiting: deque[Outcome] = deque()
         self._num_sources = 0
         self._num_samples = 0
         self._exists = False
@@ -85,20 +86,19 @@ class Journal:
 
     def rewrite(self, outcomes: Sequence[Outcome]) -> None:
         """Have the journal hold these and nothing else, as durably as `save` does."""
-        write_atomic(self._path, _to_line(self._identity), *(self._next_line(outcome)[0] for outcome in outcomes))
+        write_atomic(self._path, _to_line(self._identity), *map(self._next_line, outcomes))
         fsync_folder(self._out)
         self._exists = True
 
     def add(self, outcome: Outcome) -> None:
         """Note what became of the next source. It is in the journal when it is saved."""
-        self._waiting.append(self._next_line(outcome))
+        self._waiting.append(outcome)
 
-    def _next_line(self, outcome: Outcome) -> tuple[bytes, int]:
-        """The line, and how many samples there are up to it."""
+    def _next_line(self, outcome: Outcome) -> bytes:
         line = _to_line(_to_values(self._num_sources, outcome))
         self._num_sources += 1
         self._num_samples += isinstance(outcome.result, Sample)
-        return line, self._num_samples
+        return line
 
     def save(self, num_samples: int, *, durably: bool = True) -> bool:
         """Write the lines of all sources before the sample `num_samples`; whether there is a journal then.
@@ -106,8 +106,8 @@ class Journal:
         Durably: and the name of the temporary file, without which the journal is of no use.
         """
         lines = []
-        while self._waiting and self._waiting[0][1] <= num_samples:
-            lines.append(self._waiting.popleft()[0])
+        while self._waiting and self._num_samples + isinstance(self._waiting[0].result, Sample) <= num_samples:
+            lines.append(self._next_line(self._waiting.popleft()))
         if not lines:
             return self._exists
         if not self._exists:
