@@ -66,9 +66,11 @@ class Journal:
 
     def __init__(self, temporary: Path, identity: str) -> None:
         """`identity` tells the shard from every other that there may be under its name."""
+        self._out = temporary.parent
         self._path = _journal_of(temporary)
         self._identity = identity
-        self._waiting: deque[tuple[bytes, int]] = deque()
+        # Written as lines when they are saved, and never in a short task.
+        self._waiting: deque[Outcome] = deque()
         self._num_sources = 0
         self._num_samples = 0
         self._exists = False
@@ -89,26 +91,29 @@ class Journal:
         return outcomes
 
     def rewrite(self, outcomes: Sequence[Outcome]) -> None:
-        """Have the journal hold these, durably, and nothing else."""
-        write_atomic(self._path, _to_line(self._identity), *(self._next_line(outcome)[0] for outcome in outcomes))
+        """Have the journal hold these and nothing else, as durably as `save` does."""
+        write_atomic(self._path, _to_line(self._identity), *map(self._next_line, outcomes))
+        fsync_folder(self._out)
         self._exists = True
 
     def add(self, outcome: Outcome) -> None:
         """Note what became of the next source. It is in the journal when it is saved."""
-        self._waiting.append(self._next_line(outcome))
+        self._waiting.append(outcome)
 
-    def _next_line(self, outcome: Outcome) -> tuple[bytes, int]:
-        """The line, and how many samples there are up to it."""
+    def _next_line(self, outcome: Outcome) -> bytes:
         line = _to_line(_to_values(self._num_sources, outcome))
         self._num_sources += 1
         self._num_samples += isinstance(outcome.result, Sample)
-        return line, self._num_samples
+        return line
 
     def save(self, num_samples: int, *, durably: bool = True) -> bool:
-        """Write the lines of all sources before the sample `num_samples`; whether there is a journal then."""
+        """Write the lines of all sources before the sample `num_samples`; whether there is a journal then.
+
+        Durably: and the name of the temporary file, without which the journal is of no use.
+        """
         lines = []
-        while self._waiting and self._waiting[0][1] <= num_samples:
-            lines.append(self._waiting.popleft()[0])
+        while self._waiting and self._num_samples + isinstance(self._waiting[0].result, Sample) <= num_samples:
+            lines.append(self._next_line(self._waiting.popleft()))
         if not lines:
             return self._exists
         if not self._exists:
@@ -122,7 +127,8 @@ class Journal:
             finally:
                 os.close(descriptor)
         if durably and not self._exists:
-            fsync_folder(self._path.parent)
+            for folder in (self._out, self._path.parent):
+                fsync_folder(folder)
         self._exists = True
         self.saved_at = time.monotonic()
         return True

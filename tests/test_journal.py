@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -15,12 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_converter import Interrupt, hashes
 from test_shardtask import BAD, SIDE, Memory, Reports, jpeg
+from tqdm import tqdm
 
-from shardio import files, journal, plan, shardtask, writer
+from shardio import cli, files, journal, plan, shardtask, writer
+from shardio.converter import Progress, convert
 from shardio.decode import DecodeOptions
 from shardio.duplicates import HASH_NBYTES
-from shardio.errors import DecodeError
+from shardio.errors import ConvertError, DecodeError, SpaceError
 from shardio.files import AtomicFile, sweep_temporaries
 from shardio.format import WORK_FOLDER
 from shardio.journal import find_left, sweep_unfinished
@@ -141,11 +145,11 @@ def the_data(task: ShardTask) -> Path:
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_a_task_that_is_stopped_at_any_source_keeps_its_full_blocks(
     task: ShardTask, whole: ShardRecord, threads: int
 ) -> None:
-    for after in range(1, 40):
+    for after in range(threads, 40, 2):
         stop(task, after, threads)
         kept = go_on(task, whole, 4 - threads)
         # And refused ones behind them, which need no block to be written.
@@ -156,11 +160,11 @@ def test_a_task_that_is_stopped_at_any_source_keeps_its_full_blocks(
 
 
 @pytest.mark.usefixtures("saved_at_every_block")
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_a_task_that_is_killed_at_any_source_keeps_what_was_saved(
     task: ShardTask, whole: ShardRecord, threads: int
 ) -> None:
-    for after in range(1, 40):
+    for after in range(threads, 40, 2):
         kill(task, Kept(stop_after=after).control(threads))
         sweep_unfinished(task.out)
         kept = go_on(task, whole, 4 - threads)
@@ -521,3 +525,136 @@ def test_a_shard_past_the_page_cache_is_gone_on_with(
         stop(task, after)
         assert go_on(task, whole, 2) in range((after - 1) // PER_BLOCK * PER_BLOCK, after + 1)
         np.load(task.out / task.name, mmap_mode="r")
+
+
+# --- whole conversions ------------------------------------------------------------------------------------------------
+
+ONE_SHARD: dict[str, Any] = {"size": 16, "order": "source"}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "BLOCK_NBYTES", PER_BLOCK * 16 * 16 * 3)
+
+
+def interrupted(src: Path, out: Path, after: int, **options: Any) -> str:
+    """What the exception says of a conversion that meets a Ctrl-C after so many images."""
+    with pytest.raises(KeyboardInterrupt) as caught:
+        convert(src, out, on_progress=Interrupt(after), workers=1, **{**ONE_SHARD, **options})
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interrupt_says_how_many_images_are_kept_and_the_next_call_begins_with_them(
+    image_tree: Path, out: Path
+) -> None:
+    assert interrupted(image_tree, out, 2) == "no image is kept yet"
+    assert interrupted(image_tree, out, 8) == f"6 of 18 images are kept in {out}"
+    assert interrupted(image_tree, out, 14) == f"12 of 18 images are kept in {out}"
+    seen: list[Progress] = []
+    report = convert(image_tree, out, **ONE_SHARD, workers=1, on_progress=seen.append)
+    assert [(progress.kept, progress.found) for progress in seen][:1] == [(12, 12)]
+    assert seen[-1] == Progress(18, 0, 18, kept=12, found=12)
+    assert report.num_converted == 6
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("how", ["two threads", "processes", "executor", "parts"])
+def test_any_way_of_going_on_gives_the_same_bytes(image_tree: Path, out: Path, tmp_path: Path, how: str) -> None:
+    convert(image_tree, tmp_path / "undisturbed", **ONE_SHARD)
+    interrupted(image_tree, out, 8)
+    match how:
+        case "two threads":
+            reports = [convert(image_tree, out, **ONE_SHARD, workers=2)]
+        case "processes":
+            reports = [convert(image_tree, out, **ONE_SHARD, workers=5)]
+        case "executor":
+            with ThreadPoolExecutor(2) as pool:
+                reports = [convert(image_tree, out, **ONE_SHARD, executor=pool)]
+        case _:
+            reports = [convert(image_tree, out, **ONE_SHARD, workers=1, part=(k, 2)) for k in (2, 1)]
+    assert sum(report.num_converted for report in reports) == 12
+    assert hashes(out) == hashes(tmp_path / "undisturbed")
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_too_many_refused_images_stopped_is_kept_and_going_on_is_refused_until_they_are_mended(
+    image_tree: Path, out: Path, tmp_path: Path
+) -> None:
+    bad = image_tree / "train" / "n02" / "n02_3.JPEG"  # the eighth
+    sound = bad.read_bytes()
+    bad.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(ConvertError, match="expected at most 0 refused images of 18, found 1"):
+            convert(image_tree, out, **ONE_SHARD, workers=1, max_bad=0)
+    bad.write_bytes(sound)
+    report = convert(image_tree, out, **ONE_SHARD, workers=1, max_bad=0)
+    assert report.num_converted == 18 - 6
+    convert(image_tree, tmp_path / "undisturbed", **ONE_SHARD)
+    assert hashes(out) == hashes(tmp_path / "undisturbed")
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_room_that_an_unfinished_shard_has_is_not_asked_for_again(
+    image_tree: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(image_tree, out, 8)
+    free = 4096 + 6 * 16 * 16 * 3  # for val; of train a temporary file of full size is there
+
+    def usage(free: int) -> Callable[[Path], Any]:
+        return lambda path: shutil._ntuple_diskusage(1 << 40, 0, free)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(shutil, "disk_usage", usage(free - 1))
+    with pytest.raises(SpaceError, match=f"expected room for {free:,} bytes more"):
+        convert(image_tree, out, **ONE_SHARD, workers=1)
+    monkeypatch.setattr(shutil, "disk_usage", usage(free))
+    convert(image_tree, out, **ONE_SHARD, workers=1)
+
+
+def test_the_bar_counts_what_was_kept_as_found_and_not_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bars: list[Any] = []
+    clock = [1000.0]
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**{**options, "disable": False, "ncols": 100, "mininterval": 0})
+            self._time = lambda: clock[0]
+            self.start_t = self.last_print_t = clock[0]
+            bars.append(self)
+
+        def reset(self, total: float | None = None) -> None:
+            super().reset(total)
+            self.start_t = self.last_print_t = clock[0]
+
+    def fake(*args: Any, on_progress: Callable[[Progress], None], **options: Any) -> Any:
+        on_progress(Progress(21_844, 0, 40_000, 0, 21_844, 37_016))
+        clock[0] += 1
+        on_progress(Progress(37_016, 0, 40_000, 0, 37_016, 37_016))
+        for more in range(1, 101):
+            clock[0] += 0.01
+            on_progress(Progress(37_016 + more, 0, 40_000, 0, 37_016, 37_016))
+        raise KeyboardInterrupt("37,116 of 40,000 images are kept in out")
+
+    monkeypatch.setattr("shardio.cli.tqdm", Bar)
+    monkeypatch.setattr("shardio.converter.convert", fake)
+    with pytest.raises(KeyboardInterrupt):
+        cli._convert(tmp_path, tmp_path / "out", as_json=False)
+    (bar,) = bars
+    state = bar.format_dict
+    assert (state["n"], state["initial"], state["total"]) == (37_116, 37_016, 40_000)
+    assert state["rate"] is None or state["rate"] <= 101
+    assert (state["n"] - state["initial"]) / state["elapsed"] <= 51
+    text = capsys.readouterr().err
+    assert "shardio: going on: 37,016 of 40,000 images were kept\n" in text
+    assert text.endswith("shardio: 37,116 of 40,000 images are kept in out: the same command goes on\n")
+    rates = [float(found.replace(",", "")) for found in re.findall(r"([\d.,]+) images/s", text)]
+    assert rates
+    assert max(rates) <= 101
