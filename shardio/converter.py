@@ -181,7 +181,7 @@ def convert(
         quality,
     )
     if not isinstance(src, (str, os.PathLike)):
-        _check_dataset_options(source, report_duplicates)
+        _check_dataset_options(source, report_duplicates, accept_layout or empty_classes != "refuse")
     engine = _choose_engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = Part(1, 1) if part is None else Part(*part)
     collection = _scan(src, out, source, accept_layout, empty_classes)
@@ -303,9 +303,11 @@ def _report_part(
     )
 
 
-def _check_dataset_options(source: SourceKind, report_duplicates: bool) -> None:
+def _check_dataset_options(source: SourceKind, report_duplicates: bool, layout: bool) -> None:
     if source != "auto":
         raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; found {source!r}")
+    if layout:
+        raise ValueError("accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out")
     if report_duplicates:
         raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
 
@@ -323,8 +325,8 @@ def _scan(
         return collect_datasets(src)
     src = Path(os.path.abspath(src))
     _check_folders(src, out)
-    # What OUT holds is compared with the sources in any case: nobody needs to confirm them a second time.
-    accept_layout = accept_layout or any(os.path.lexists(out / name) for name in (MANIFEST_NAME, WORK_FOLDER))
+    # What OUT holds was accepted then, and is compared with the sources now.
+    accept_layout |= any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{_PLAN_NAME}"))
     collection = scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
     if isinstance(collection.origin, ParquetOrigin):
         return replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
