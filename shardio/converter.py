@@ -202,7 +202,7 @@ def convert(
         quality,
     )
     if not isinstance(src, (str, os.PathLike)):
-        _check_dataset_options(source, report_duplicates)
+        _check_dataset_options(source, report_duplicates, accept_layout or empty_classes != "refuse")
     max_bad = given("max_bad", max_bad, parse_max_bad)
     most_bad(max_bad, 0)  # before anything that takes time
     engine = _choose_engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
@@ -334,9 +334,11 @@ def _report_part(
     )
 
 
-def _check_dataset_options(source: SourceKind, report_duplicates: bool) -> None:
+def _check_dataset_options(source: SourceKind, report_duplicates: bool, layout: bool) -> None:
     if source != "auto":
         raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; found {source!r}")
+    if layout:
+        raise ValueError("accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out")
     if report_duplicates:
         raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
 
@@ -355,8 +357,8 @@ def _scan(
     check_images_local(src)
     src = Path(os.path.abspath(src))
     _check_folders(src, out)
-    # What OUT holds is compared with the sources in any case: nobody needs to confirm them a second time.
-    accept_layout = accept_layout or any(os.path.lexists(out / name) for name in (MANIFEST_NAME, WORK_FOLDER))
+    # What OUT holds was accepted then, and is compared with the sources now.
+    accept_layout |= any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{_PLAN_NAME}"))
     if not (out / MANIFEST_NAME).exists():
         _check_free(out)
     try:

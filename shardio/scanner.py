@@ -98,7 +98,7 @@ def _doubt_keys(collection: Collection) -> Iterator[str]:
             yield (
                 f"expected keys of similar length in {split!r}, found one of {len(longest):,} bytes, "
                 f"{os.fsdecode(longest)[:80]!r}...: each of the {len(sources):,} rows of the index would be as wide, "
-                f"{padded:,} bytes in all"
+                f"{padded:,} bytes in all. Move it to a shorter path"
             )
 
 

@@ -128,6 +128,7 @@ class _OpenSplit:
     rows: list[IndexRows] = field(default_factory=list)
     columns: dict[str, list[int | float]] = field(default_factory=dict)
     writer: ShardFileWriter | None = None
+    num_samples: int = 0
 
 
 class ShardWriter:
@@ -217,7 +218,7 @@ class ShardWriter:
             self._splits[split] = _OpenSplit()
         state = self._splits[split]
         if not key:
-            key = str(sum(map(len, state.rows)) + (len(state.writer.rows) if state.writer else 0)).encode()
+            key = str(state.num_samples).encode()
         if state.writer is None:
             state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
         state.writer.append(
@@ -226,6 +227,7 @@ class ShardWriter:
             key=key,
             source_size=source_size or (self.sample_shape[0], self.sample_shape[1]),
         )
+        state.num_samples += 1
         for name, number in numbers.items():
             state.columns.setdefault(name, []).append(number)
         if len(state.writer.rows) == self._samples_per_shard:

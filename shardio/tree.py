@@ -58,7 +58,7 @@ def _scan_splits(
             "Rename one of them, or move it elsewhere"
         )
     if strangers := [name for name in folders if name not in named]:
-        scan.ignored["beside the splits"] += len(strangers)
+        scan.ignored["folder beside the splits"] += len(strangers)
         scan.doubts.append(
             f"expected only split folders beside {next(iter(named))!r}, found {strangers[0]!r} ({len(strangers):,} in "
             "all), which would be left out"
@@ -85,7 +85,6 @@ class _Scan:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._key_start = len(str(root).rstrip("/")) + 1
         self.ignored: Counter[str] = Counter()
         self.doubts: list[str] = []
         self._inside: dict[Path, list[str]] = {}
@@ -147,7 +146,8 @@ class _Scan:
         if unknown:
             raise SourceError(
                 f"{folder / unknown[0]}: expected only classes of {first!r}, found the unknown class "
-                f"{unknown[0]!r} ({len(unknown)} unknown in all)"
+                f"{unknown[0]!r} ({len(unknown)} unknown in all). Move elsewhere what is no class, or convert the "
+                "splits apart"
             )
         labels = {name: label for label, name in enumerate(classes)}
         above = tuple(_identity(place) for place in (self.root, folder))

@@ -117,6 +117,11 @@ def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> Non
     for name in ("list", "x.tar"):
         assert scan(tmp_path / name).classes == ("dog",)
     convert([(PICTURE, 0)], tmp_path / "out", size=8)
+    for options in ({"accept_layout": True}, {"empty_classes": "omit"}):
+        with pytest.raises(
+            ValueError, match="accept_layout and empty_classes are about folders, and `src` is a dataset"
+        ):
+            convert([(PICTURE, 0)], tmp_path / "out", size=8, **options)  # type: ignore[arg-type]
     assert open_shards(tmp_path / "out").classes == ("0",)
 
 

@@ -228,7 +228,7 @@ def test_other_folders_beside_splits_are_doubted_and_left_out(tmp_path: Path, st
         f"expected only split folders beside 'Train', found '{name}' (1 in all), which would be left out"
     )
     assert keys(tree) == [b"train/a/1.jpg", b"train/b/2.jpg"]
-    assert tree.ignored == {"beside the splits": 1}
+    assert tree.ignored == {"folder beside the splits": 1}
 
 
 @pytest.mark.parametrize("split", ["Test", "val"])
