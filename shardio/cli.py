@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 # Commands import what they need when they run: `shardio info` answers before torch would be loaded.
 
+# A server that answers sooner needs no word.
+_TELL_SECONDS = 5.0
 # Images by name, in what convert sums up.
 _MOST_WARNINGS = 5
 # One under the other. The rows of a terminal need not be known.
@@ -455,8 +458,9 @@ def info(out: str, as_json: bool) -> None:
     from shardio.places import is_url
     from shardio.storage import open_storage
 
-    storage = open_storage(out if is_url(out) else Path(out))
-    manifest = storage.load_manifest()
+    with _telling_of_servers([out]):
+        storage = open_storage(out if is_url(out) else Path(out))
+        manifest = storage.load_manifest()
     splits = {
         name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
         for name, split in manifest.splits.items()
@@ -844,7 +848,8 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
 
     if not (roots := roots or catalogue_roots()):
         raise click.UsageError("expected a ROOT, or roots in SHARDIO_PATH with colons between them; found neither")
-    listings = catalogue.list_sets(roots)
+    with _telling_of_servers(roots):
+        listings = catalogue.list_sets(roots)
     copies = None if cache is None else {copy.digest: copy for copy in _copies_in(cache)}
     if as_json:
         described = [dataclasses.asdict(listing) for listing in listings]
@@ -1019,6 +1024,24 @@ def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+@contextlib.contextmanager
+def _telling_of_servers(places: Sequence[str]) -> Iterator[None]:
+    """Say that a server lets us wait, and for how long that can be, once it does for some seconds."""
+    from shardio.places import is_url, without_credentials
+    from shardio.remote import SMALL_FILE_SECONDS
+
+    names = ", ".join(without_credentials(place) for place in places if is_url(place))
+    line = f"shardio: still waiting for {names}: for each manifest and listing at most {SMALL_FILE_SECONDS:g} seconds"
+    timer = threading.Timer(_TELL_SECONDS, _say, [line], {"err": True})
+    timer.daemon = True
+    if names:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _say(line: str, err: bool = False) -> None:
