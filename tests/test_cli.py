@@ -368,7 +368,7 @@ def test_ctrl_c_exits_at_once_with_130_and_the_same_command_goes_on(tmp_path: Pa
     assert process.returncode == 130, stderr
     assert seconds < 2  # one is promised, on a machine that is not busy with other tests
     kept, said = [line for line in stderr.splitlines() if line]
-    assert kept.endswith(f" of 240 images are kept in {out}: the same command goes on")
+    assert kept.endswith(f" of 240 images are kept in {out}; run the same command again to go on")
     assert said == "shardio: interrupted"
     assert not (out / "manifest.json").exists()
     assert not list(out.glob(".*.tmp"))
