@@ -167,7 +167,7 @@ class HorizontalFlip(Transform):
 
 
 def _numbers(name: str, values: object) -> tuple[float, ...]:
-    """One number, or one for each channel, as a tuple."""
+    """Returns one number, or one for each channel, as a tuple."""
     try:
         numbers = np.atleast_1d(np.asarray(values, np.float64))
     except (TypeError, ValueError):

@@ -64,8 +64,8 @@ def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: s
 
 
 def position_of(index: SupportsIndex, count: int) -> int:
-    """Which of `count` samples `index` is, counted from the end if it is negative. IndexError if it is none of them,
-    TypeError if it is no integer."""
+    """Returns which of `count` samples `index` is, counted from the end if it is negative. IndexError if it is none of
+    them, TypeError if it is no integer."""
     number = as_integer("index", index)
     if not -count <= number < count:
         raise IndexError(f"index {number} is out of range: expected {-count} to {count - 1} for {count} samples")
@@ -232,7 +232,7 @@ class ShardSet(Sequence[Sample]):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What is pickled, or copied, is where the set lies, and what it is: it is opened anew, and no other."""
+        """Pickles and copies hold path and digest: the same set is opened anew, and no other."""
         return partial(open_shards, digest=self.digest), (self._folder, self.split)
 
     def _row_numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -276,7 +276,7 @@ class ShardSet(Sequence[Sample]):
         return indices
 
     def _checked(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """As int64, if they are those of samples."""
+        """Returns them as int64. ValueError if they are no integers, IndexError if one is of no sample."""
         indices = np.asarray(indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             raise ValueError(
