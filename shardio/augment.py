@@ -29,7 +29,7 @@ from shardio.mix import CutMix as CutMix
 from shardio.mix import Mixup as Mixup
 from shardio.mix import RandomChoice as RandomChoice
 from shardio.resample import Interpolation
-from shardio.transform import Batch, Transform
+from shardio.transform import Batch, Transform, check_number
 from shardio.transform import Compose as Compose
 from shardio.transform import Views as Views
 
@@ -67,7 +67,13 @@ class RandomResizedCrop(Transform):
     def __post_init__(self) -> None:
         _pair("size", self.size)
         _check_interpolation(self.interpolation)
-        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+        for name, bounds in (("scale", self.scale), ("ratio", self.ratio)):
+            try:
+                low, high = bounds
+            except (TypeError, ValueError):
+                raise ValueError(f"{name} must be (least, most); found {bounds!r}") from None
+            check_number(name, low)
+            check_number(name, high)
             if not 0 < low <= high < math.inf:
                 raise ValueError(f"{name} must be (least, most), both above 0; found {(low, high)}")
 
@@ -152,6 +158,7 @@ class HorizontalFlip(Transform):
     p: float = 0.5
 
     def __post_init__(self) -> None:
+        check_number("p", self.p)
         if not 0 <= self.p <= 1:
             raise ValueError(f"p must be from 0 to 1; found {self.p}")
 
@@ -160,7 +167,7 @@ class HorizontalFlip(Transform):
 
 
 def _numbers(name: str, values: object) -> tuple[float, ...]:
-    """One number, or one for each channel, as a tuple."""
+    """Returns one number, or one for each channel, as a tuple."""
     try:
         numbers = np.atleast_1d(np.asarray(values, np.float64))
     except (TypeError, ValueError):
@@ -217,8 +224,8 @@ class ToDtype(Transform):
     scale: bool = False
 
     def __post_init__(self) -> None:
-        if not self.dtype.is_floating_point:
-            raise ValueError(f"dtype must be a floating point type; found {self.dtype}")
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise ValueError(f"dtype must be a floating point type of torch; found {self.dtype!r}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.scale and not batch.is_cast:

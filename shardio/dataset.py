@@ -80,7 +80,7 @@ class ShardDataset(Dataset[tuple[Any, Any]]):
         wanted = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
         pixels = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
         self.shards.gather(wanted, pixels)
-        labels = self.shards.labels_of(wanted.astype(np.int64, copy=False)).tolist()
+        labels = self.shards.labels_of(wanted).tolist()
         images = _as_pil(pixels) if self.image == "pil" else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
         return [
             (

@@ -17,8 +17,8 @@ R = TypeVar("R")
 def eager(function: Callable[P, R]) -> Callable[P, R]:
     """A decorator, as torch.compiler.disable is one.
 
-    That imports the compiler, which takes a second, where it is applied. This one looks at each call whether anybody
-    has imported it; and it needs no torch.
+    That one imports the compiler, which takes a second, where it is applied. This one checks at each call whether the
+    compiler has been imported, and needs no torch itself.
     """
 
     disabled: Callable[P, R] | None = None

@@ -41,7 +41,7 @@ _warned = False
 
 
 def kernels_in_use() -> dict[str, str]:
-    """What copies samples, what reads them from files, and what resamples them on the CPU."""
+    """Returns which code copies samples, reads them from files, and resamples them on the CPU."""
     return {
         "copy": DEFAULT_KERNEL,
         "read": "C" if _rowread else "Python",
@@ -50,7 +50,7 @@ def kernels_in_use() -> dict[str, str]:
 
 
 def missing_kernels() -> str:
-    """What it costs that kernels are missing, and the way out. Empty if all are there."""
+    """Returns what it costs that kernels are missing, and the way out; nothing if all are there."""
     costs = [cost for kernel, cost in _COSTS if kernel is None]
     if not costs:
         return ""

@@ -54,7 +54,10 @@ def find_world(
     if (rank is None) != (world_size is None):
         raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
-        told = World(operator.index(rank), operator.index(world_size), None, "arguments")
+        try:
+            told = World(operator.index(rank), operator.index(world_size), None, "arguments")
+        except TypeError:
+            raise TypeError(f"rank and world_size must be integers; found {rank!r}, {world_size!r}") from None
         return replace(told, local_rank=_local_rank(told, environ))
     return world_of_torch(environ) or _from_environment(environ)
 

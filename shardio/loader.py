@@ -219,7 +219,7 @@ class ShardLoader:
         self._num_repeats = 0
         self._counts = _Counts()
         self._pid = os.getpid()
-        self._indices = None if indices is None else np.array(indices)
+        self._indices = None if indices is None else np.asarray(indices).copy()
         num_distinct = len(self.shards) if self._indices is None else len(np.unique(self._indices))
         # Whether a sample may come more than once in an epoch.
         self._repeats = weights is not None or (self._indices is not None and num_distinct < self._indices.size)
@@ -342,6 +342,8 @@ class ShardLoader:
         after it gives the next epoch, as a loop over epochs expects. ValueError if the state belongs to another set,
         split or order.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"expected a dict that state_dict() has given; found {state!r}")
         identity = self._identity()
         lacking = [name for name in (*identity, *_Place._fields) if name not in state]
         if lacking and not {"shuffle", *_Place._fields} <= state.keys():
@@ -696,7 +698,10 @@ def _abandon(pending: deque[Pending], hints: Hints, ring: Ring, device: DevicePr
 
 
 def _make_crop(crop: int | tuple[int, int], at: CropAt, seed: int, sample_shape: SampleShape) -> Crop:
-    height, width = crop if isinstance(crop, tuple) else (crop, crop)
+    sides = tuple(crop) if isinstance(crop, (tuple, list)) else (crop, crop)
+    if len(sides) != 2:
+        raise ValueError(f"crop must be an integer or (height, width); found {crop!r}")
+    height, width = sides
     return Crop(as_integer("crop", height), as_integer("crop", width), at, seed, sample_shape)
 
 

@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.boxes import Draws
+from shardio.order import as_integer
 from shardio.resample import to_device
-from shardio.transform import Batch, Transform, checked
+from shardio.transform import Batch, Transform, check_number, checked
 
 Partner = Literal["roll", "flip"]
 
@@ -58,6 +59,9 @@ class _Mix(Transform):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
+        as_integer("num_classes", self.num_classes)
+        for name in ("alpha", "p", "label_smoothing"):
+            check_number(name, getattr(self, name))
         if self.num_classes < 1 or not 0 < self.alpha < math.inf:
             raise ValueError(f"num_classes and alpha must be above 0; found {self.num_classes}, {self.alpha}")
         if not 0 <= self.p <= 1 or not 0 <= self.label_smoothing < 1:

@@ -64,8 +64,8 @@ def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: s
 
 
 def position_of(index: SupportsIndex, count: int) -> int:
-    """Which of `count` samples `index` is, counted from the end if it is negative. IndexError if it is none of them,
-    TypeError if it is no integer."""
+    """Returns which of `count` samples `index` is, counted from the end if it is negative. IndexError if it is none of
+    them, TypeError if it is no integer."""
     number = as_integer("index", index)
     if not -count <= number < count:
         raise IndexError(f"index {number} is out of range: expected {-count} to {count - 1} for {count} samples")
@@ -232,7 +232,7 @@ class ShardSet(Sequence[Sample]):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What is pickled, or copied, is where the set lies, and what it is: it is opened anew, and no other."""
+        """Pickles and copies hold path and digest: the same set is opened anew, and no other."""
         return partial(open_shards, digest=self.digest), (self._folder, self.split)
 
     def _row_numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -256,11 +256,7 @@ class ShardSet(Sequence[Sample]):
         self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None
     ) -> NDArray[np.int64]:
         """The indices as int64, if samples may be read so: see `gather`, which demands the same."""
-        indices = np.asarray(indices)
-        if indices.ndim != 1 or indices.dtype.kind not in "iu":
-            raise ValueError(
-                f"indices must be one-dimensional integers; found {indices.dtype} of shape {indices.shape}"
-            )
+        indices = self._checked(indices)
         height, width, channels = self.sample_shape
         expected = (len(indices), height, width, channels)
         if windows is not None:
@@ -277,6 +273,15 @@ class ShardSet(Sequence[Sample]):
         if out.shape != expected or out.dtype != np.uint8 or not out.flags.carray:
             what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
             raise ValueError(f"out must be C-contiguous, writeable uint8 of shape {expected}; found {what}")
+        return indices
+
+    def _checked(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns them as int64. ValueError if they are no integers, IndexError if one is of no sample."""
+        indices = np.asarray(indices)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            raise ValueError(
+                f"indices must be one-dimensional integers; found {indices.dtype} of shape {indices.shape}"
+            )
         if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
             raise IndexError(f"indices must be from 0 to {len(self) - 1}; found {indices.min()} to {indices.max()}")
         return indices.astype(np.int64, copy=False)
@@ -354,9 +359,13 @@ class ShardSet(Sequence[Sample]):
 
         `index[name]` is a view of the mapping instead, where a page that cannot be had ends the process.
         """
+        dtype = self.index.dtype
+        if name not in (dtype.names or ()):
+            raise ValueError(f"expected a column of the index, one of {', '.join(dtype.names or ())}; found {name!r}")
+        indices = self._checked(indices)
         rows = np.empty((len(indices), self._table.shape[1]), np.uint8)
         self._insist(lambda done: copy_rows(self._table, indices[done:], rows[done:]), indices, name)
-        column: NDArray[Any] = rows.view(self.index.dtype)[name][:, 0]
+        column: NDArray[Any] = rows.view(dtype)[name][:, 0]
         return column
 
     def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], column: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What code that was written for torch's DataLoader asks of a ShardLoader: its dataset, its sampler, its arguments."""
+"""The dataset, the sampler and the names of arguments that code for torch's DataLoader expects of a ShardLoader."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def refuse_options(names: Iterable[str]) -> NoReturn:
 class LoaderDataset(ShardDataset):
     """The samples that an epoch of a ShardLoader is drawn from, one by one: `indices`, or the whole split.
 
-    For what asks a loader for its length, labels or classes. Batches are not made of it: setting a transform here would
-    do nothing, and is an AttributeError.
+    Frameworks ask it for its length, labels and classes. Batches are not made of it: setting a transform here would do
+    nothing, and is an AttributeError.
     """
 
     transform = target_transform = None

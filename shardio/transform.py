@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import overload
 
 import numpy as np
@@ -216,10 +217,13 @@ class Transform(ABC):
 
         The images are only read, and may be what is returned if nothing is to be done to them.
         """
-        if images.device.type == "cpu":
-            warn_of_missing_kernels()
+        if not isinstance(images, torch.Tensor) or not isinstance(labels, torch.Tensor | None):
+            found_types = f"{type(images).__name__} and {type(labels).__name__}"
+            raise TypeError(f"images, and labels if there are any, must be tensors; found {found_types}")
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
+        if images.device.type == "cpu":
+            warn_of_missing_kernels()
         count = len(images)
         numbers = np.arange(count) if indices is None else np.asarray(_on_the_host(indices))
         if numbers.shape != (count,) or numbers.dtype.kind not in "iu":
@@ -247,11 +251,19 @@ class Transform(ABC):
 
 def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     """As a tuple, if all of them may be parts of another transform."""
+    if not isinstance(transforms, Iterable):
+        raise TypeError(f"transforms must be a list of them; found {transforms!r}")
     parts = tuple(transforms)
     for transform in parts:
         if not isinstance(transform, Transform) or isinstance(transform, Views):
             raise ValueError(f"expected a Transform, and Views only around all others; found {transform!r}")
     return parts
+
+
+def check_number(name: str, value: object) -> None:
+    """TypeError if it is none."""
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number; found {value!r}")
 
 
 def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:

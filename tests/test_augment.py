@@ -21,6 +21,7 @@ from shardio.augment import (
     Compose,
     CutMix,
     HorizontalFlip,
+    Mixup,
     Normalize,
     RandomCrop,
     RandomResizedCrop,
@@ -301,6 +302,7 @@ def test_nothing_to_do_returns_the_images_themselves() -> None:
         (lambda: RandomResizedCrop((3, 4, 5)), "size must be"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(8, scale=(0.0, 1.0)), "scale must be"),
         (lambda: RandomResizedCrop(8, ratio=(2.0, 1.0)), "ratio must be"),
+        (lambda: RandomResizedCrop(8, scale=0.5), r"scale must be \(least, most\); found 0.5"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(8, interpolation="nearest"), "interpolation must be one of bilinear, bicubic"),  # type: ignore[arg-type]
         (lambda: Resize(-3), "size must be"),
         (lambda: Resize(3.5), "size must be"),  # type: ignore[arg-type]
@@ -316,6 +318,7 @@ def test_nothing_to_do_returns_the_images_themselves() -> None:
         (lambda: Normalize([[0.5]], 1.0), "mean must be a finite number"),  # type: ignore[list-item]
         (lambda: Normalize([], []), "mean must be a finite number"),
         (lambda: ToDtype(torch.uint8), "floating point"),
+        (lambda: ToDtype("float32"), "floating point type of torch; found 'float32'"),  # type: ignore[arg-type]
         (lambda: Compose([abs]), "expected a Transform"),  # type: ignore[list-item]
         (lambda: Compose([Views([CenterCrop(3)])]), "Views only around all others"),
         (lambda: Views([]), "one or more"),
@@ -324,6 +327,25 @@ def test_nothing_to_do_returns_the_images_themselves() -> None:
 )
 def test_what_makes_no_sense_is_refused_when_it_is_made(make: Callable[[], object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: HorizontalFlip("x"), "p must be a number; found 'x'"),
+        (lambda: RandomResizedCrop(8, scale=("a", "b")), "scale must be a number; found 'a'"),
+        (lambda: Mixup("a"), "num_classes must be an integer; found 'a'"),
+        (lambda: CutMix(2.5), "num_classes must be an integer; found 2.5"),
+        (lambda: Mixup(3, alpha="x"), "alpha must be a number; found 'x'"),
+        (lambda: Compose(3), "transforms must be a list of them; found 3"),
+        (lambda: Views(CenterCrop(3)), "transforms must be a list of them; found CenterCrop"),
+        (lambda: CenterCrop(2)(np.zeros((1, 3, 4, 4), np.uint8)), "must be tensors; found ndarray and NoneType"),
+        (lambda: CenterCrop(2)(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), [1]), "found Tensor and list"),
+    ],
+)
+def test_what_is_of_a_wrong_type_is_refused_in_words(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
         make()
 
 

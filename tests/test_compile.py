@@ -5,6 +5,7 @@ The compiler is imported only by what the tests call, as in a program that has j
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -37,9 +38,6 @@ SHAPE = (12, 10, 3)
 RANDOM = Compose([RandomResizedCrop(8), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)])
 BACKENDS = ["eager", "aot_eager"]
 Compile = Callable[..., Any]
-
-# torch 2.13 warns of itself.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch")
 
 
 @pytest.fixture(params=BACKENDS)
@@ -81,7 +79,9 @@ def test_a_compiled_function_calls_a_random_transform(compiled: Compile) -> None
         assert torch.equal(function(images(), epoch), twice(images(), epoch))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+# torch 2.13 warns of itself.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::UserWarning:torch")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_a_compiled_function_calls_a_random_transform_with_inductor() -> None:
     def twice(batch: torch.Tensor) -> torch.Tensor:
         return RANDOM(batch, seed=1).float() * 2

@@ -32,6 +32,7 @@ import shardio.gather
 import shardio.loader
 import shardio.ring
 from shardio.errors import LaunchError, SetNotFoundError
+from shardio.kernels import kernels_in_use
 from shardio.loader import LoaderIterator, ShardLoader
 from shardio.order import GlobalShuffle, make_order
 from shardio.ring import Ring, Slot
@@ -511,6 +512,12 @@ def test_a_gpu_that_is_not_here_is_refused_with_those_that_are(
         loader_of(5, device="cuda:2")
 
 
+@pytest.mark.parametrize("state", [None, 3, []])
+def test_what_is_no_state_is_refused_in_words(state: Any, loader_of: MakeLoader) -> None:
+    with loader_of(5) as loader, pytest.raises(TypeError, match=r"expected a dict that state_dict\(\) has given"):
+        loader.load_state_dict(state)
+
+
 def test_transform_makes_of_the_images_what_it_likes_in_the_consuming_thread(loader_of: MakeLoader) -> None:
     calls: list[tuple[int, torch.dtype, threading.Thread]] = []
 
@@ -646,6 +653,8 @@ def test_the_state_says_what_the_next_epoch_will_be(loader_of: MakeLoader) -> No
         ({"rank": 1}, LaunchError, "expected rank and world_size together, found rank=1, world_size=None$"),
         ({"rank": 3, "world_size": 3}, LaunchError, "expected a rank from 0 to world_size - 1, found rank 3 of 3"),
         ({"device": "meta"}, ValueError, "device must be a CPU or a CUDA device; found meta:"),
+        ({"crop": (3,)}, ValueError, r"crop must be an integer or \(height, width\); found \(3,\)$"),
+        ({"rank": "0", "world_size": 2}, TypeError, "rank and world_size must be integers; found '0', 2$"),
         ({"prefetch": 1.5}, TypeError, "prefetch must be an integer; found 1.5$"),
         ({"num_threads": "2"}, TypeError, "num_threads must be an integer; found '2'$"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be an integer; found 2.5$"),
@@ -686,6 +695,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "read_retries": 0,
             "damaged": 0,
             "read_ahead_hits": None,
+            "kernels": kernels_in_use(),
             "staging": None,
             "slots": 0,
             "slots_free": 0,

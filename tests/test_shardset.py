@@ -266,6 +266,16 @@ def test_what_is_no_digest_is_a_mistake_of_the_caller(pinned: Any, make_set: Cal
 # --- the index -------------------------------------------------------------------------------------------------------
 
 
+def test_labels_of_what_is_no_sample_and_columns_that_are_not_there_are_refused(make_set: Callable[..., Path]) -> None:
+    shards = open_shards(make_set(7))
+    with pytest.raises(IndexError, match="indices must be from 0 to 6; found -1 to 7"):
+        shards.labels_of(np.array([7, -1]))
+    with pytest.raises(ValueError, match="indices must be one-dimensional integers; found float64"):
+        shards.labels_of(np.array([1.5]))
+    with pytest.raises(ValueError, match=r"one of label, key, .*, crc32; found 'size'"):
+        shards.column_of("size", np.array([1]))
+
+
 def test_columns_of_some_samples_are_copies_of_the_index(make_set: Callable[..., Path]) -> None:
     shards = open_shards(make_set(23))
     indices = np.array([22, 0, 5, 5, 17])
