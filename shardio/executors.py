@@ -120,12 +120,14 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
                 future = pool.submit(_work, tasks[number], number, terms_of(tasks[number]), threads)
                 running[future] = number
                 future.add_done_callback(finished.put)
+            done: Future[ShardRecord] | None = None
+            with contextlib.suppress(queue.Empty):
+                done = finished.get(timeout=_PROGRESS_SECONDS)
             # What a lost worker had counted is not taken back, and not counted twice when the task is done again.
             counts = np.maximum(counts, run_file.read())
-            with contextlib.suppress(queue.Empty):
-                future = finished.get(timeout=_PROGRESS_SECONDS)
-                number = running.pop(future)
-                record = records[number] = _result(future, tasks[number], run_file)
+            if done is not None:
+                number = running.pop(done)
+                record = records[number] = _result(done, tasks[number], run_file)
                 counts[number, :2] = record.num_sources, len(record.rejects)
             more = counts - told
             # What a lost worker did in this call, and the next one that does its task has kept, is no earlier call's.

@@ -29,7 +29,7 @@ _NPY_PREFIX_NBYTES = len(_NPY_MAGIC) + 2
 MANIFEST_NAME = "manifest.json"
 REJECTS_NAME = "rejects.jsonl"
 WORK_FOLDER = ".convert"
-"""In a set's folder while a conversion is unfinished: its plan and the records of its finished shards."""
+"""In a set's folder while a conversion is unfinished: its plan, records of finished shards and journals of others."""
 
 # A manifest of 100,000 shards and 100,000 classes is under 20 MB; more is not a manifest.
 MAX_MANIFEST_NBYTES = 64 << 20

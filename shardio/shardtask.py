@@ -34,6 +34,7 @@ from shardio.errors import DecodeError, FormatError
 from shardio.files import AtomicFile, naming, open_untrusted, read_untrusted, write_all, write_atomic
 from shardio.format import WORK_FOLDER, index_dtype
 from shardio.journal import Journal, Left, Outcome, Refusal, Sample, find_left
+from shardio.machine import filesystem_kind, is_network
 from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask, library_versions
 from shardio.setwriter import Reject
@@ -278,8 +279,9 @@ def _open_shard(task: ShardTask, control: Control) -> Iterator[tuple[ShardFileWr
             yield shard, journal, kept
         except BaseException as error:
             if task.expected_sha256 is None:
-                if isinstance(error, OSError) and error.errno == errno.EIO:
-                    shard.discard()  # the page cache would give back what the disk has not taken, and never will
+                if isinstance(error, OSError) and (error.errno == errno.EIO or is_network(filesystem_kind(task.out))):
+                    # The page cache would give back what the disk, or the server, has not taken, and never will.
+                    shard.discard()
                 else:
                     with contextlib.suppress(OSError):
                         shard.suspend(partial(journal.save, durably=False))

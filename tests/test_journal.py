@@ -353,19 +353,31 @@ def test_the_journal_of_other_libraries_counts_for_nothing(
 
 
 @pytest.mark.usefixtures("saved_at_every_block")
-def test_after_an_error_of_the_disk_nothing_is_kept(task: ShardTask, whole: ShardRecord) -> None:
+@pytest.mark.parametrize(
+    ("code", "is_network", "is_kept"),
+    [(errno.EIO, False, False), (errno.ENOSPC, True, False), (errno.ENOSPC, False, True)],
+)
+def test_after_an_error_of_the_disk_nothing_is_kept_that_may_be_in_the_page_cache_only(
+    task: ShardTask,
+    whole: ShardRecord,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    is_network: bool,
+    is_kept: bool,
+) -> None:
     class Broken(Reports):
         def _report(self, done: int, refused: int, kept: int = 0) -> None:
             super()._report(done, refused)
             if self.done == 31:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+                raise OSError(code, os.strerror(code))
 
-    with pytest.raises(OSError, match="Input/output error"):
+    monkeypatch.setattr(shardtask, "is_network", lambda kind: is_network)
+    with pytest.raises(OSError, match=os.strerror(code)):
         do_task(task, Broken().control(1))
-    assert not list(task.out.glob(".*.tmp"))
+    assert len(list(task.out.glob(".*.tmp"))) == is_kept
     sweep_unfinished(task.out)
-    assert nothing_unfinished(task)
-    assert go_on(task, whole) == 0
+    assert nothing_unfinished(task) is not is_kept
+    assert go_on(task, whole) == 30 * is_kept
 
 
 # --- who goes on ------------------------------------------------------------------------------------------------------
