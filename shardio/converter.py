@@ -46,7 +46,7 @@ from shardio.parts import Part, Unfinished
 from shardio.plan import ConvertOptions, Order, Plan, Quality, ShardTask, difference, library_versions, make_plan
 from shardio.resize import Fit, FitMode, Resample
 from shardio.scanner import SourceKind, scan
-from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
+from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.shardtask import (
     Mended,
     Report,
@@ -383,8 +383,8 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
             hint = ": remove it, or convert into a new folder"
             there = json.loads(read_untrusted(work / _PLAN_NAME, refusal=ConvertError, way_out=hint))
         except (ValueError, RecursionError):
-            there = {}
-        if changed := difference(there, here):
+            there = None
+        if changed := difference(there if isinstance(there, dict) else {}, here):
             # That may be of one who is about to find out what we find out here.
             if (manifest := _published(plan, out)) is not None:
                 return manifest
@@ -549,11 +549,9 @@ def _find_duplicates(plan: Plan, out: Path, records: Mapping[str, ShardRecord], 
         (out / WORK_FOLDER).mkdir(exist_ok=True)
         origin.fill_spool(lambda count: None)
     hashes = b"".join(known.get(t.name) or hash_sources(t.origin, t.sources, workers) for t in plan.tasks)
-    rejects = map(json.loads, read_untrusted(out / REJECTS_NAME).splitlines())
-    refused = {(reject["split"], os.fsencode(reject["key"])) for reject in rejects}
+    refused = {(reject.split, reject.key) for reject in read_rejects(out / REJECTS_NAME)}
     return find_duplicates([(task.split, source) for task in plan.tasks for source in task.sources], hashes, refused)
 
 
 def _count_reasons(out: Path) -> dict[str, int]:
-    lines = read_untrusted(out / REJECTS_NAME).splitlines()
-    return dict(Counter(json.loads(line)["reason"] for line in lines).most_common())
+    return dict(Counter(reject.reason for reject in read_rejects(out / REJECTS_NAME)).most_common())

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from test_files import must_not_block
 
 from shardio import publisher
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceError
+from shardio.files import _machine
 from shardio.manifest import load_manifest
 from shardio.publisher import publish
 from shardio.verifier import verify
@@ -326,8 +328,6 @@ def left_over(root: Path, machine: str, age: float = 0.0) -> tuple[Path, Path]:
 
 
 def test_what_killed_publishers_left_is_swept_and_what_living_ones_write_is_not(out: Path, root: Path) -> None:
-    from shardio.files import _machine
-
     here = left_over(root, _machine())
     publish(out, root / "a")
     assert not any(path.exists() for path in here)
@@ -345,6 +345,21 @@ def test_what_killed_publishers_left_is_swept_and_what_living_ones_write_is_not(
     publish(out, root / "c")
     assert not folder.exists()
     assert all(path.exists() for path in others)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("elsewhere"), Path.mkdir])
+def test_what_is_no_lock_of_a_publisher_is_left_alone_and_not_waited_for(
+    out: Path, root: Path, put: Callable[[Path], None]
+) -> None:
+    (root / "elsewhere").write_bytes(b"precious")
+    lock, folder = left_over(root, _machine())
+    lock.unlink()
+    put(lock)
+    with must_not_block():
+        publish(out, root / "small")
+    assert os.path.lexists(lock)
+    assert folder.exists()
+    assert (root / "elsewhere").read_bytes() == b"precious"
 
 
 def test_another_machines_work_is_left_alone_for_an_hour_after_its_last_write(out: Path, root: Path) -> None:
