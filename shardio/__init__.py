@@ -59,6 +59,8 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+__all__ = sorted(_HOME_OF)
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:

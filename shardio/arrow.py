@@ -15,18 +15,25 @@ from shardio.errors import SourceError
 _BUFFER_NBYTES = 1 << 20
 
 
+def check_installed(path: Path) -> None:
+    """SourceError unless pyarrow is installed, with which `path` is to be read."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise SourceError(
+            f'{path}: expected pyarrow to read parquet with, found none. Install it: pip install "shardio[parquet]"'
+        ) from None
+
+
 @contextlib.contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
     """A pyarrow.parquet.ParquetFile, for the `with` block. Whatever of it is damaged is a SourceError, then and there.
 
     SourceError, too, if pyarrow is not installed. Other errors inside the block pass through.
     """
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise SourceError(
-            f'{path}: expected pyarrow to read parquet with, found none. Install it: pip install "shardio[parquet]"'
-        ) from None
+    check_installed(path)
+    import pyarrow.parquet
+
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:

@@ -31,6 +31,7 @@ from types import TracebackType
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.files import kind_of, make_folder, naming, open_untrusted, write_all
 from shardio.format import MANIFEST_NAME
+from shardio.local import check_local
 from shardio.machine import PROC, filesystem_kind, is_network
 from shardio.manifest import FileEntry, Manifest, load_manifest
 
@@ -93,6 +94,7 @@ class Cache:
     and users may have it at the same time, the latter as far as permissions allow."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        check_local(folder, CacheError, "a cache is a folder on a disk of this machine")
         self.folder = Path(os.path.abspath(folder))  # wherever the process may go
 
     def lease(self, digest: str) -> Lease:

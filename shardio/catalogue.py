@@ -1,4 +1,4 @@
-"""Which shard sets there are below some roots, folders or URLs, finished or not: by their manifests alone."""
+"""Which shard sets there are below some roots, folders or URLs, by their manifests and the sizes of their files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import Literal, TypeVar
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format import WORK_FOLDER, SampleShape
-from shardio.manifest import Manifest, load_manifest
+from shardio.leftovers import LeftOver, find_left_overs
 from shardio.places import is_url, join_place, without_credentials
 from shardio.remote import RemoteStorage
+from shardio.storage import FolderStorage
 
 # Reading a manifest is waiting for a server, mostly.
 _NUM_THREADS = 16
@@ -25,18 +26,21 @@ _NUM_THREADS = 16
 A = TypeVar("A")
 B = TypeVar("B")
 
-State = Literal["complete", "in progress", "damaged", "unreadable"]
+State = Literal["published", "damaged", "unfinished", "unreadable"]
 
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A set in a root. What its manifest says is empty or 0 unless it is complete."""
+    """A set in a root. What its manifest says is empty or 0 if there is none that can be read."""
 
     name: str
     path: str
     """For people to read: without the credentials of a URL."""
     state: State
-    """"in progress": a conversion that was not finished. An object store has none of these."""
+    """"damaged": the manifest is not one, or a file is missing or has another size than the manifest says.
+
+    "unfinished": a conversion without a manifest yet. An object store has none of these.
+    """
     reason: str = ""
     """Why it is damaged or unreadable."""
     digest: str = ""
@@ -53,11 +57,14 @@ class Listing:
     """By name."""
     problem: str = ""
     """Why the root could not be looked into."""
+    left_overs: tuple[LeftOver, ...] = ()
+    """What publishers have not finished here, or were killed at. An object store has none."""
 
 
 def list_sets(roots: Sequence[str]) -> list[Listing]:
     """The sets that are children of these folders and URLs. What cannot be read is told of, and hides nothing else."""
     names = _map(_children, roots)
+    left_overs = _map(_left_overs, roots)
     children = [(root, () if isinstance(found, str) else found) for root, found in zip(roots, names, strict=True)]
     silent: set[str] = set()
     each = [(root, name) for root, found in children for name in found]
@@ -67,8 +74,9 @@ def list_sets(roots: Sequence[str]) -> list[Listing]:
             root=without_credentials(root) if is_url(root) else root,
             sets=tuple(entry for entry in islice(entries, len(in_root)) if entry is not None),
             problem=found if isinstance(found, str) else "",
+            left_overs=left,
         )
-        for (root, in_root), found in zip(children, names, strict=True)
+        for (root, in_root), found, left in zip(children, names, left_overs, strict=True)
     ]
 
 
@@ -119,6 +127,15 @@ def _children(root: str) -> list[str] | str:
         return str(error)
 
 
+def _left_overs(root: str) -> tuple[LeftOver, ...]:
+    if is_url(root):
+        return ()
+    try:
+        return tuple(find_left_overs(root))
+    except OSError:  # which `_children` tells
+        return ()
+
+
 def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
     """None if it is no set. `silent` are the roots whose servers have let somebody wait for as long as anybody does."""
     place = join_place(root, name)
@@ -126,10 +143,12 @@ def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
     if root in silent:
         return CatalogueEntry(name, path, "unreadable", "not asked for: the server did not answer for others in time")
     try:
-        manifest = RemoteStorage(place).load_manifest() if is_url(place) else load_manifest(place)
+        storage = RemoteStorage(place) if is_url(place) else FolderStorage(place)
+        manifest = storage.load_manifest()
+        fault = storage.find_fault(manifest)
     except SetNotFoundError:
         if not is_url(place) and os.path.isdir(os.path.join(place, WORK_FOLDER)):
-            return CatalogueEntry(name, path, "in progress")
+            return CatalogueEntry(name, path, "unfinished")
         return None
     except FormatError as error:
         return CatalogueEntry(name, path, "damaged", str(error))
@@ -137,11 +156,8 @@ def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
         if error.errno == errno.ETIMEDOUT:
             silent.add(root)
         return CatalogueEntry(name, path, "unreadable", str(error))
-    return _entry(name, path, manifest)
-
-
-def _entry(name: str, path: str, manifest: Manifest) -> CatalogueEntry:
+    state: State = "damaged" if fault else "published"
     num_samples = {split: content.num_samples for split, content in manifest.splits.items()}
     return CatalogueEntry(
-        name, path, "complete", "", manifest.digest, manifest.sample_shape, num_samples, manifest.nbytes
+        name, path, state, fault, manifest.digest, manifest.sample_shape, num_samples, manifest.nbytes
     )

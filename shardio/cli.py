@@ -15,9 +15,11 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -25,43 +27,25 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 from tqdm import tqdm
 
+from shardio.amounts import parse_max_bad, parse_nbytes, parse_part, parse_size
 from shardio.errors import ShardioError, printable
 from shardio.version import __version__
 
 if TYPE_CHECKING:
     from shardio.cache import CachedCopy
     from shardio.catalogue import Listing
+    from shardio.estimate import Estimate
 
 # Commands import what they need when they run: `shardio info` answers before torch would be loaded.
 
+# A server that answers sooner needs no word.
 _TELL_SECONDS = 5.0
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
-
+# Images by name, in what convert sums up.
+_MOST_WARNINGS = 5
+# One under the other. The rows of a terminal need not be known.
+_MOST_BARS = 20
 
 T = TypeVar("T")
-
-
-def _parse_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-    if not match or match[2].upper() not in _UNITS:
-        raise ValueError("a size such as 4GiB, 500MB or 1000000")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def _parse_size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if not match:
-        raise ValueError("pixels such as 256, or HEIGHTxWIDTH such as 224x320")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def _parse_max_bad(text: str) -> int | float:
-    match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", text)
-    if not match or (match[2] and float(match[2]) > 100):
-        raise ValueError("a number of images such as 10, or a share such as 1%")
-    return int(match[1]) if match[1] else float(match[2]) / 100
 
 
 def _parse_share(text: str) -> float:
@@ -97,13 +81,6 @@ def _parse_background(text: str) -> tuple[int, int, int]:
         raise ValueError("a colour such as 255,255,255, #ffffff or white") from None
 
 
-def _parse_part(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ValueError("K/N with K from 1 to N, such as 3/16")
-    return int(match[1]), int(match[2])
-
-
 def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
     """An option's callback: `parse` raises ValueError with what it expected. Without a value or a default, None."""
 
@@ -132,6 +109,25 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
     return value
 
 
+class _Bar(tqdm):  # type: ignore[type-arg]  # generic for type checkers only
+    """Progress on stderr, if that is a terminal."""
+
+    def __init__(self, *, shown: bool = True, **options: Any) -> None:
+        super().__init__(disable=None if shown else True, ncols=_columns(), nrows=_MOST_BARS, **options)
+
+    @property
+    def format_dict(self) -> MutableMapping[str, Any]:
+        return {**super().format_dict, "ncols": _columns()}
+
+
+def _columns() -> int:
+    """How wide a bar may be. Terminals of containers, CI or launchers may say 0, where tqdm would show nothing."""
+    columns = 0
+    with contextlib.suppress(OSError, ValueError):  # no terminal, or closed
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    return (columns or shutil.get_terminal_size().columns) - 1  # a full line would break
+
+
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 _folder = click.Path(path_type=Path)
 _set_argument = click.argument("out", callback=_find_set)
@@ -141,6 +137,18 @@ _source_option = click.option(
     default="auto",
     show_default=True,
     help="What SRC is. auto: told by what is there.",
+)
+_layout_options = (
+    click.option(
+        "--accept-layout", is_flag=True, help="Convert SRC as it is understood although that looks like a mistake."
+    ),
+    click.option(
+        "--empty-classes",
+        type=click.Choice(["refuse", "omit", "keep"]),
+        default="refuse",
+        show_default=True,
+        help="Class folders without images. omit: labels number the other classes. keep: a label without samples.",
+    ),
 )
 _columns_option = click.option(
     "--columns",
@@ -153,8 +161,27 @@ _columns_option = click.option(
 _workers_option = click.option("--workers", type=click.IntRange(1), help="Cores to use.  [default: all]")
 
 
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    click.echo(f"shardio, version {__version__}")
+    from shardio.kernels import kernels_in_use, missing_kernels
+
+    click.echo(f"kernels: {', '.join(f'{name} by {kernel}' for name, kernel in kernels_in_use().items())}")
+    if missing := missing_kernels():
+        click.echo(missing)
+    context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="shardio")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version, and which kernels run here, and exit.",
+)
 def cli() -> None:
     """Image collections as memory-mapped shards, for training that never waits for data.
 
@@ -178,9 +205,11 @@ def cli() -> None:
 @click.argument("src", type=_folder)
 @click.argument("out", type=_folder)
 @_source_option
+@_layout_options[0]
+@_layout_options[1]
 @click.option(
     "--size",
-    callback=_parsed(_parse_size),
+    callback=_parsed(parse_size),
     metavar="N|HxW",
     default="256",
     show_default=True,
@@ -209,7 +238,7 @@ def cli() -> None:
 )
 @click.option(
     "--shard-size",
-    callback=_parsed(_parse_bytes),
+    callback=_parsed(parse_nbytes),
     metavar="SIZE",
     default="4GiB",
     show_default=True,
@@ -239,7 +268,7 @@ def cli() -> None:
 )
 @click.option(
     "--max-bad",
-    callback=_parsed(_parse_max_bad),
+    callback=_parsed(parse_max_bad),
     metavar="N|P%",
     default="1%",
     show_default=True,
@@ -257,7 +286,7 @@ def cli() -> None:
 @click.option("--scheduler", metavar="ADDRESS", help="Of a Dask cluster that does the work, such as tcp://host:8786.")
 @click.option(
     "--part",
-    callback=_parsed(_parse_part),
+    callback=_parsed(parse_part),
     metavar="K/N",
     help="Make every N-th shard, from the K-th on: for array jobs. The part that ends last publishes the set.",
 )
@@ -277,13 +306,20 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 
 def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None = None, **options: Any) -> None:
     import shardio.converter as converter
+    from shardio.decode import JUNK
     from shardio.files import write_atomic
 
-    with tqdm(unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1) as bar:
+    with _Bar(unit=" images", smoothing=0.1) as bar:
 
         def show(progress: converter.Progress) -> None:
             if bar.total is None:
                 bar.reset(progress.total)
+                if progress.found:
+                    kept = f"going on: {progress.found:,} of {progress.total:,} images were kept"
+                    bar.write(f"shardio: {kept}", file=sys.stderr)
+            if not bar.disable:  # the rate, and the time that is left, are those of what this call does itself
+                more_kept = progress.kept - bar.initial
+                bar.n, bar.initial, bar.last_print_n = bar.n + more_kept, progress.kept, bar.last_print_n + more_kept
             spooling = progress.spooled and not progress.done
             bar.set_description(f"copying out of parquet: {progress.spooled:,}" if spooling else None, refresh=False)
             bar.set_postfix(refused=progress.refused, refresh=False)
@@ -293,9 +329,10 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
             report = converter.convert(
                 src, out, report_duplicates=duplicates_file is not None, on_progress=show, **options
             )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             bar.close()
-            _say(f"shardio: finished shards are kept in {out}: the same command goes on with them", err=True)
+            if error.args:
+                _say(f"shardio: {error}; run the same command again to go on", err=True)
             raise
     duplicates = None if report.duplicates is None else [group.to_line() for group in report.duplicates]
     if duplicates_file is not None:
@@ -303,26 +340,33 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
     if as_json:
         facts = dataclasses.asdict(report)
         facts["mended"] = [os.fsdecode(mended.key) for mended in report.mended]
+        facts["warnings"] = [mended.warning for mended in report.mended]
         facts["duplicates"] = duplicates and [json.loads(line) for line in duplicates]
         _print_json(facts)
         return
     rate = f" ({report.num_converted / report.seconds:,.0f} images/s)" if report.num_converted else ""
     done = f"converted {report.num_converted:,} images in {report.seconds:,.1f} s{rate}"
-    complete = "this part" if report.unfinished else "the set"
-    _say(done if report.num_converted else f"nothing to do: {complete} is complete")
+    found = "this part is finished" if report.unfinished else "the set is published"
+    _say(done if report.num_converted else f"nothing to do: {found}")
     _say(f"  source  {report.source}, {src}")
     for name, count in report.num_samples.items():
         _say(f"  {name:<8}{count:>12,} samples")
     digest = f", digest {report.digest[:16]}" if report.digest else ""
     _say(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}{digest}")
+    warned = [m for m in report.mended if not m.warning.startswith(JUNK)]
+    num_mended = len(report.mended) - len(warned)
     for what, counts, where in (
         ("refused", report.refused, f", listed in {out / 'rejects.jsonl'}" if report.digest else ""),
-        ("mended", {"junk in the header left out": len(report.mended)} if report.mended else {}, ""),
+        ("mended", {JUNK: num_mended} if num_mended else {}, ""),
         ("ignored", report.ignored, ""),
     ):
         if counts:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
             _say(f"  {what} {sum(counts.values()):,}: {reasons}{where}")
+    for mended in warned[:_MOST_WARNINGS]:
+        _say(f"  warned of {os.fsdecode(mended.key)}: {mended.warning}")
+    if len(warned) > _MOST_WARNINGS:
+        _say(f"  and of {len(warned) - _MOST_WARNINGS:,} more images, which --json names")
     if report.duplicates is not None:
         across = sum(group.splits_differ for group in report.duplicates)
         _say(
@@ -349,13 +393,15 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
 def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
     """Say what `convert` would make of SRC, and how long it would take, before anything is written.
 
-    The rate is measured on images from all over SRC. With OUT, exit code 1 if the set would not fit there.
+    The rate is measured on images from all over SRC, and from those of them that are refused follows how many of all
+    would be. Exit code 1 if these are more than --max-bad allows, or, with OUT, if the set would not fit there.
     """
     from shardio.estimate import estimate
 
     report = estimate(src, out, **options)
     if as_json:
-        _print_json({**dataclasses.asdict(report), "fits": report.fits})
+        facts = {name: getattr(report, name) for name in ("most_bad", "expected_bad", "fits")}
+        _print_json({**dataclasses.asdict(report), **facts})
     else:
         _say(f"{src}: {report.source}, {report.num_sources:,} images of {report.num_classes:,} classes")
         for name, split in report.splits.items():
@@ -367,6 +413,8 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
         ):
             if counts:
                 _say(f"  {what} " + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()))
+        if report.refused:
+            _say(f"  bad     {_verdict_on_bad(report)}")
         _say(f"  source  {'of unknown size' if report.source_nbytes is None else _bytes(report.source_nbytes)}")
         _say(f"  set     {_bytes(report.nbytes)} in {report.num_shards:,} shards")
         if report.spool_nbytes:
@@ -378,12 +426,24 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
             f"images/s as measured on {report.num_measured:,} (without "
             f"{'copying out of parquet or ' if report.spool_nbytes else ''}writing)"
         )
-    sys.exit(1 if report.fits is False else 0)
+    sys.exit(1 if report.fits is False or report.expected_bad > report.most_bad else 0)
+
+
+def _verdict_on_bad(report: Estimate) -> str:
+    bad, tried, total = sum(report.refused.values()), report.num_measured, report.num_sources
+    made_of_it = f", which makes about {report.expected_bad:,} of {total:,}" if tried < total else ", which are all"
+    limit = f"{100 * report.max_bad:g}%" if isinstance(report.max_bad, float) else report.max_bad
+    allowed = f"--max-bad {limit} allows {report.most_bad:,}"
+    verdict = f"TOO MANY, {allowed}" if report.expected_bad > report.most_bad else allowed
+    return f"{bad:,} of {tried:,} tried were refused{made_of_it}: {verdict}"
 
 
 # What they have in common, they have from one place.
 plan.params[2:2] = [
-    option for option in convert.params if option.name in ("source", "size", "fit", "resample", "quality", "shard_size")
+    option
+    for option in convert.params
+    if option.name
+    in ("source", "accept_layout", "empty_classes", "size", "fit", "resample", "quality", "shard_size", "max_bad")
 ]
 
 
@@ -391,7 +451,7 @@ plan.params[2:2] = [
 @click.argument("out")
 @_json_option
 def info(out: str, as_json: bool) -> None:
-    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, size, digest.
+    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, state, size, digest.
 
     OUT is a folder, a URL such as s3://bucket/name, or a name that is found in the roots of SHARDIO_PATH.
     """
@@ -405,8 +465,11 @@ def info(out: str, as_json: bool) -> None:
         name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
         for name, split in manifest.splits.items()
     }
+    fault = storage.find_fault(manifest)
     facts = {
         "path": storage.name,
+        "state": "damaged" if fault else "published",
+        "reason": fault,
         "digest": manifest.digest,
         "sample_shape": list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
@@ -430,6 +493,7 @@ def info(out: str, as_json: bool) -> None:
         _say(f"  {name:<8}{split['num_samples']:,} samples in {split['num_shards']:,} shards")
         if columns := ", ".join(column for column, _ in manifest.splits[name].index.columns):
             _say(f"          columns {columns}")
+    _say(f"  state   {facts['state']}{fault and ': '}{fault}")
     _say(f"  refused {manifest.rejects.num_rejects:,} images when it was made")
     _say(f"  digest  {manifest.digest}")
     for name, value in _flat(manifest.provenance):
@@ -456,7 +520,7 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
     """
     import shardio.verifier as verifier
 
-    with tqdm(unit="B", unit_scale=True, disable=True if quick else None, dynamic_ncols=True) as bar:
+    with _Bar(unit="B", unit_scale=True, shown=not quick) as bar:
 
         def show(nbytes: int, total: int) -> None:
             bar.total = total
@@ -492,8 +556,8 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     import shardio.repairer as repairer
 
     with (
-        tqdm(unit="B", unit_scale=True, desc="verify", disable=None, dynamic_ncols=True) as read,
-        tqdm(unit=" images", desc="repair", disable=None, dynamic_ncols=True) as made,
+        _Bar(unit="B", unit_scale=True, desc="verify") as read,
+        _Bar(unit=" images", desc="repair") as made,
     ):
 
         def show_read(nbytes: int, total: int) -> None:
@@ -526,7 +590,7 @@ def warm(out: Path, split: str | None, workers: int, force: bool, as_json: bool)
     """
     import shardio.warmer as warmer
 
-    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
+    with _Bar(unit="B", unit_scale=True) as bar:
 
         def show(nbytes: int, total: int) -> None:
             bar.total = total
@@ -567,7 +631,7 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
         _say(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
 
     # With a delay the bar is not there before something is copied, and never where another process copies.
-    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True, delay=1e-3) as bar:
+    with _Bar(unit="B", unit_scale=True, delay=1e-3) as bar:
 
         def show(nbytes: int, total: int) -> None:
             bar.total = total
@@ -592,7 +656,7 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
 @click.argument("cache", type=_folder)
 @click.option(
     "--keep",
-    callback=_parsed(_parse_bytes),
+    callback=_parsed(parse_nbytes),
     metavar="SIZE",
     required=True,
     help="Most bytes of copies that may stay, such as 500GB; 0 for none.",
@@ -652,7 +716,7 @@ def evict(cache: Path, keep: int, as_json: bool) -> None:
 @click.option(
     "--crop",
     "crops",
-    callback=_parsed(_parse_each(_parse_size, "none")),
+    callback=_parsed(_parse_each(parse_size, "none")),
     metavar="none|N|HxW,...",
     default="none",
     show_default=True,
@@ -710,7 +774,7 @@ def bench(out: Path, as_json: bool, **options: Any) -> None:
     import shardio.bench as benchmark
     from shardio.benchtable import table
 
-    with tqdm(unit=" turns", disable=None, dynamic_ncols=True) as bar:
+    with _Bar(unit=" turns") as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
@@ -739,7 +803,7 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
     """
     import shardio.publisher as publisher
 
-    with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
+    with _Bar(unit="B", unit_scale=True) as bar:
 
         def show(nbytes: int, total: int) -> None:
             bar.total = total
@@ -772,6 +836,10 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
 def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
     """Show the sets in each ROOT, a folder or a URL: samples, shape, size, digest, and what state they are in.
 
+    published: the manifest is there, and each file has the size that it says. damaged: one of these has not, or the
+    manifest is none. unfinished: a conversion that has not published its set yet. `shardio verify` tells whether the
+    bytes are right, too.
+
     Without a ROOT, those of SHARDIO_PATH, in the order in which a name is looked for there. Exit code 1 if a root
     cannot be looked into.
     """
@@ -797,6 +865,13 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
         for copy in (copies or {}).values():
             if copy.problem:
                 _say(f"cached: {copy.problem}")
+        for left in (left for listing in listings for left in listing.left_overs):
+            whose = (
+                "the next `shardio publish` there removes it, if it may"
+                if left.abandoned
+                else "a publisher may be at work"
+            )
+            _say(f"left over: {left.path}: {_bytes(left.nbytes)}; {whose}")
     problems = [listing for listing in listings if listing.problem]
     for listing in problems:
         _say(f"shardio: error: {listing.root}: {listing.problem}", err=True)
@@ -835,7 +910,7 @@ def _cached(copy: CachedCopy | None) -> str:
     if copy is None:
         return "no"
     users = f", in use by {len(copy.processes)}" if copy.processes else ", in use" if copy.in_use else ""
-    return ("complete" if copy.complete else "in progress") + users
+    return ("yes" if copy.complete else "unfinished") + users
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -901,11 +976,13 @@ def check_shuffle(
 
 @cli.command(short_help="Convert, read and train on a folder of images.")
 @click.argument("images", type=_folder)
-@click.option("--out", type=_folder, help="Folder of the set, kept.  [default: IMAGES with -shards at its end]")
+@click.option(
+    "--out", type=_folder, help="Keep the set in this folder.  [default: a temporary one, removed at the end]"
+)
 @click.option("--steps", type=click.IntRange(1), default=300, show_default=True, help="Training steps.")
 @click.option(
     "--size",
-    callback=_parsed(_parse_size),
+    callback=_parsed(parse_size),
     metavar="N|HxW",
     default="256",
     show_default=True,
@@ -914,16 +991,20 @@ def check_shuffle(
 def demo(images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> None:
     """Show the main job on a folder of IMAGES: convert, read some epochs, train a small network.
 
-    Uses the GPU if there is one.
+    Uses the GPU if there is one. Without --out nothing is kept; TMPDIR chooses the disk then.
     """
     from shardio.demo import run_demo
 
-    out = images.with_name(images.name + "-shards") if out is None else out
+    if is_temporary := out is None:
+        folder = click.get_current_context().with_resource(tempfile.TemporaryDirectory(prefix="shardio-demo-"))
+        out = Path(folder, "shards")
     click.secho(printable(f"$ shardio convert {images} {out} --size {size[0]}x{size[1]}"), bold=True)
     _convert(images, out, as_json=False, size=size)
     click.secho("\n" + printable(f"$ shardio info {out}"), bold=True)
     click.get_current_context().invoke(info, out=str(out), as_json=False)
     run_demo(out, steps, click.echo)
+    if is_temporary:
+        click.echo("\n" + printable(f"{out} is removed now; `--out FOLDER` keeps the set"))
 
 
 def _some(numbers: Sequence[int], most: int = 16) -> str:

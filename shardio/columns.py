@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.arrow import open_parquet
+from shardio.arrow import check_installed, open_parquet
 from shardio.errors import SourceError
 from shardio.format import IndexColumns, check_columns
 from shardio.sources import Source
@@ -61,12 +61,7 @@ def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTa
     empty cells are NaN; an integer in it that float64 does not hold exactly is refused. SourceError if a cell is no
     number, a path stands there twice, or a source has no row; OSError if the file cannot be read.
     """
-    if not path.is_file():
-        found = "something else" if path.exists() else "nothing"
-        raise SourceError(f"{path}: expected a CSV or parquet file of columns, found {found}")
-    with path.open("rb") as file:
-        is_parquet = file.read(4) == b"PAR1"
-    paths, table = _read_parquet(path) if is_parquet else _read_csv(path)
+    paths, table = _read_parquet(path) if check_columns_file(path) else _read_csv(path)
     if not table:
         raise SourceError(f"{path}: expected columns of numbers beside {PATH!r}, found none")
     try:
@@ -90,6 +85,18 @@ def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTa
             sha256.update(values[name][place].tobytes())
     used = np.unique(np.concatenate(list(places.values())))
     return ColumnTable(columns, keys, values, sha256.hexdigest(), len(paths) - len(used))
+
+
+def check_columns_file(path: Path) -> bool:
+    """Whether the file of columns is a parquet file. SourceError if there is none, or pyarrow is missing; OSError."""
+    if not path.is_file():
+        found = "something else" if path.exists() else "nothing"
+        raise SourceError(f"{path}: expected a CSV or parquet file of columns, found {found}")
+    with path.open("rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
+    if is_parquet:
+        check_installed(path)
+    return is_parquet
 
 
 def _check_distinct(path: Path, keys: NDArray[np.bytes_]) -> None:

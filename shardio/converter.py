@@ -1,10 +1,10 @@
-"""`convert`: an image tree becomes a published shard set, or nothing does and what was finished is kept.
+"""`convert`: an image tree becomes a published shard set, or nothing does and what was done is kept.
 
     scan -> plan -> shard tasks -> publish
 
-An unfinished conversion keeps its plan and the records of its finished shards in OUT/.convert. The same call goes on
-from there; a call with other options or other sources is refused. Tasks are done by an engine: this machine's cores, an
-executor of the caller's, or a Dask cluster.
+An unfinished conversion keeps its plan, the records of its finished shards and the journals of unfinished ones in
+OUT/.convert. The same call goes on from there; a call with other options or other sources is refused. Tasks are done by
+an engine: this machine's cores, an executor of the caller's, or a Dask cluster.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from shardio.columns import read_columns
-from shardio.dask_cluster import run_on_dask
+from shardio.amounts import DEFAULT_MAX_BAD, check_workers, given, most_bad, parse_max_bad, parse_nbytes, parse_part
+from shardio.columns import check_columns_file, read_columns
+from shardio.dask_cluster import check_scheduler, run_on_dask
 from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
-from shardio.errors import ConvertError, SpaceError
+from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
 from shardio.executors import Pool, run_on_pool
 from shardio.files import (
     is_temporary,
@@ -39,13 +41,25 @@ from shardio.files import (
 )
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
+from shardio.journal import find_left, sweep_unfinished
+from shardio.local import check_local, holds_set
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.parquet import ParquetOrigin
 from shardio.parts import Part, Unfinished
-from shardio.plan import ConvertOptions, Order, Plan, Quality, ShardTask, difference, library_versions, make_plan
-from shardio.resize import Fit, FitMode, Resample
-from shardio.scanner import SourceKind, scan
+from shardio.plan import (
+    ConvertOptions,
+    Order,
+    Plan,
+    Quality,
+    ShardTask,
+    difference,
+    library_versions,
+    make_fit,
+    make_plan,
+)
+from shardio.resize import FitMode, Resample
+from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.shardtask import (
     Mended,
@@ -74,6 +88,10 @@ class Progress:
     total: int
     spooled: int = 0
     """Copied out of parquet files, which comes before the first is done."""
+    kept: int = 0
+    """Of those done, what earlier calls did, and this one need not."""
+    found: int = 0
+    """What `kept` comes to once every shard is begun, unless some of it turns out to be changed or damaged."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +112,12 @@ class ConvertReport:
     source: str
     """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" of one of Python."""
     mended: tuple[Mended, ...]
-    """Sources that were taken although their header had to be mended."""
+    """Sources that were taken although their header had to be mended, or a library warned of them; each says why."""
     ignored: Mapping[str, int]
     """What lay in SRC, or stands in the columns' file, and is no image to convert, per kind."""
     seconds: float
     num_converted: int
-    """Sources that this call worked on; the others were finished by an earlier one."""
+    """Sources that this call worked on; the others were done by an earlier one."""
     duplicates: tuple[Duplicates, ...] | None = None
     """Sources of the samples that have the same bytes; None if they were not asked for."""
     unfinished: Unfinished | None = None
@@ -115,22 +133,24 @@ def convert(
     out: str | os.PathLike[str],
     *,
     source: SourceKind = "auto",
-    size: int | tuple[int, int] = 256,
+    accept_layout: bool = False,
+    empty_classes: EmptyClasses = "refuse",
+    size: int | tuple[int, int] | str = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
     quality: Quality = "exact",
-    shard_size: int = DEFAULT_SHARD_NBYTES,
+    shard_size: int | str = DEFAULT_SHARD_NBYTES,
     order: Order = "shuffled",
     seed: int = 0,
     exif_rotate: bool = False,
     background: Colour | str = "white",
     workers: int | None = None,
-    max_bad: int | float = 0.01,
+    max_bad: int | float | str = DEFAULT_MAX_BAD,
     report_duplicates: bool = False,
     columns: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     scheduler: str | None = None,
-    part: tuple[int, int] | None = None,
+    part: tuple[int, int] | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ConvertReport:
     """Convert the images in `src` into a shard set in the folder `out`.
@@ -141,6 +161,9 @@ def convert(
     `source` is what the path `src` is: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout,
     a "list" file, "webdataset" tars, of which one, a folder or a pattern can be given, or "parquet" files, of which one
     or a folder can. "auto" looks and reports what it found.
+    A layout that looks like a mistake, such as a single class, is refused unless `accept_layout`, or unless `out` holds
+    what the same call has made or begun. A class folder without images is an error by default; `empty_classes="omit"`
+    leaves the class out, so that labels number the others, and "keep" gives it a label that no sample has.
     `size` is the samples' height and width in pixels. `fit` is "crop" (short side to size, then the centre), "squash"
     or "pad" (with black). `quality="fast"` decodes a JPEG to a half, a quarter or an eighth of its size where that is
     still twice what it is resized to; such samples differ by about 50 dB PSNR. `shard_size` is the most bytes a shard
@@ -150,7 +173,8 @@ def convert(
     `workers` is how many cores to use, by default all. `max_bad` is how many sources may be refused, as a count (int)
     or a share (float). With `report_duplicates` the report tells which sources have the same bytes; they are converted
     as all others. `columns` is a CSV or parquet file with numbers for each source, which `read_columns` describes; they
-    go into the index. `on_progress` is called in this thread.
+    go into the index. `on_progress` is called in this thread. `size`, `shard_size`, `max_bad` and `part` may be
+    text, too, as the command line takes them: "224x320", "4GiB", "1%", "3/16".
 
     `executor` does the work instead of this machine's cores: any concurrent.futures.Executor, on machines that have the
     same libraries, and `src` and `out` under the same names. It is not shut down. `scheduler` is the address of a Dask
@@ -162,45 +186,58 @@ def convert(
     the whole set: beside a part's own, refused images count of the shards that others had finished before it began.
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
-    SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and the same call
-    goes on. KeyboardInterrupt likewise.
+    SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and so is what is
+    done of others, and the same call goes on. KeyboardInterrupt likewise; it says how many images are kept. A kill or a
+    loss of power takes what each worker did in the last 20 seconds, and the block of 8 MiB that it was at.
     """
     start = time.monotonic()
+    check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
     out = Path(os.path.abspath(out))
     options = ConvertOptions(
-        Fit((size, size) if isinstance(size, int) else size, fit, resample),
-        shard_size,
+        make_fit(size, fit, resample),
+        given("shard_size", shard_size, parse_nbytes),
         order,
         seed,
         DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
         quality,
     )
     if not isinstance(src, (str, os.PathLike)):
-        _check_dataset_options(source, report_duplicates)
+        _check_dataset_options(source, report_duplicates, accept_layout or empty_classes != "refuse")
+    max_bad = given("max_bad", max_bad, parse_max_bad)
+    most_bad(max_bad, 0)  # before anything that takes time
     engine = _choose_engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
-    chosen = Part(1, 1) if part is None else Part(*part)
-    collection = _scan(src, out, source)
+    # What may be missing is found out now and not after the scan.
+    if columns is not None:
+        check_columns_file(Path(columns))
+    if scheduler is not None and not (out / MANIFEST_NAME).exists():
+        check_scheduler(scheduler)
+    chosen = Part(1, 1) if part is None else Part(*given("part", part, parse_part))
+    collection = _scan(src, out, source, accept_layout, empty_classes)
     elsewhere = executor is not None or scheduler is not None or (workers or 1) > 1
     if isinstance(collection.origin, DatasetOrigin) and elsewhere:
         collection.origin.check_sendable()
     table = None if columns is None else read_columns(Path(columns), collection.splits)
     plan = make_plan(out, collection, options, table, hash_sources=report_duplicates)
     mine = chosen.of(plan.tasks)
-    most_bad = _most_bad(max_bad, collection.num_sources)
-    monitor = _Monitor(sum(len(task.sources) for task in mine), most_bad, on_progress)
+    total = sum(len(task.sources) for task in mine)
+    monitor = _Monitor(total, most_bad(max_bad, collection.num_sources), on_progress)
     records: dict[str, ShardRecord] = {}
     missing: list[ShardTask] = []
     manifest = _published(plan, out)
     if manifest is None:
         try:
-            manifest = _claim_folder(plan, out)
-            if manifest is None:
-                records, missing = _make_shards(plan, out, mine, engine, monitor)
-                if missing:
-                    # Another part may have ended since, published the set and removed the records.
-                    manifest = _published(plan, out)
-                else:
-                    manifest = _publish(plan, out, [records[task.name] for task in plan.tasks])
+            with _start(out, monitor) as mark:
+                manifest = _claim_folder(plan, out, mark)
+                if manifest is None:
+                    records, missing = _make_shards(plan, out, mine, engine, monitor)
+                    if missing:
+                        # Another part may have ended since, published the set and removed the records.
+                        manifest = _published(plan, out)
+                    else:
+                        manifest = _publish(plan, out, [records[task.name] for task in plan.tasks])
+        except KeyboardInterrupt as error:
+            error.args = (_tell_kept(mine, out),)
+            raise
         except _TooManyBad:
             manifest = _published(plan, out)
             if manifest is None:
@@ -211,7 +248,7 @@ def convert(
                 manifest = _published(plan, out)
             if manifest is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise SpaceError(
-                    f"{error.filename or out}: {error.strerror}. Finished shards are kept: make room and run the same "
+                    f"{error.filename or out}: {error.strerror}; {_tell_kept(mine, out)}: make room and run the same "
                     "command again"
                 ) from error
             if manifest is None:
@@ -234,7 +271,7 @@ def convert(
         mended=tuple(m for record in records.values() for m in record.mended),
         ignored=_ignored(plan),
         seconds=time.monotonic() - start,
-        num_converted=monitor.done - monitor.found,
+        num_converted=monitor.done - monitor.kept,
         duplicates=duplicates,
     )
 
@@ -245,8 +282,7 @@ Engine = Callable[[Sequence[ShardTask], Report], list[ShardRecord]]
 
 def _choose_engine(workers: int | None, executor: Executor | None, scheduler: str | None, *, serial: bool) -> Engine:
     """With `serial`, every worker has one thread, and a single one is the calling thread."""
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1; found {workers}")
+    check_workers(workers)
     if executor is not None and scheduler is not None:
         raise ValueError("expected an executor or a scheduler, found both")
     if serial and (executor is not None or scheduler is not None) and (workers or 1) > 1:
@@ -286,7 +322,7 @@ def _report_part(
         mended=tuple(m for _, record in mine for m in record.mended),
         ignored=_ignored(plan),
         seconds=time.monotonic() - start,
-        num_converted=monitor.done - monitor.found,
+        num_converted=monitor.done - monitor.kept,
         source=plan.collection.kind,
         unfinished=Unfinished(
             num_shards=len(plan.tasks),
@@ -298,21 +334,39 @@ def _report_part(
     )
 
 
-def _check_dataset_options(source: SourceKind, report_duplicates: bool) -> None:
+def _check_dataset_options(source: SourceKind, report_duplicates: bool, layout: bool) -> None:
     if source != "auto":
         raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; found {source!r}")
+    if layout:
+        raise ValueError("accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out")
     if report_duplicates:
         raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
 
 
-def _scan(src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset], out: Path, kind: SourceKind) -> Collection:
+def _scan(
+    src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset],
+    out: Path,
+    kind: SourceKind,
+    accept_layout: bool,
+    empty_classes: EmptyClasses,
+) -> Collection:
     if out.exists() and not out.is_dir():
         raise ConvertError(f"{out}: expected a folder or nothing, found a file")
     if not isinstance(src, (str, os.PathLike)):
         return collect_datasets(src)
+    check_images_local(src)
     src = Path(os.path.abspath(src))
     _check_folders(src, out)
-    collection = scan(src, kind)
+    # What OUT holds was accepted then, and is compared with the sources now.
+    accept_layout |= any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{_PLAN_NAME}"))
+    if not (out / MANIFEST_NAME).exists():
+        _check_free(out)
+    try:
+        collection = scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
+    except SourceError as error:
+        if holds_set(src):
+            raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
+        raise
     if isinstance(collection.origin, ParquetOrigin):
         return replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     return collection
@@ -321,16 +375,6 @@ def _scan(src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset], out: Pa
 def _ignored(plan: Plan) -> dict[str, int]:
     unused = plan.columns.num_unused if plan.columns else 0
     return {**plan.collection.ignored, **({"row of columns without an image": unused} if unused else {})}
-
-
-def _most_bad(max_bad: int | float, num_sources: int) -> int:
-    if isinstance(max_bad, float):
-        if not 0 <= max_bad <= 1:
-            raise ValueError(f"max_bad as a share must be from 0.0 to 1.0; found {max_bad}")
-        return int(round(max_bad * num_sources, 6))  # 0.29 * 100 is a little less than 29
-    if max_bad < 0:
-        raise ValueError(f"max_bad must not be negative; found {max_bad}")
-    return max_bad
 
 
 def _check_folders(src: Path, out: Path) -> None:
@@ -355,24 +399,76 @@ def _published(plan: Plan, out: Path) -> Manifest | None:
     return manifest
 
 
-def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
+def _check_free(out: Path) -> None:
+    """ConvertError if there is anything in OUT but an unfinished conversion."""
+    listed = os.listdir(out) if out.is_dir() else []
+    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
+    # Looked for after what it stands for: another process that began meanwhile may have made shards.
+    if found and not (out / WORK_FOLDER / _PLAN_NAME).exists():
+        raise ConvertError(
+            f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
+            "Convert into a new folder (SRC, the images, comes first, and OUT second)"
+        )
+
+
+@contextlib.contextmanager
+def _start(out: Path, monitor: _Monitor) -> Iterator[str]:
+    """Take back what the block has made in OUT, and OUT itself, if it fails before an image is worked on.
+
+    Yields the name of the mark by which others see, in the work folder, that this call relies on the plan there.
+    """
+    work = out / WORK_FOLDER
+    fresh = not (work / _PLAN_NAME).exists()
+    absent = [folder for folder in (out, *out.parents) if not folder.exists()]
+    mark = f"start.{secrets.token_hex(8)}"
+    failed = True
+    try:
+        yield mark
+        failed = False
+    finally:
+        with contextlib.suppress(OSError):
+            (work / mark).unlink(missing_ok=True)
+        if failed and fresh and not monitor.done:
+            with contextlib.suppress(OSError, FormatError):  # what is left is an unfinished conversion like any other
+                _take_back(out)
+                for folder in absent:
+                    folder.rmdir()
+
+
+def _take_back(out: Path) -> None:
+    """Remove the plan, unless another call relies on it, or anything is finished. OSError if OUT is not left empty."""
+    work = out / WORK_FOLDER
+    if not work.exists():
+        return
+    for folder in (out, work):
+        sweep_temporaries(folder)
+    if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {_PLAN_NAME}:
+        path = work / _PLAN_NAME
+        plan = read_untrusted(path) if path.exists() else None
+        path.unlink(missing_ok=True)
+        try:
+            work.rmdir()
+        except OSError:  # another call has put its mark there, and may have seen the plan
+            if plan is not None:
+                write_atomic(path, plan, replace=False)
+            raise
+
+
+def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     """Make OUT the folder of this plan, or find that it is; ConvertError if it is anything else's.
 
     Returns the manifest if the same conversion was finished by another process since we looked.
     """
     work = out / WORK_FOLDER
-    listed = os.listdir(out) if out.is_dir() else []
-    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
-    # Looked for after what it stands for: another process that began meanwhile may have made shards.
-    if found and not (work / _PLAN_NAME).exists():
+    try:
+        _check_free(out)
+    except ConvertError:
         if (manifest := _published(plan, out)) is not None:
             return manifest
-        raise ConvertError(
-            f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
-            "Convert into a new folder"
-        )
+        raise
     make_folder(out)
     make_folder(work)
+    (work / mark).touch()
     here = {**plan.describe(), "libraries": library_versions()}
     began = True
     try:
@@ -392,8 +488,8 @@ def _claim_folder(plan: Plan, out: Path) -> Manifest | None:
                 f"{out}: holds an unfinished conversion of another kind ({changed}). Finish that one with its own "
                 "options, or remove the folder, or convert into a new one"
             ) from None
-    for folder in (out, work):
-        sweep_temporaries(folder)
+    sweep_temporaries(work)
+    sweep_unfinished(out)
     # A conversion that began before ours may have been published, and its plan removed, since we looked for a set.
     try:
         return _published(plan, out)
@@ -439,22 +535,24 @@ class _Monitor:
         self.most_bad = most_bad
         self.done = 0
         self.refused = 0
-        self.found = 0  # of those done: finished by an earlier call
+        self.kept = 0  # of those done: by earlier calls
+        self.found = 0  # what `kept` will come to
         self.refused_by_others = 0
         self.spooled = 0
         self._on_progress = on_progress
 
     def _tell(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled))
+            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled, self.kept, self.found))
 
     def report_spooled(self, count: int) -> None:
         self.spooled += count
         self._tell()
 
-    def report(self, done: int, refused: int) -> None:
+    def report(self, done: int, refused: int, kept: int = 0, /) -> None:
         self.done += done
         self.refused += refused
+        self.kept += kept
         self._tell()
         self._check()
 
@@ -485,12 +583,15 @@ def _make_shards(
     todo = [task for task in mine if task.name not in records]
     origin = plan.collection.origin
     spooling = origin if todo and isinstance(origin, ParquetOrigin) else None
-    _check_space(plan, out, sum(task.nbytes for task in todo), spooling.missing_nbytes() if spooling else 0)
+    left = {name: found[0] for name, found in find_left(out, {task.name for task in todo}).items()}
+    room = sum(task.nbytes - min(task.nbytes, left[task.name].nbytes if task.name in left else 0) for task in todo)
+    _check_space(plan, out, room, spooling.missing_nbytes() if spooling else 0)
+    monitor.found = sum(record.num_sources for record in records.values())
+    monitor.found += sum(one.num_sources for one in left.values())
     # Looking whether sources have changed takes time, and shards without refused images do not count here.
     monitor.count_others(_load_records([task for task in others if refused_so_far(task)]).values())
     for record in records.values():
-        monitor.found += record.num_sources
-        monitor.report(record.num_sources, len(record.rejects))
+        monitor.report(record.num_sources, len(record.rejects), record.num_sources)
     if spooling:
         spooling.fill_spool(monitor.report_spooled)
     records |= {task.name: record for task, record in zip(todo, engine(todo, monitor.report), strict=True)}
@@ -506,6 +607,18 @@ def _load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
     with ThreadPoolExecutor(_STAT_THREADS, thread_name_prefix="shardio-records") as pool:
         found = zip(tasks, pool.map(load_record, tasks), strict=True)
         return {task.name: record for task, record in found if record is not None}
+
+
+def _tell_kept(tasks: Sequence[ShardTask], out: Path) -> str:
+    """How many images of these tasks the same call would not have to convert again."""
+    try:
+        undone = {task.name: task for task in without_record(tasks)}
+        done = sum(len(task.sources) for task in tasks if task.name not in undone)
+        done += sum(left[0].num_sources for left in find_left(out, undone).values())
+    except OSError:
+        done = 0
+    total = sum(len(task.sources) for task in tasks)
+    return f"{done:,} of {total:,} images are kept in {out}" if done else "no image is kept yet"
 
 
 def _tell_refused(plan: Plan, out: Path, monitor: _Monitor) -> ConvertError:

@@ -31,28 +31,38 @@ def run_on_dask(tasks: Sequence[ShardTask], address: str, report: Report, *, thr
     """
     if not tasks:
         return []
-    try:
-        import dask.config
-        from distributed import Client
-        from distributed.comm.addressing import resolve_address
-        from distributed.comm.core import CommClosedError
-    except ImportError:
-        raise ConvertError(
-            "a conversion on a Dask cluster needs dask.distributed: pip install 'shardio[dask]'"
-        ) from None
-    try:
-        resolve_address(address)  # a client that was given nonsense complains, and hangs, when it is finalised
-        client = Client(address, name="shardio", set_as_default=False)
-    except ValueError as error:
-        raise ValueError(f"scheduler must be an address such as tcp://host:8786; found {address!r}: {error}") from None
-    except OSError as error:
-        raise ConvertError(f"{address}: expected a Dask scheduler, found none: {error}") from None
+    client = _connect(address)
+    import dask.config
+    from distributed.comm.core import CommClosedError
+
     # A shard of small images has many sources, and they have to travel: nothing to be warned of.
     with client, dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TB"}):
         try:
             return run_on_pool(tasks, _Cluster(client), report, threads=threads)
         except CommClosedError as error:
             raise ConvertError(f"{address}: the scheduler is gone: {error}. {GO_ON}") from None
+
+
+def check_scheduler(address: str) -> None:
+    """Errors as those of `run_on_dask` if it could not begin."""
+    _connect(address).close()
+
+
+def _connect(address: str) -> Client:
+    try:
+        from distributed import Client
+        from distributed.comm.addressing import resolve_address
+    except ImportError:
+        raise ConvertError(
+            "a conversion on a Dask cluster needs dask.distributed: pip install 'shardio[dask]'"
+        ) from None
+    try:
+        resolve_address(address)  # a client that was given nonsense complains, and hangs, when it is finalised
+        return Client(address, name="shardio", set_as_default=False)
+    except ValueError as error:
+        raise ValueError(f"scheduler must be an address such as tcp://host:8786; found {address!r}: {error}") from None
+    except OSError as error:
+        raise ConvertError(f"{address}: expected a Dask scheduler, found none: {error}") from None
 
 
 class _Cluster(Pool):

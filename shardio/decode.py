@@ -31,6 +31,9 @@ MAX_SCANS = 100
 # A picture of MAX_PIXELS stored as RGB without any compression fits, with room for metadata.
 MAX_SOURCE_NBYTES = 288 << 20
 
+JUNK = "junk in the header left out"
+"""How the warning of a JPEG begins that had to be mended."""
+
 # What Pillow holds is converted so many pixels at a time: a whole picture would be there in several forms at once.
 _STRIP_PIXELS = 1 << 18
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
@@ -253,7 +256,7 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
             pixels = _strict_jpeg(jpeg.without_junk(data, header), size, reduction)
         except ValueError as again:
             raise DecodeError("damaged", str(again)) from None
-        return Decoded(pixels, f"junk in the header left out: {error}", reduction, reduced_from)
+        return Decoded(pixels, f"{JUNK}: {error}", reduction, reduced_from)
 
 
 def _most_reduction(size: tuple[int, int], least: tuple[int, int]) -> int:

@@ -59,7 +59,7 @@ class DecodeError(ShardioError, ValueError):
 
 
 class ConvertError(ShardioError, RuntimeError):
-    """A conversion cannot go on, or nothing may be published. Finished shards are kept."""
+    """A conversion cannot go on, or nothing may be published. What is done is kept."""
 
 
 class SpaceError(ShardioError, OSError):

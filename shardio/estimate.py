@@ -18,17 +18,26 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.columns import read_columns
+from shardio.amounts import (
+    DEFAULT_MAX_BAD,
+    check_workers,
+    given,
+    most_bad,
+    parse_max_bad,
+    parse_nbytes,
+)
+from shardio.columns import check_columns_file, read_columns
 from shardio.decode import decode_image
 from shardio.errors import DecodeError
 from shardio.machine import usable_cores
 from shardio.parquet import ParquetOrigin
-from shardio.plan import ConvertOptions, Quality, make_plan
-from shardio.resize import Fit, FitMode, Resample
-from shardio.scanner import SourceKind, scan
+from shardio.plan import ConvertOptions, Quality, make_fit, make_plan
+from shardio.resize import FitMode, Resample
+from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES
 from shardio.sources import Collection, FileOrigin, Given, Source
 from shardio.torchthreads import one_torch_thread
+from shardio.warned import kept_warnings
 from shardio.workers import THREADS_PER_PROCESS
 
 DEFAULT_SECONDS = 2.0
@@ -75,12 +84,24 @@ class Estimate:
     """Sources that were read, decoded and resized to measure the rate, evenly spaced."""
     refused: Mapping[str, int]
     """Of those, the ones that would be refused, per reason."""
+    max_bad: int | float
+    """How many the conversion would accept, as a count or a share."""
     workers: int
     images_per_second: float
     """Of so many workers. Writing goes on beside that, and is not measured; nor is copying out of parquet and reading
     the copies."""
     seconds: float
     """That the conversion would take at this rate."""
+
+    @property
+    def most_bad(self) -> int:
+        """Of all sources, how many may be refused."""
+        return most_bad(self.max_bad, self.num_sources)
+
+    @property
+    def expected_bad(self) -> int:
+        """Of all sources, how many would be refused if those that were not tried are as those that were."""
+        return round(sum(self.refused.values()) / self.num_measured * self.num_sources)
 
     @property
     def fits(self) -> bool | None:
@@ -92,11 +113,14 @@ def estimate(
     out: str | os.PathLike[str] | None = None,
     *,
     source: SourceKind = "auto",
-    size: int | tuple[int, int] = 256,
+    accept_layout: bool = False,
+    empty_classes: EmptyClasses = "refuse",
+    size: int | tuple[int, int] | str = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
     quality: Quality = "exact",
-    shard_size: int = DEFAULT_SHARD_NBYTES,
+    shard_size: int | str = DEFAULT_SHARD_NBYTES,
+    max_bad: int | float | str = DEFAULT_MAX_BAD,
     columns: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     seconds: float = DEFAULT_SECONDS,
@@ -105,15 +129,19 @@ def estimate(
 
     The rate is measured for about `seconds`. SourceError and ValueError are those of `convert`.
     """
+    check_images_local(src)
     src = Path(os.path.abspath(src))
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
     options = ConvertOptions(
-        Fit((size, size) if isinstance(size, int) else size, fit, resample), shard_size, "source", quality=quality
+        make_fit(size, fit, resample), given("shard_size", shard_size, parse_nbytes), "source", quality=quality
     )
+    check_workers(workers)
     workers = usable_cores() if workers is None else workers
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1; found {workers}")
-    collection = scan(src, source)
+    max_bad = given("max_bad", max_bad, parse_max_bad)
+    most_bad(max_bad, 0)  # before anything that takes time
+    if columns is not None:
+        check_columns_file(Path(columns))
+    collection = scan(src, source, accept_layout=accept_layout, empty_classes=empty_classes)
     table = None if columns is None else read_columns(Path(columns), collection.splits)
     plan = make_plan(Path(os.devnull), collection, options, table)
     shards = Counter(task.split for task in plan.tasks)
@@ -133,6 +161,7 @@ def estimate(
         free_nbytes=None if out is None else _free_nbytes(Path(os.path.abspath(out))),
         num_measured=measured,
         refused=refused,
+        max_bad=max_bad,
         workers=workers,
         images_per_second=rate,
         seconds=collection.num_sources / rate,
@@ -186,14 +215,15 @@ def _measure(
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
-        try:
-            data = read(source)
-            assert isinstance(data, bytes)  # a path is no dataset
-            decoded = decode_image(data, least_size=least_size)
-            fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
-        except DecodeError as error:
-            return error.reason
-        return ""
+        with kept_warnings():
+            try:
+                data = read(source)
+                assert isinstance(data, bytes)  # a path is no dataset
+                decoded = decode_image(data, least_size=least_size)
+                fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
+            except DecodeError as error:
+                return error.reason
+            return ""
 
     def work(first: int) -> Counter[str]:
         outcomes: Counter[str] = Counter()

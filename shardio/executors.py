@@ -32,7 +32,7 @@ _PROGRESS_SECONDS = 0.5
 # Tasks look every second, at a picture, whether they are to stop. One that is deep in an fsync is not waited for.
 _GRACE_SECONDS = 2.0
 
-GO_ON = "Finished shards are kept: run the same command again"
+GO_ON = "Run the same command again, which goes on with what is kept"
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
     """Do all tasks, each with so many threads; their records in the order of the tasks.
 
     `report` is called in the calling thread. If it raises, a task fails or on Ctrl-C, the work stops: tasks that were
-    not begun are cancelled, those under way are told to stop, and leave nothing behind. ConvertError if the executor
-    fails: finished shards stay.
+    not begun are cancelled, those under way are told to stop, and save what they have done. ConvertError if the
+    executor fails: finished shards stay.
     """
     if not tasks:
         return []
@@ -110,7 +110,7 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
     records: dict[int, ShardRecord] = {}
     running: dict[Future[ShardRecord], int] = {}
     finished: queue.SimpleQueue[Future[ShardRecord]] = queue.SimpleQueue()
-    told = counts = np.zeros((len(tasks), 2), np.int64)
+    told = counts = np.zeros((len(tasks), 3), np.int64)
     try:
         pool.check(terms_of(tasks[0]))
         while len(records) < len(tasks):
@@ -126,8 +126,11 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
                 future = finished.get(timeout=_PROGRESS_SECONDS)
                 number = running.pop(future)
                 record = records[number] = _result(future, tasks[number], run_file)
-                counts[number] = record.num_sources, len(record.rejects)
-            report(*map(int, (counts - told).sum(axis=0)))
+                counts[number, :2] = record.num_sources, len(record.rejects)
+            more = counts - told
+            # What a lost worker did in this call, and the next one that does its task has kept, is no earlier call's.
+            more[told[:, 0] > 0, 2] = 0
+            report(*map(int, more.sum(axis=0)))
             told = counts.copy()
         return [records[number] for number in range(len(tasks))]
     except BrokenExecutor as error:

@@ -17,7 +17,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -120,6 +120,28 @@ class AtomicFile:
             self._close()
             fsync_folder(self.path.parent)
 
+    @classmethod
+    def take_over(cls, path: Path, temporary: Path) -> AtomicFile | None:
+        """Go on with the temporary file that a process on this machine has left. None if it is not there, or in use.
+
+        The file of another machine is not taken, nor one without a lock: two would write to one file.
+        """
+        found = _open_left_over(temporary) if is_of_this_machine(temporary.name) else None
+        if found is None:
+            return None
+        descriptor, locked = found
+        if not locked or os.fstat(descriptor).st_nlink > 1:  # under its other name it may be another user's own
+            os.close(descriptor)
+            return None
+        file = cls.__new__(cls)
+        file.path, file._temporary, file.descriptor = path, temporary, descriptor
+        return file
+
+    def leave(self) -> None:
+        """Close the temporary file, if it was not committed, and let it lie for `take_over`. May be called again."""
+        if self.descriptor >= 0:
+            self._close()
+
     def discard(self) -> None:
         """Remove the temporary file, if it was not committed. May be called again."""
         if self.descriptor >= 0:
@@ -151,35 +173,101 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
-def is_abandoned(name: str, written: float) -> bool:
-    """Whether the temporary file `name` is of no use to anybody, if this process could lock it.
+def _machine_of(name: str) -> str:
+    """Which machine writes the temporary file of this name; "" if it does not say."""
+    return name.split(".")[-2].rpartition("-")[0]
 
-    `written` is when somebody wrote to it last, in seconds since the epoch. Another machine's lock need not be seen
-    here: then time must tell.
+
+def is_of_this_machine(name: str) -> bool:
+    """Whether the temporary file `name` is written, or was, by a process on this machine."""
+    return _machine_of(name) == _machine()
+
+
+def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
+    """Whether the temporary file `name` is of no use to any process, if this one could lock it.
+
+    `written` is when it was written to last, in seconds since the epoch. Another machine's lock need not be seen here:
+    then time must tell; so it must if not `locked`, since the filesystem has no locks.
     """
-    machine, known, _ = name.split(".")[-2].rpartition("-")
-    return not known or machine == _machine() or time.time() - written >= _ABANDONED_SECONDS
+    if time.time() - written >= _ABANDONED_SECONDS:
+        return True
+    return _machine_of(name) in ("", _machine()) and (locked or written < _boot_time())
 
 
-def sweep_temporaries(folder: Path) -> int:
+def _boot_time() -> float:
+    """Before it no process of this machine has begun. A minute is left for the clocks of file servers."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):  # macOS
+        return 0.0
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0
+
+
+def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
+    """Lock an open file without waiting: whether it is locked now; None if the filesystem has no locks."""
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _open_left_over(path: Path) -> tuple[int, bool] | None:
+    """Open a temporary file that no process is writing: its descriptor, and whether it is locked, as it is wherever
+    there are locks. None if there is none such."""
+    # Published or swept by another process in between, being written, or not ours to touch.
+    try:
+        descriptor = open_untrusted(path, os.O_RDWR)
+    except (OSError, FormatError):
+        return None
+    try:
+        locked = try_lock(descriptor)
+        status = os.fstat(descriptor)
+        if (
+            locked is not False
+            and is_abandoned(path.name, status.st_mtime, locked=bool(locked))
+            # The writer may have published the file, under its other name, before it was locked here.
+            and os.path.samestat(status, os.lstat(path))
+        ):
+            return descriptor, bool(locked)
+    except OSError:
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def is_left_over(path: Path) -> bool | None:
+    """Whether a process of this machine has left the temporary file `path`, and none is writing it. None if no lock
+    tells: it is another machine's, or the filesystem has none."""
+    if not is_of_this_machine(path.name):
+        return None
+    try:
+        descriptor = open_untrusted(path, os.O_RDWR)
+    except (OSError, FormatError):
+        return False
+    try:
+        return try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sweep_temporaries(folder: Path, kept: Container[str] = ()) -> int:
     """Remove the temporary files in `folder` that no living process is writing; how many there were.
 
-    BeeGFS, NFS with local_lock and Lustre with localflock do not show one machine's locks to another: a file of another
-    machine is left alone for an hour after it was last written to, lock or none.
+    Those whose names are in `kept` stay. BeeGFS, NFS with local_lock and Lustre with localflock do not show one
+    machine's locks to another: a file of another machine is left alone for an hour after it was last written to, lock
+    or none.
     """
     swept = 0
     for entry in _temporaries(folder):
-        # Published or swept by somebody else in between, being written, not ours to touch, or no locks here.
-        with contextlib.suppress(OSError, FormatError):
-            descriptor = open_untrusted(entry.path, os.O_RDWR)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not is_abandoned(entry.name, os.fstat(descriptor).st_mtime):
-                    continue
+        if entry.name not in kept and (found := _open_left_over(Path(entry.path))) is not None:
+            with contextlib.suppress(OSError):
                 Path(entry.path).unlink()
                 swept += 1
-            finally:
-                os.close(descriptor)
+            os.close(found[0])
     return swept
 
 

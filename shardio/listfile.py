@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from shardio.errors import SourceError
 from shardio.format import is_safe_name, shard_name
-from shardio.labels import in_split_order, number_labels, split_name
+from shardio.labels import number_labels
 from shardio.sources import Collection, FileOrigin, Source
-from shardio.tree import DEFAULT_SPLIT
+from shardio.splits import DEFAULT_SPLIT, in_split_order, split_name
 
 # Names of columns, in any case. The first is taken where it is there; of the others there may be only one.
 PATH_COLUMNS = ("path", "filename", "file_name", "filepath", "file_path", "file", "image", "image_path", "img")
@@ -84,16 +84,36 @@ def scan_list(src: Path) -> Collection:
     if not rows:
         raise SourceError(f"{src}: expected lines of `PATH LABEL`, or a CSV with columns path and label; found none")
     if not any(os.path.lexists(src.parent / row.path) for row in rows[:_PROBED]):
-        raise SourceError(
-            f"{src}: expected paths relative to {src.parent}, where {rows[0].path!r} and those after it are not. Move "
-            "the list to where its paths begin, or write absolute paths"
-        )
+        raise _nowhere(src, [row.path for row in rows[:_PROBED]])
     splits: dict[str, list[Source]] = {split: [] for split in written}
     for row, key in zip(rows, keys, strict=True):
         place = os.fsencode(row.path)
         splits[row.split].append(Source(key, numbering.labels[row.label], None if place == key else place))
     found = {split: tuple(sources) for split, sources in splits.items()}
     return Collection(FileOrigin(src.parent), numbering.classes, found, {}, kind="list")
+
+
+def _nowhere(src: Path, paths: Sequence[str]) -> SourceError:
+    """That none of these is there, the first paths of the list."""
+    absolute = next(filter(os.path.isabs, paths), None)
+    relative = next((path for path in paths if not os.path.isabs(path)), None)
+    found, ways = [], []
+    if relative is not None:
+        found.append(f"{relative!r} is not in {src.parent}, to which relative paths are relative")
+        is_url = "://" in relative
+        ways.append("copy the images to files here" if is_url else "move the list to where its relative paths begin")
+    if absolute is not None:
+        found.append(f"of {absolute!r} only {_last_there(absolute)!r} is there")
+        ways.append("mend the absolute paths, or mount the folder that they name")
+    return SourceError(
+        f"{src}: expected images where its paths say, found none of its first {len(paths):,}: {'; '.join(found)}. The "
+        f"way out: {'; '.join(ways)}"
+    )
+
+
+def _last_there(path: str) -> str:
+    """How far the way to a file goes."""
+    return str(next(folder for folder in Path(path).parents if os.path.lexists(folder)))
 
 
 def _keys(src: Path, rows: list[_Row], faults: _Faults) -> list[bytes]:
@@ -166,13 +186,18 @@ def _tabular_rows(
     lines: Iterator[str], delimiter: str, width: int, columns: tuple[int, int, int | None], faults: _Faults
 ) -> Iterator[_Row]:
     path, label, split = columns
+    first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     records = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         for record in records:
             number = records.line_num + 1  # the header was read before
             if len(record) == width:
-                in_split = DEFAULT_SPLIT if split is None else split_name(record[split].strip())
-                yield _Row(number, record[path], record[label].strip(), in_split)
+                word = DEFAULT_SPLIT if split is None else record[split].strip()
+                known, line = first.setdefault(split_name(word), (word, number))
+                if known.lower() == word.lower():
+                    yield _Row(number, record[path], record[label].strip(), split_name(word))
+                else:
+                    faults.add(number, f"the split {known!r}, as in line {line}", word)
             elif record:
                 faults.add(number, f"{width} fields", delimiter.join(record))
     except csv.Error as error:

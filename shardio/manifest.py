@@ -13,13 +13,14 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardio.errors import FormatError, SetNotFoundError
+from shardio.errors import ConvertError, FormatError, SetNotFoundError
 from shardio.files import naming, open_regular, write_atomic
 from shardio.format import (
     FORMAT_NAME,
@@ -40,6 +41,9 @@ from shardio.format import (
     is_safe_name,
     shard_nbytes,
 )
+
+# What a shard takes in manifest.json beside its name.
+_SHARD_TEXT_NBYTES = 176
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # 48 bits: nobody has so many sets that two of them would begin alike.
@@ -125,7 +129,7 @@ class Manifest:
                 f"class_names: expected one for each of the {len(self.classes)} classes, found {len(self.class_names)}"
             )
         names: set[str] = {MANIFEST_NAME}
-        for entry in self._entries():
+        for entry in self.files:
             # Names that differ only in case are one file on some filesystems.
             if entry.file.lower() in names:
                 raise FormatError(f"file {entry.file!r}: expected distinct names, found it twice")
@@ -133,7 +137,9 @@ class Manifest:
         for name, split in self.splits.items():
             self._check_split(name, split)
 
-    def _entries(self) -> list[FileEntry]:
+    @property
+    def files(self) -> list[FileEntry]:
+        """All files of the set but the manifest itself."""
         entries: list[FileEntry] = [self.rejects]
         for split in self.splits.values():
             entries += [split.index, *split.shards]
@@ -156,7 +162,7 @@ class Manifest:
                 f"splits.{name}, {split.index.file}: nbytes: expected {expected}, found {split.index.nbytes}"
             )
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 (hex) of the set's content: equal digests mean equal pixels, labels, keys and order."""
         content = self._content()
@@ -192,7 +198,7 @@ class Manifest:
     @property
     def nbytes(self) -> int:
         """Size of all files but the manifest itself."""
-        return sum(entry.nbytes for entry in self._entries())
+        return sum(entry.nbytes for entry in self.files)
 
 
 # --- reading what somebody else may have written -------------------------------------------------------------------
@@ -462,7 +468,7 @@ def check_digest(manifest: Manifest, digest: str | None) -> None:
     more. None is any content. ValueError if `digest` is no such thing."""
     if digest is None:
         return
-    if not _PINNED.fullmatch(digest):
+    if not isinstance(digest, str) or not _PINNED.fullmatch(digest):
         raise ValueError(
             "digest must be the 64 lower-case hexadecimal digits that `shardio info` prints, or the first 12 or more "
             f"of them; found {_show(digest)}"
@@ -487,12 +493,27 @@ def _what_is_there(folder: Path) -> str:
 def commit_manifest(folder: Path, manifest: Manifest) -> None:
     """Publish the set: after this rename it exists, before it does not. Every file it names must be durable already.
 
-    FormatError, and nothing is published, if no reader would open it: say, if the classes make it too large.
+    FormatError, and nothing is published, if no reader would open it; ConvertError if it is too large for them.
     """
     path, data = folder / MANIFEST_NAME, manifest.dumps()
-    check_manifest_nbytes(path, len(data))
+    _check_room(len(data), len(manifest.classes), sum(len(split.shards) for split in manifest.splits.values()))
     try:
         parse_manifest(data)
     except FormatError as error:
         raise FormatError(f"{path}: {error}; nothing is published") from None
     write_atomic(path, data)
+
+
+def check_names_fit(classes: Sequence[str], class_names: Sequence[str] = (), shards: Sequence[str] = ()) -> None:
+    """ConvertError if a set of these classes and shards would have a larger manifest than readers take."""
+    names = len(json.dumps([*classes, *class_names])) + 2 * (len(classes) + len(class_names))  # an indent for each
+    _check_room(names + sum(map(len, shards)) + _SHARD_TEXT_NBYTES * len(shards), len(classes), len(shards))
+
+
+def _check_room(nbytes: int, num_classes: int, num_shards: int) -> None:
+    if nbytes > MAX_MANIFEST_NBYTES:
+        raise ConvertError(
+            f"{MANIFEST_NAME}: expected at most {MAX_MANIFEST_NBYTES:,} bytes, found {nbytes:,} for {num_classes:,} "
+            f"classes and {num_shards:,} shards: shorten the names of the classes, or make fewer shards by a larger "
+            "`--shard-size`, from Python `shard_size=`"
+        )

@@ -13,10 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from shardio.amounts import given, parse_size
 from shardio.columns import ColumnTable
 from shardio.decode import DecodeOptions
 from shardio.format import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
-from shardio.resize import Fit
+from shardio.manifest import check_names_fit
+from shardio.resize import Fit, FitMode, Resample
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, samples_per_shard
 from shardio.sources import Collection, Origin, Source
 from shardio.version import __version__
@@ -44,10 +46,10 @@ class ConvertOptions:
             raise ValueError(f"order must be one of {', '.join(get_args(Order))}; found {self.order!r}")
         if self.quality not in get_args(Quality):
             raise ValueError(f"quality must be one of {', '.join(get_args(Quality))}; found {self.quality!r}")
-        if self.shard_nbytes <= 0:
-            raise ValueError(f"shard size must be positive; found {self.shard_nbytes}")
-        if not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
+        if not isinstance(self.shard_nbytes, int) or self.shard_nbytes <= 0:
+            raise ValueError(f"shard size must be positive, an integer of bytes; found {self.shard_nbytes!r}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
 
     @property
     def sample_shape(self) -> SampleShape:
@@ -119,6 +121,12 @@ class Plan:
         }
 
 
+def make_fit(size: int | tuple[int, int] | str, mode: FitMode, resample: Resample) -> Fit:
+    """The fit for samples of `size`, as callers give it."""
+    sides = size if isinstance(size, int) else given("size", size, parse_size)
+    return Fit((sides, sides) if isinstance(sides, int) else sides, mode, resample)
+
+
 def library_versions() -> dict[str, str]:
     """Those whose decoders and kernels decide about pixels."""
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
@@ -132,6 +140,7 @@ def make_plan(
     *,
     hash_sources: bool = False,
 ) -> Plan:
+    """The plan of a conversion into `out`. ConvertError if its set could not be described by a manifest."""
     tasks: list[ShardTask] = []
     most = samples_per_shard(options.shard_nbytes, options.sample_shape)
     for split, sources in collection.splits.items():
@@ -155,6 +164,7 @@ def make_plan(
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
+    check_names_fit(collection.classes, collection.class_names, [task.name for task in tasks])
     return Plan(collection, options, tuple(tasks), columns)
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
 import os
-import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -23,16 +21,15 @@ from pathlib import Path
 from typing import Literal
 
 from shardio.errors import ConvertError, FormatError, SpaceError
-from shardio.files import AtomicFile, fsync_folder, is_abandoned, naming, open_untrusted, reserve, write_all
+from shardio.files import AtomicFile, fsync_folder, naming, reserve, sweep_temporaries, write_all
 from shardio.format import MANIFEST_NAME, is_safe_name
+from shardio.leftovers import folder_of, sweep_left_overs
+from shardio.local import check_local, hinting_at_order
 from shardio.manifest import FileEntry, Manifest, commit_manifest, load_manifest
 from shardio.shardset import open_sized
 from shardio.verifier import verify
 
 _BLOCK_NBYTES = 8 << 20
-_FOLDER_SUFFIX = ".d"
-# A lock, as AtomicFile names it, or its folder. Others may have temporary files of their own in a root.
-_TEMPORARY = re.compile(r"(\..+\.[0-9a-f]{8}-[0-9a-f]{16}\.tmp)(?:\.d)?", re.DOTALL)
 
 # Of Linux: <linux/fs.h>, <fcntl.h>.
 _RENAME_NOREPLACE = 1
@@ -74,12 +71,15 @@ def publish(
     and `out` holds the set as before (a move may have changed its permissions). A process that is killed leaves the
     whole set there, or nothing but a temporary folder, which the next one to publish into the root removes.
     """
+    check_local(target, ConvertError, "publish into a folder, or copy the set there (docs/cluster.md)")
     source, target = Path(os.path.realpath(out)), Path(target)
-    manifest = load_manifest(source)
+    with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
+        manifest = load_manifest(source)
+    with contextlib.suppress(OSError):  # no folder, or one that may not be read
+        sweep_left_overs(target.parent)
     _check_target(source, target)
-    _sweep(target.parent)
     with AtomicFile(target) as lock:  # never committed
-        folder = lock.temporary.with_name(lock.temporary.name + _FOLDER_SUFFIX)
+        folder = folder_of(lock.temporary)
         try:
             folder.mkdir()
             renamed = move and _can_be_renamed(source, target.parent)
@@ -94,14 +94,9 @@ def publish(
             shutil.rmtree(folder, ignore_errors=True)
     if move and not renamed:
         _remove_set(source, manifest, target)
-    entries = _entries(manifest)
+    entries = manifest.files
     readable_by = _readable_by(target, [MANIFEST_NAME, *(entry.file for entry in entries)])
     return PublishReport(str(target), manifest.digest, len(entries) + 1, manifest.nbytes, renamed, readable_by)
-
-
-def _entries(manifest: Manifest) -> list[FileEntry]:
-    splits = manifest.splits.values()
-    return [manifest.rejects, *(entry for split in splits for entry in (split.index, *split.shards))]
 
 
 def _check_target(source: Path, target: Path) -> None:
@@ -150,7 +145,7 @@ def _copy_set(
             on_progress(nbytes, manifest.nbytes)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="shardio-publish") as pool:
-        copies = [pool.submit(_copy_file, source, entry, folder, progress) for entry in _entries(manifest)]
+        copies = [pool.submit(_copy_file, source, entry, folder, progress) for entry in manifest.files]
         try:
             for copy in wait(copies, return_when=FIRST_EXCEPTION).done:
                 copy.result()
@@ -190,7 +185,7 @@ def _remove_set(source: Path, manifest: Manifest, target: Path) -> None:
     try:
         (source / MANIFEST_NAME).unlink()
         fsync_folder(source)
-        for entry in _entries(manifest):
+        for entry in manifest.files:
             (source / entry.file).unlink()
     except OSError as error:
         raise ConvertError(f"{target} is published, but {source} could not be removed: {error}") from None
@@ -210,7 +205,8 @@ def _make_movable(source: Path, manifest: Manifest, like: tuple[Path, int]) -> N
 
     FormatError if the set is not whole, ConvertError if there is anything else in the folder, which would go along.
     """
-    names = [MANIFEST_NAME, *(entry.file for entry in _entries(manifest))]
+    names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
+    sweep_temporaries(source)
     if foreign := sorted(set(os.listdir(source)) - set(names)):
         raise ConvertError(
             f"{source}: expected nothing but the files of the set, found {foreign[0]!r}: remove it, or publish a copy "
@@ -288,29 +284,3 @@ def _readable_by(folder: Path, names: list[str]) -> ReadableBy:
     if all(mode & stat.S_IROTH for mode in modes) and whole & 0o5 == 0o5:
         return "all"
     return "group" if all(mode & stat.S_IRGRP for mode in modes) and whole & 0o50 == 0o50 else "owner"
-
-
-def _sweep(root: Path) -> None:
-    """Remove the temporary folders of killed publishers, and their locks."""
-    for name in {match[1] for match in map(_TEMPORARY.fullmatch, os.listdir(root)) if match}:
-        with contextlib.suppress(OSError, FormatError):  # gone by now, not ours to touch, no lock, or no locks here
-            _sweep_one(root / name)
-
-
-def _sweep_one(lock: Path) -> None:
-    """A publisher makes its lock before its folder, and removes it after that has its name or is gone: a folder
-    without a lock is nobody's."""
-    folder = lock.with_name(lock.name + _FOLDER_SUFFIX)
-    descriptor = -1
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = open_untrusted(lock, os.O_RDWR)
-    try:
-        if descriptor >= 0:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        written = [path.stat().st_mtime for path in (lock, folder, *folder.glob("*")) if os.path.lexists(path)]
-        if is_abandoned(lock.name, max(written, default=0)):
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)

@@ -118,10 +118,23 @@ class RemoteStorage:
         except FileNotFoundError:
             raise self._missing(entry) from None
         if nbytes != entry.nbytes:
-            raise FormatError(
-                f"{self.path_of(entry)}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; "
-                "copy the file there again"
-            )
+            raise self._cut(entry, nbytes)
+
+    def find_fault(self, manifest: Manifest) -> str:
+        """As `Storage.find_fault`."""
+        if self._url.lower().startswith(("http://", "https://")):
+            return ""
+        try:
+            listed = self._list()
+        except PermissionError:  # a store may let its files be read and not be listed
+            return ""
+        sizes: dict[str, Any] = {str(item["name"]).rpartition("/")[2]: item.get("size") for item in listed}
+        for entry in manifest.files:
+            if entry.file not in sizes:
+                return str(self._missing(entry))
+            if (nbytes := sizes[entry.file]) not in (None, entry.nbytes):
+                return str(self._cut(entry, nbytes))
+        return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         """As `Storage.read_into`. That a server sends the bytes from `offset` on and not others is not known here:
@@ -146,16 +159,26 @@ class RemoteStorage:
 
     def list_folders(self) -> list[str]:
         """The names of what is below the URL as folders are below a folder, in order. Errors are OSErrors."""
+        places = [str(item["name"]) for item in self._list() if item.get("type") == "directory"]
+        return sorted({place.rstrip("/").rpartition("/")[2] for place in places} - {""})
+
+    def _list(self) -> list[dict[str, Any]]:
+        """What fsspec says of everything directly below the URL."""
         _filesystem(self._url).invalidate_cache()  # others publish
         deadline = time.monotonic() + SMALL_FILE_SECONDS
-        listed = self._insist(
+        listed: list[dict[str, Any]] = self._insist(
             lambda: self._ask("ls", self._url, detail=True, deadline=deadline), self.name, "listing", deadline
         )
-        places = [str(item["name"]) for item in listed if item.get("type") == "directory"]
-        return sorted({place.rstrip("/").rpartition("/")[2] for place in places} - {""})
+        return listed
 
     def _missing(self, entry: FileEntry) -> FormatError:
         return FormatError(f"{self.path_of(entry)}: expected a file of the shard set, found nothing")
+
+    def _cut(self, entry: FileEntry, nbytes: int) -> FormatError:
+        return FormatError(
+            f"{self.path_of(entry)}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; copy the "
+            "file there again"
+        )
 
     def _size_of(self, name: str, deadline: float | None = None) -> int:
         """In bytes. FileNotFoundError if there is no such file."""

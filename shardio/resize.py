@@ -42,7 +42,11 @@ class Fit:
     resample: Resample = "bicubic"
 
     def __post_init__(self) -> None:
-        if len(self.size) != 2 or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.size):
+        if (
+            not isinstance(self.size, (tuple, list))
+            or len(self.size) != 2
+            or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.size)
+        ):
             raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
         if self.mode not in get_args(FitMode):
             raise ValueError(f"fit must be one of {', '.join(get_args(FitMode))}; found {self.mode!r}")

@@ -24,6 +24,7 @@ from shardio.cache import Cache, CachedCopy, Lease
 from shardio.errors import FormatError, SpaceError
 from shardio.files import AtomicFile, make_folder, naming, remove_temporaries, reserve, write_all
 from shardio.format import shard_header
+from shardio.local import hinting_at_order
 from shardio.manifest import FileEntry, Manifest, commit_manifest, is_digest
 from shardio.shardset import open_checked, open_sized
 from shardio.storage import FolderStorage, Storage, open_storage
@@ -79,7 +80,8 @@ def stage(
     """
     start = time.perf_counter()
     storage = open_storage(src)
-    lease, manifest = take_lease(storage, Cache(cache), digest)
+    with hinting_at_order(cache, "SRC, the set, comes first, and CACHE second"):
+        lease, manifest = take_lease(storage, Cache(cache), digest)
     with contextlib.closing(storage), lease:
         stager = Stager(
             storage, manifest, lease, workers=workers, verify=verify, on_progress=on_progress, on_wait=on_wait

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from typing import Protocol
 
@@ -32,6 +33,13 @@ class Storage(Protocol):
 
     def check(self, entry: FileEntry) -> None:
         """FormatError if the file is missing or has another size than the manifest says; reads nothing of it."""
+
+    def find_fault(self, manifest: Manifest) -> str:
+        """The first file that is missing or has another size than the manifest says, in words; "" if none is found.
+
+        No file is opened: a folder's are asked for their sizes, an object store for one listing, and a web server,
+        which has no listing with sizes, for nothing. OSError if that fails.
+        """
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the file's bytes from `offset` on, all of which the manifest says there are.
@@ -60,6 +68,19 @@ class FolderStorage:
 
     def check(self, entry: FileEntry) -> None:
         os.close(open_sized(self.path_of(entry), entry))
+
+    def find_fault(self, manifest: Manifest) -> str:
+        for entry in manifest.files:
+            path = self.path_of(entry)
+            try:
+                status = os.lstat(path)
+            except FileNotFoundError:
+                return f"{path}: expected a file of the shard set, found nothing"
+            if not stat.S_ISREG(status.st_mode):
+                return f"{path}: expected a regular file, found {stat.filemode(status.st_mode)}"
+            if status.st_size != entry.nbytes:
+                return f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {status.st_size}"
+        return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         path = self.path_of(entry)

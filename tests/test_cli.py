@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from itertools import product
 from pathlib import Path
@@ -16,6 +19,8 @@ import numpy as np
 import pytest
 from conftest import random_picture, write_jpeg
 from forked import run_forked
+
+from shardio.cli import _Bar
 
 
 def shardio(*words: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
@@ -62,7 +67,7 @@ def test_convert_json_is_one_object(image_tree: Path, tmp_path: Path) -> None:
 def test_convert_again_says_that_nothing_is_to_do(image_tree: Path, converted: Path) -> None:
     result = shardio("convert", image_tree, converted, "--size", "16x24")
     assert result.returncode == 0
-    assert "nothing to do: the set is complete" in result.stdout
+    assert "nothing to do: the set is published" in result.stdout
 
 
 def test_another_conversion_into_the_same_folder_is_refused(image_tree: Path, converted: Path) -> None:
@@ -149,7 +154,7 @@ def test_the_faults_of_a_list_are_lines_of_one_error(tmp_path: Path) -> None:
 def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tmp_path: Path) -> None:
     (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
     (image_tree / "train" / "n01" / ".hidden").write_bytes(b"")
-    words = ("plan", image_tree, tmp_path / "out", "--size", "16", "--seconds", "0.1")
+    words = ("plan", image_tree, tmp_path / "out", "--size", "16", "--seconds", "0.1", "--max-bad", "1")
     result = shardio(*words)
     assert (result.returncode, result.stderr) == (0, "")
     for part in (
@@ -167,6 +172,18 @@ def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tm
     assert facts["num_sources"] == 19
     assert json.loads(shardio("plan", image_tree, "--seconds", "0.1", "--json").stdout)["free_nbytes"] is None
     assert not (tmp_path / "out").exists()
+
+
+def test_plan_exits_with_1_if_convert_would_refuse_so_many_bad_images(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    words = (image_tree, tmp_path / "out", "--size", "16")
+    for limit, code, verdict in (("1%", 1, "TOO MANY, --max-bad 1% allows 0"), ("1", 0, "--max-bad 1 allows 1")):
+        result = shardio("plan", *words, "--seconds", "30", "--max-bad", limit)
+        assert result.returncode == code
+        assert f"bad     1 of 19 tried were refused, which are all: {verdict}\n" in result.stdout
+        assert shardio("convert", *words, "--max-bad", limit).returncode == code
+    facts = json.loads(shardio("plan", *words, "--seconds", "30", "--json").stdout)
+    assert (facts["max_bad"], facts["most_bad"], facts["expected_bad"]) == (0.01, 0, 1)
 
 
 def test_plan_exits_with_1_if_the_set_would_not_fit(image_tree: Path, tmp_path: Path) -> None:
@@ -270,6 +287,48 @@ def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(con
     )
 
 
+@pytest.mark.parametrize("columns", [0, 40, 100])
+def test_a_bar_is_shown_on_a_terminal_whatever_width_it_tells(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    here, there = os.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("4H", 0, columns, 0, 0))
+    with os.fdopen(here, "rb", buffering=0) as terminal, os.fdopen(there, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with _Bar(total=10, unit=" images") as bar:
+            bar.update(10)
+        data = b""
+        while not data.endswith(b"\n"):  # a terminal hands on what was written bit by bit
+            data += terminal.read(10_000)
+    shown = data.decode().splitlines()
+    assert any("10/10" in line for line in shown)
+    assert 30 < max(map(len, shown)) < (columns or 200)
+
+
+def test_no_bar_is_shown_where_there_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "log").open("w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with _Bar(total=10) as bar:
+            bar.update(10)
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_demo_leaves_nothing_anywhere_unless_it_is_told_where(tmp_path: Path) -> None:
+    for number in range(8):
+        picture = random_picture(np.random.default_rng(number), 32, 32)
+        write_jpeg(tmp_path / "images" / f"c{number % 2}" / f"{number}.jpg", picture)
+    (tmp_path / "tmp").mkdir()
+    words = ("demo", tmp_path / "images", "--steps", "1", "--size", "16")
+    env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    result = shardio(*words, cwd=tmp_path, env=env)
+    assert result.returncode == 0, result.stderr
+    assert f"$ shardio convert {tmp_path / 'images'} {tmp_path / 'tmp' / 'shardio-demo-'}" in result.stdout
+    assert "`--out FOLDER` keeps the set" in result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "tmp"]
+    assert not list((tmp_path / "tmp").glob("shardio*"))
+    assert shardio(*words, "--out", tmp_path / "kept").returncode == 0
+    assert (tmp_path / "kept" / "manifest.json").exists()
+
+
 def test_help_names_every_command() -> None:
     text = shardio("--help").stdout
     for command in ("plan", "convert", "info", "verify", "bench", "warm", "stage", "evict", "demo"):
@@ -291,6 +350,7 @@ def test_ctrl_c_exits_at_once_with_130_and_the_same_command_goes_on(tmp_path: Pa
         os.link(folder / "0.JPEG", folder / f"{number}.JPEG")
     out = tmp_path / "out"
     words = ["convert", tmp_path / "images", out, "--size", "64", "--shard-size", "200kB", "--workers", workers]
+    words += ["--accept-layout"]
     command = [sys.executable, "-m", "shardio", *map(str, words)]
     # A group of its own, signalled as a terminal does it: parent and workers alike.
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -307,12 +367,13 @@ def test_ctrl_c_exits_at_once_with_130_and_the_same_command_goes_on(tmp_path: Pa
     seconds = time.monotonic() - start
     assert process.returncode == 130, stderr
     assert seconds < 2  # one is promised, on a machine that is not busy with other tests
-    assert [line for line in stderr.splitlines() if line] == [
-        f"shardio: finished shards are kept in {out}: the same command goes on with them",
-        "shardio: interrupted",
-    ]
+    kept, said = [line for line in stderr.splitlines() if line]
+    assert kept.endswith(f" of 240 images are kept in {out}: the same command goes on")
+    assert said == "shardio: interrupted"
     assert not (out / "manifest.json").exists()
     assert not list(out.glob(".*.tmp"))
-    report = json.loads(shardio(*words, "--json").stdout)
+    again = shardio(*words, "--json")
+    assert again.stderr == f"shardio: going on: {kept.split()[1]} of 240 images were kept\n"
+    report = json.loads(again.stdout)
     assert report["num_samples"] == {"train": 240}
-    assert report["num_converted"] < 240
+    assert report["num_converted"] == 240 - int(kept.split()[1])

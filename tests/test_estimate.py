@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from storages import draw_imagenet, write_archives, write_kaggle, write_webdataset
 
 from shardio.converter import convert
-from shardio.errors import SourceError
+from shardio.errors import ConvertError, SourceError
 from shardio.estimate import Estimate, estimate, spread
 
 SIZE = 16
@@ -47,6 +48,35 @@ def test_columns_and_quality_count(imagenet: Path, tmp_path: Path) -> None:
         estimate(imagenet, columns=columns)
     with pytest.raises(ValueError, match="quality must be one of exact, fast"):
         estimate(imagenet, quality="best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_bad", [0, 2, 3, 0.10, 0.11, "7%", "100%"])
+def test_what_a_conversion_refuses_for_its_bad_images_is_told_before(
+    max_bad: int | float | str, tmp_path: Path
+) -> None:
+    tree = draw_imagenet(tmp_path / "tree", sound=True)
+    paths = sorted(tree.rglob("*.JPEG"))  # 28
+    for path in paths[3::10]:
+        path.write_bytes(b"no picture")
+    found = estimate(tree, seconds=60, max_bad=max_bad, **OPTIONS)
+    assert found.num_measured == found.num_sources == len(paths)
+    if found.expected_bad <= found.most_bad:
+        assert convert(tree, tmp_path / "out", max_bad=max_bad, **OPTIONS).num_refused == found.expected_bad
+    else:
+        with pytest.raises(ConvertError, match=f"at most {found.most_bad} refused images of {len(paths)}"):
+            convert(tree, tmp_path / "out", max_bad=max_bad, **OPTIONS)
+
+
+def test_what_was_not_tried_is_taken_to_be_as_what_was(imagenet: Path) -> None:
+    found = dataclasses.replace(
+        estimate(imagenet, seconds=0.01, **OPTIONS),
+        num_sources=1_300_000,
+        num_measured=100,
+        refused={"damaged": 2, "empty": 1},
+    )
+    for max_bad, most in ((0.01, 13_000), (10, 10), (0.03, 39_000), (39_000, 39_000), (38_999, 38_999)):
+        found = dataclasses.replace(found, max_bad=max_bad)
+        assert (found.expected_bad, found.most_bad) == (39_000, most)
 
 
 def test_every_storage_has_the_same_numbers(imagenet: Path, tmp_path: Path) -> None:
@@ -87,10 +117,11 @@ def test_the_smallest_and_the_largest_class_are_named_and_empty_ones_count(image
     (tree / "train" / "n99999999").mkdir()
     for path in sorted((tree / "train" / "n02012849").iterdir())[:2]:
         path.unlink()
-    train = estimate(tree, seconds=0.01, **OPTIONS).splits["train"]
+    options = {**OPTIONS, "empty_classes": "keep", "seconds": 0.01}
+    train = estimate(tree, **options).splits["train"]
     assert train.smallest == ("n99999999", 0)
     assert train.largest == ("n01440764", 5)
-    assert estimate(tree, seconds=0.01, **OPTIONS).num_classes == 5
+    assert estimate(tree, **options).num_classes == 5
 
 
 @pytest.mark.parametrize("workers", [1, 2, 9])

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import shardio
+
 # A hang shows itself with the stacks of all threads before the test gives up.
 HANG_SECONDS = 30
 DEADLINE_SECONDS = 45
@@ -252,6 +254,15 @@ others = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sy
 print(*sorted(others))
 """
     assert finish(start(script, prologue="")) == (0, "shardio\n", "")
+
+
+def test_everything_public_is_imported_by_a_star() -> None:
+    namespace: dict[str, object] = {}
+    exec("from shardio import *", namespace)
+    names = namespace.keys() - {"__builtins__"}
+    assert {"ShardLoader", "convert", "open_shards", "FormatError"} <= names
+    assert names == set(shardio.__all__)
+    assert all(namespace[name] is getattr(shardio, name) for name in names)
 
 
 def test_training_imports_neither_decoders_nor_the_command_line(start: Start) -> None:

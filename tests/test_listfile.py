@@ -84,6 +84,11 @@ def test_quoted_fields_may_hold_commas_quotes_and_line_breaks(folder: Path) -> N
     assert found.classes == ("x, y",)
 
 
+def test_two_words_for_one_split_are_named_with_their_lines(folder: Path) -> None:
+    text = "path,label,split\na/1.jpg,x,Val\na/2.jpg,x,val\nb/3.jpg,x,train\nc/4.jpg,x,dev\n"
+    assert "line 5: expected the split 'Val', as in line 2, found 'dev'" in refused(folder, text, "list.csv")
+
+
 def test_a_column_tells_the_split(folder: Path) -> None:
     lines = ["a/1.jpg,x,train", "a/2.jpg,y,Validation", "b/3.jpg,x,test", "my dog.jpg,y,train", "c/4.jpg,x,fold_1"]
     found = listed(folder, "\n".join(["path,label,split", *lines]), "list.csv")
@@ -180,8 +185,15 @@ def test_of_very_many_faults_the_first_are_shown_and_all_counted(folder: Path) -
         ("x" * 100_000 + " 0\n", "l.txt", "line 1: expected fewer than 65,536 characters"),
         ("a\0b.jpg 0\n", "l.txt", "without NUL"),
         ("x" * 5000 + " 0\n", "l.txt", "a path of 1 to 4,096 bytes"),
-        ("0\t5.0\ta/1.jpg\n", "l.lst", "expected paths relative to"),
-        ("images/a/1.jpg 0\nimages/a/2.jpg 0\n", "l.txt", "'images/a/1.jpg' and those after it are not"),
+        ("0\t5.0\ta/1.jpg\n", "l.lst", "to which relative paths are relative"),
+        ("images/a/1.jpg 0\nimages/a/2.jpg 0\n", "l.txt", "none of its first 2: 'images/a/1.jpg' is not in /"),
+        ("https://host/a/1.jpg 0\n", "l.txt", "The way out: copy the images to files here"),
+        (
+            "/nowhere/a/1.jpg 0\n",
+            "l.txt",
+            "none of its first 1: of '/nowhere/a/1.jpg' only '/' is there. The way out: mend",
+        ),
+        ("b/1.jpg 0\n/usr/nowhere/2.jpg 0\n", "l.txt", "are relative; of '/usr/nowhere/2.jpg' only '/usr' is there"),
     ],
 )
 def test_what_is_wrong_with_a_whole_list_is_said(text: str, name: str, found: str, folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shardio.errors import FormatError, SetNotFoundError
+from shardio.errors import ConvertError, FormatError, SetNotFoundError
 from shardio.manifest import (
     FileEntry,
     IndexEntry,
@@ -24,6 +24,7 @@ from shardio.manifest import (
     RejectsEntry,
     ShardEntry,
     Split,
+    check_names_fit,
     commit_manifest,
     load_manifest,
     parse_manifest,
@@ -156,6 +157,42 @@ def test_the_digest_names_content_and_neither_provenance_nor_layout() -> None:
         isinstance(at(document(), path), (str, int)) and path[0] not in ("provenance", "digest")
         for path in paths(document())
     )
+
+
+def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Manifest] = []
+    content = Manifest._content
+    monkeypatch.setattr(Manifest, "_content", lambda self: (calls.append(self), content(self))[1])
+    manifest = small_manifest()
+    digests = {manifest.digest for _ in range(10)}
+    assert digests == {replace(manifest).digest}
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("num_classes", "num_shards"), [(3, 1), (1000, 2), (10, 3000), (2000, 1000)])
+def test_the_size_of_a_manifest_is_foreseen_and_not_more_than_a_fifth_too_large(
+    num_classes: int, num_shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classes = tuple(f"n{i:08d} \u00e9" for i in range(num_classes))
+    shards = tuple(ShardEntry(f"train-{i:05d}.npy", 4096 + 7 * 18, sha(str(i)), 7) for i in range(num_shards))
+    index = IndexEntry("train-index.npy", 4096 + 7 * num_shards * 32, sha("i"), 12)
+    rejects = RejectsEntry("rejects.jsonl", 0, sha(""), 0)
+    manifest = Manifest((2, 3, 3), classes, {"train": Split(7 * num_shards, index, shards)}, rejects)
+    found: list[int] = []
+    monkeypatch.setattr("shardio.manifest._check_room", lambda nbytes, *others: found.append(nbytes))
+    check_names_fit(classes, (), [shard.file for shard in shards])
+    assert len(manifest.dumps()) - 1000 < found[0] < 1.2 * len(manifest.dumps())
+
+
+def test_a_manifest_that_no_reader_takes_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = small_manifest()
+    monkeypatch.setattr("shardio.manifest.MAX_MANIFEST_NBYTES", len(manifest.dumps()))
+    commit_manifest(tmp_path, manifest)
+    load_manifest(tmp_path)
+    other = replace(manifest, classes=(*manifest.classes, "bird"))
+    with pytest.raises(ConvertError, match=r"expected at most 1,\d+ bytes, found 1,\d+ for 4 classes and 3 shards"):
+        commit_manifest(tmp_path, other)
+    assert load_manifest(tmp_path) == manifest
 
 
 def test_nbytes_is_the_size_of_all_files_but_the_manifest() -> None:
@@ -565,7 +602,7 @@ def test_what_nobody_could_open_is_not_published(tmp_path: Path, changes: dict[s
 
 def test_a_manifest_that_would_be_too_large_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.manifest.MAX_MANIFEST_NBYTES", 100)
-    with pytest.raises(FormatError, match=r"manifest\.json: expected at most 100 bytes, found"):
+    with pytest.raises(ConvertError, match=r"manifest\.json: expected at most 100 bytes, found"):
         commit_manifest(tmp_path, small_manifest())
     assert os.listdir(tmp_path) == []
 

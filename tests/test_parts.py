@@ -316,7 +316,7 @@ def test_the_command_line_says_what_is_missing_and_the_last_part_publishes(
     assert last == "part 2/4 done: 2 of 6 shards are finished; the last part to finish publishes. Missing: 1, 3, 4"
     assert "digest" not in first.stdout
     again = shardio("convert", image_tree, out, *WORDS, "--part", "2/4")
-    assert "nothing to do: this part is complete" in again.stdout
+    assert "nothing to do: this part is finished" in again.stdout
     for number in (1, 3):
         convert(image_tree, out, **OPTIONS, part=(number, 4))
     final = shardio("convert", image_tree, out, *WORDS, "--part", "4/4")

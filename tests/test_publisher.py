@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -19,7 +20,8 @@ from test_files import must_not_block
 
 from shardio import publisher
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceError
-from shardio.files import _machine
+from shardio.files import _boot_time, _machine
+from shardio.leftovers import find_left_overs, sweep_left_overs
 from shardio.manifest import load_manifest
 from shardio.publisher import publish
 from shardio.verifier import verify
@@ -362,6 +364,64 @@ def test_what_is_no_lock_of_a_publisher_is_left_alone_and_not_waited_for(
     assert (root / "elsewhere").read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("target", ["taken", "gone/name", "new"])
+@pytest.mark.parametrize("rest", ["both", "lock", "folder"])
+def test_what_a_loss_of_power_left_is_swept_by_any_next_call(out: Path, root: Path, rest: str, target: str) -> None:
+    publish(out, root / "taken")  # which was done when the power went
+    lock, folder = left_over(root, _machine())
+    if rest == "lock":
+        shutil.rmtree(folder)
+    if rest == "folder":
+        lock.unlink()
+    with contextlib.nullcontext() if target == "new" else pytest.raises(ConvertError):
+        publish(out, root / target)
+    assert (lock.exists() or folder.exists()) == (target == "gone/name")
+
+
+def test_what_may_not_be_removed_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, folder = left_over(root, _machine())
+
+    def refused(path: Path, **options: bool) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:  # for root there are no permissions
+        patch.setattr(Path, "unlink", refused)
+        patch.setattr(os, "unlink", refused)
+        sweep_left_overs(root)
+    assert lock.exists()
+    assert [left.path for left in find_left_overs(root)] == [str(folder)]
+
+
+@pytest.mark.parametrize(("age", "abandoned"), [(0, False), (1000, True)])
+def test_where_locks_do_not_work_only_what_is_older_than_the_machines_start_is_abandoned(
+    age: float, abandoned: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    lock, folder = left_over(root, _machine(), age=age)
+    other, _ = left_over(root, "0badcafe", age=age)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr("shardio.files._boot_time", lambda: time.time() - 500)
+    assert {left.path: left.abandoned for left in find_left_overs(root)} == {
+        f"{other}.d": False,
+        str(folder): abandoned,
+    }
+    sweep_left_overs(root)
+    assert folder.exists() == lock.exists() == (not abandoned)
+    assert other.exists()
+
+
+def test_a_machine_began_before_now_and_before_this_process() -> None:
+    assert 0 < _boot_time() < os.stat("/proc/self").st_ctime
+
+
+def test_a_set_that_is_moved_takes_no_left_overs_along(out: Path, root: Path) -> None:
+    (out / f".train-00000.npy.{_machine()}-0123456789abcdef.tmp").write_bytes(b"half")
+    assert publish(out, root / "a", move=True).renamed
+    assert not [name for name in os.listdir(root / "a") if name.startswith(".")]
+
+
 def test_another_machines_work_is_left_alone_for_an_hour_after_its_last_write(out: Path, root: Path) -> None:
     lock, folder = left_over(root, "0badcafe", age=4000)
     os.utime(folder / "train-00000.npy")  # the lock is old, but its holder copies
@@ -399,6 +459,8 @@ KILL = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
 from shardio import publisher
+from shardio.files import _boot_time, _machine
+from shardio.leftovers import find_left_overs, sweep_left_overs
 from shardio.manifest import load_manifest
 from shardio.verifier import verify
 

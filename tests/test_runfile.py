@@ -22,14 +22,14 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_waiting")
 def test_each_task_counts_in_a_slot_of_its_own(tmp_path: Path) -> None:
     run_file = RunFile(tmp_path, 3)
-    assert run_file.read().tolist() == [[0, 0]] * 3
+    assert run_file.read().tolist() == [[0, 0, 0]] * 3
     slots = [RunSlot(run_file.path, number) for number in range(3)]
     for number, slot in enumerate(slots):
         for _ in range(number):
             slot.report(1, 0)
         slot.report(1, 1)
         assert not slot.stopped()
-    assert run_file.read().tolist() == [[1, 1], [2, 1], [3, 1]]
+    assert run_file.read().tolist() == [[1, 1, 0], [2, 1, 0], [3, 1, 0]]
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -56,7 +56,7 @@ def test_a_task_looks_at_once_and_then_every_second(tmp_path: Path, monkeypatch:
     slot = RunSlot(run_file.path, 0)
     slot.report(5, 2)
     assert not slot.stopped()
-    assert run_file.read().tolist() == [[5, 2]]
+    assert run_file.read().tolist() == [[5, 2, 0]]
     slot.report(1, 0)
     run_file.remove()
     now += 0.9

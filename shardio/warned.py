@@ -1,0 +1,62 @@
+"""What libraries warn of while they read and decode one image: kept with that image, and kept from the terminal.
+
+`warnings.catch_warnings` changes the filters of all threads. The one filter here applies to a thread only as long as it
+is inside `kept_warnings`. It stands before all others, so that neither `-W error` nor a filter of the caller's decides
+whether an image is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+# Of programs, and not of the image at which they were noticed.
+_OF_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning, SyntaxWarning)
+
+
+class _Keeper:
+    """Both the pattern and the category of the filter: it is asked for the one, and then, in the same thread, for the
+    other."""
+
+    def match(self, text: str) -> bool:
+        _threads.text = text
+        return getattr(_threads, "kept", None) is not None
+
+    def __subclasscheck__(self, category: type[Warning]) -> bool:
+        if (kept := getattr(_threads, "kept", None)) is None:
+            return False
+        if not issubclass(category, _OF_CODE):
+            kept.append(_threads.text)
+        return True
+
+
+_threads = threading.local()
+_lock = threading.Lock()
+_keeper = _Keeper()
+_FILTER: Any = ("ignore", _keeper, _keeper, None, 0)
+
+
+@contextlib.contextmanager
+def kept_warnings() -> Iterator[list[str]]:
+    """The texts of what this thread warns of inside the block, as they come. They go nowhere else."""
+    _stand_first()
+    before = getattr(_threads, "kept", None)
+    kept: list[str] = []
+    _threads.kept = kept
+    try:
+        yield kept
+    finally:
+        _threads.kept = before
+
+
+def _stand_first() -> None:
+    """Have the filter before all others, where it stays: outside of the blocks it matches nothing."""
+    filters: Any = warnings.filters
+    if not filters or filters[0] is not _FILTER:
+        with _lock:
+            with contextlib.suppress(ValueError):
+                filters.remove(_FILTER)
+            filters.insert(0, _FILTER)
