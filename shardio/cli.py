@@ -461,11 +461,11 @@ def info(out: str, as_json: bool) -> None:
     with _telling_of_servers([out]):
         storage = open_storage(out if is_url(out) else Path(out))
         manifest = storage.load_manifest()
+        fault = storage.find_fault(manifest)
     splits = {
         name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
         for name, split in manifest.splits.items()
     }
-    fault = storage.find_fault(manifest)
     facts = {
         "path": storage.name,
         "state": "damaged" if fault else "published",
