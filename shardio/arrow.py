@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ def open_parquet(path: Path) -> Iterator[Any]:
     check_installed(path)
     import pyarrow.parquet
 
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"{path}: expected a path in UTF-8, as pyarrow opens no other: rename the file") from None
     try:
         # Checksums of pages are compared where a file has them.
         with pyarrow.parquet.ParquetFile(

@@ -461,11 +461,11 @@ def info(out: str, as_json: bool) -> None:
     with _telling_of_servers([out]):
         storage = open_storage(out if is_url(out) else Path(out))
         manifest = storage.load_manifest()
+        fault = storage.find_fault(manifest)
     splits = {
         name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
         for name, split in manifest.splits.items()
     }
-    fault = storage.find_fault(manifest)
     facts = {
         "path": storage.name,
         "state": "damaged" if fault else "published",
@@ -1004,7 +1004,7 @@ def demo(images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> N
     click.get_current_context().invoke(info, out=str(out), as_json=False)
     run_demo(out, steps, click.echo)
     if is_temporary:
-        click.echo(f"\n{out} is removed now; `--out FOLDER` keeps the set")
+        click.echo("\n" + printable(f"{out} is removed now; `--out FOLDER` keeps the set"))
 
 
 def _some(numbers: Sequence[int], most: int = 16) -> str:

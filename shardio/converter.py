@@ -29,7 +29,7 @@ from shardio.columns import check_columns_file, read_columns
 from shardio.dask_cluster import check_scheduler, run_on_dask
 from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
-from shardio.errors import ConvertError, SourceError, SpaceError
+from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
 from shardio.executors import Pool, run_on_pool
 from shardio.files import (
     is_temporary,
@@ -60,7 +60,7 @@ from shardio.plan import (
 )
 from shardio.resize import FitMode, Resample
 from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan
-from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
+from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.shardtask import (
     Mended,
     Report,
@@ -429,7 +429,7 @@ def _start(out: Path, monitor: _Monitor) -> Iterator[str]:
         with contextlib.suppress(OSError):
             (work / mark).unlink(missing_ok=True)
         if failed and fresh and not monitor.done:
-            with contextlib.suppress(OSError):  # what is left is an unfinished conversion like any other
+            with contextlib.suppress(OSError, FormatError):  # what is left is an unfinished conversion like any other
                 _take_back(out)
                 for folder in absent:
                     folder.rmdir()
@@ -444,7 +444,7 @@ def _take_back(out: Path) -> None:
         sweep_temporaries(folder)
     if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {_PLAN_NAME}:
         path = work / _PLAN_NAME
-        plan = path.read_bytes() if path.exists() else None
+        plan = read_untrusted(path) if path.exists() else None
         path.unlink(missing_ok=True)
         try:
             work.rmdir()
@@ -479,8 +479,8 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
             hint = ": remove it, or convert into a new folder"
             there = json.loads(read_untrusted(work / _PLAN_NAME, refusal=ConvertError, way_out=hint))
         except (ValueError, RecursionError):
-            there = {}
-        if changed := difference(there, here):
+            there = None
+        if changed := difference(there if isinstance(there, dict) else {}, here):
             # That may be of one who is about to find out what we find out here.
             if (manifest := _published(plan, out)) is not None:
                 return manifest
@@ -662,11 +662,9 @@ def _find_duplicates(plan: Plan, out: Path, records: Mapping[str, ShardRecord], 
         (out / WORK_FOLDER).mkdir(exist_ok=True)
         origin.fill_spool(lambda count: None)
     hashes = b"".join(known.get(t.name) or hash_sources(t.origin, t.sources, workers) for t in plan.tasks)
-    rejects = map(json.loads, read_untrusted(out / REJECTS_NAME).splitlines())
-    refused = {(reject["split"], os.fsencode(reject["key"])) for reject in rejects}
+    refused = {(reject.split, reject.key) for reject in read_rejects(out / REJECTS_NAME)}
     return find_duplicates([(task.split, source) for task in plan.tasks for source in task.sources], hashes, refused)
 
 
 def _count_reasons(out: Path) -> dict[str, int]:
-    lines = read_untrusted(out / REJECTS_NAME).splitlines()
-    return dict(Counter(json.loads(line)["reason"] for line in lines).most_common())
+    return dict(Counter(reject.reason for reject in read_rejects(out / REJECTS_NAME)).most_common())

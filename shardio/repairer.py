@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from shardio.manifest import FileEntry, Manifest, ShardEntry, load_manifest
 from shardio.parquet import ParquetOrigin
 from shardio.plan import Plan, ShardTask, difference, library_versions, make_plan, read_options
 from shardio.scanner import SourceKind, check_images_local, find_empty, scan, without_classes
+from shardio.setwriter import read_rejects
 from shardio.shardtask import ShardRecord, reject_of
 from shardio.sources import Collection as SourceCollection
 from shardio.sources import Source
@@ -210,8 +210,7 @@ class _Repair:
     def _refused_keys(self, split: str) -> Collection[bytes] | None:
         """Keys of the split's sources that were refused, as a file tells that is not damaged; None if there is none."""
         if self.manifest.rejects.file not in self.damaged:
-            lines = read_untrusted(self.folder / self.manifest.rejects.file).splitlines()
-            return {os.fsencode(r["key"]) for r in map(json.loads, lines) if r["split"] == split}
+            return {r.key for r in read_rejects(self.folder / self.manifest.rejects.file) if r.split == split}
         if self.manifest.splits[split].index.file not in self.damaged:
             listed = {source.key for task in self._tasks(split) for source in task.sources}
             return listed - set(self._read_index(split)["key"].tolist())

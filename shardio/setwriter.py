@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import ConvertError
-from shardio.files import make_folder, sweep_temporaries, write_atomic
+from shardio.errors import ConvertError, FormatError
+from shardio.files import make_folder, read_untrusted, sweep_temporaries, write_atomic
 from shardio.format import (
     HEADER_NBYTES,
     MANIFEST_NAME,
@@ -66,6 +66,24 @@ class Reject:
     def to_line(self) -> bytes:
         """ASCII JSON. Bytes of the key that are not UTF-8 become lone surrogates, as `os.fsdecode` gives them."""
         return (json.dumps({**asdict(self), "key": os.fsdecode(self.key)}) + "\n").encode("ascii")
+
+
+def read_rejects(path: Path) -> list[Reject]:
+    """The lines of a rejects.jsonl, which somebody else may have written. FormatError names one that is none."""
+    rejects = []
+    for number, line in enumerate(read_untrusted(path).splitlines(), start=1):
+        try:
+            fields = json.loads(line)
+            split, key, reason, detail = (fields[name] for name in ("split", "key", "reason", "detail"))
+            if not all(isinstance(text, str) for text in (split, key, reason, detail)):
+                raise TypeError
+            rejects.append(Reject(split, os.fsencode(key), reason, detail))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise FormatError(
+                f"{path}: line {number}: expected a JSON object with split, key, reason and detail, found "
+                f"{line[:80]!r}; `shardio verify` tells what else is damaged, `shardio repair` makes it again"
+            ) from None
+    return rejects
 
 
 @dataclass(frozen=True)

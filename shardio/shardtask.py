@@ -382,7 +382,7 @@ def refused_so_far(task: ShardTask) -> list[bytes]:
     found: dict[int, bytes] = {}
     for line in lines:
         # Two may do the task at the same time, and a full disk may have cut a line.
-        with contextlib.suppress(ValueError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             found[places[os.fsencode(json.loads(line)["key"])]] = line
     return [line for _, line in sorted(found.items())]
 

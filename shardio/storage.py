@@ -12,6 +12,7 @@ import stat
 import time
 from typing import Protocol
 
+from shardio.files import kind_of
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.openfiles import OpenFiles, most_open
 from shardio.places import candidates, catalogue_roots, holds_set, is_url, not_in_catalogue
@@ -77,7 +78,7 @@ class FolderStorage:
             except FileNotFoundError:
                 return f"{path}: expected a file of the shard set, found nothing"
             if not stat.S_ISREG(status.st_mode):
-                return f"{path}: expected a regular file, found {stat.filemode(status.st_mode)}"
+                return f"{path}: expected a regular file, found {kind_of(status.st_mode)}"
             if status.st_size != entry.nbytes:
                 return f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {status.st_size}"
         return ""

@@ -1213,3 +1213,37 @@ def test_what_is_no_list_of_rejects_is_named_and_not_waited_for(image_tree: Path
     os.mkfifo(out / "rejects.jsonl")
     with must_not_block(), pytest.raises(FormatError, match=r"rejects\.jsonl: expected a regular file, found a FIFO"):
         convert(image_tree, out, **OPTIONS)
+
+
+BRACKETS = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[]", b"{}", b"x", b"\xff", b"3", BRACKETS]
+    + [
+        b'{"split": "train", "key": %s, "reason": %s, "detail": ""}' % pair
+        for pair in ((b"[]", b'""'), (b'""', b"[]"), (b'"\\ud800"', b'""'))
+    ],
+    ids=lambda line: ascii(line)[:30],
+)
+def test_a_line_of_the_rejects_that_is_none_is_named(image_tree: Path, tmp_path: Path, line: bytes) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS, max_bad=1)
+    with (out / "rejects.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(
+        FormatError, match=r"rejects\.jsonl: line 2: expected a JSON object with split, key, reason and"
+    ):
+        convert(image_tree, out, **OPTIONS, max_bad=1)
+
+
+@pytest.mark.parametrize(
+    "plan", [b"[]", b"3", b'"x"', b"\xff", b"{", BRACKETS, b'{"size": 1e999}'], ids=lambda plan: ascii(plan)[:30]
+)
+def test_a_plan_that_is_none_is_another_kind_of_conversion(image_tree: Path, tmp_path: Path, plan: bytes) -> None:
+    (tmp_path / "out" / ".convert").mkdir(parents=True)
+    (tmp_path / "out" / ".convert" / "plan.json").write_bytes(plan)
+    with pytest.raises(ConvertError, match="holds an unfinished conversion of another kind"):
+        convert(image_tree, tmp_path / "out", **OPTIONS)

@@ -851,3 +851,10 @@ def test_a_plan_of_parquet_measures_decoding_and_counts_the_room_for_the_copies(
 def test_a_plan_of_parquet_counts_rows_that_would_be_refused(tmp_path: Path, picture: bytes) -> None:
     put(tmp_path / "train.parquet", table([picture, None, b"", picture], [0, 0, 1, 1]))
     assert estimate(tmp_path, size=16, seconds=5).refused == {"empty": 2}
+
+
+def test_a_name_that_pyarrow_cannot_open_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.parquet")
+    path.write_bytes(b"PAR1")
+    with pytest.raises(SourceError, match=r"udcff\.parquet: expected a path in UTF-8, .*: rename the file"):
+        scan_parquet(path)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from test_files import must_not_block
 
 from shardio import publisher
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceError
@@ -346,6 +347,21 @@ def test_what_killed_publishers_left_is_swept_and_what_living_ones_write_is_not(
     publish(out, root / "c")
     assert not folder.exists()
     assert all(path.exists() for path in others)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("elsewhere"), Path.mkdir])
+def test_what_is_no_lock_of_a_publisher_is_left_alone_and_not_waited_for(
+    out: Path, root: Path, put: Callable[[Path], None]
+) -> None:
+    (root / "elsewhere").write_bytes(b"precious")
+    lock, folder = left_over(root, _machine())
+    lock.unlink()
+    put(lock)
+    with must_not_block():
+        publish(out, root / "small")
+    assert os.path.lexists(lock)
+    assert folder.exists()
+    assert (root / "elsewhere").read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize("target", ["taken", "gone/name", "new"])

@@ -240,3 +240,12 @@ def test_refused_sources_are_noted_in_a_file_and_nothing_else(task: ShardTask, t
             refused_so_far(task)
         do_task(task, Reports().control(1))
         assert len(refused_so_far(task)) == len(BAD)
+
+
+def test_lines_of_refused_sources_that_are_none_are_left_out(task: ShardTask) -> None:
+    do_task(task, Reports().control(1))
+    expected = refused_so_far(task)
+    noted = task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
+    with noted.open("ab") as file:
+        file.write(b"[]\n3\n{}\nx\n\xff\n" + b"[" * 100_000 + b'\n{"key": []}\n{"key": "\\ud800"}\n')
+    assert refused_so_far(task) == expected
