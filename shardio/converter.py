@@ -32,7 +32,6 @@ from shardio.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.errors import ConvertError, SourceError, SpaceError
 from shardio.executors import Pool, run_on_pool
 from shardio.files import (
-    is_temporary,
     make_folder,
     naming,
     remove_temporaries,
@@ -41,7 +40,7 @@ from shardio.files import (
 )
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
-from shardio.local import check_local, holds_set
+from shardio.local import PLAN_NAME, check_apart, check_free, check_local, check_usable, holds_set
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.parquet import ParquetOrigin
@@ -72,7 +71,6 @@ from shardio.shardtask import (
 from shardio.sources import Collection
 from shardio.workers import run_tasks
 
-_PLAN_NAME = "plan.json"
 _REMOVAL_TRIES = 10
 # Looking whether the sources of finished shards have changed is waiting, on a network filesystem.
 _STAT_THREADS = 16
@@ -328,15 +326,13 @@ def _check_dataset_options(source: SourceKind, report_duplicates: bool) -> None:
 
 
 def _scan(src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset], out: Path, kind: SourceKind) -> Collection:
-    if out.exists() and not out.is_dir():
-        raise ConvertError(f"{out}: expected a folder or nothing, found a file")
     if not isinstance(src, (str, os.PathLike)):
+        check_usable(out)
         return collect_datasets(src)
     check_images_local(src)
     src = Path(os.path.abspath(src))
-    _check_folders(src, out)
-    if not (out / MANIFEST_NAME).exists():
-        _check_free(out)
+    check_apart(src, out)
+    check_usable(out)
     try:
         collection = scan(src, kind)
     except SourceError as error:
@@ -351,12 +347,6 @@ def _scan(src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset], out: Pa
 def _ignored(plan: Plan) -> dict[str, int]:
     unused = plan.columns.num_unused if plan.columns else 0
     return {**plan.collection.ignored, **({"row of columns without an image": unused} if unused else {})}
-
-
-def _check_folders(src: Path, out: Path) -> None:
-    real_src, real_out = src.resolve(), out.resolve()
-    if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
-        raise ConvertError(f"{out}: expected a folder apart from the images' {src}, found one inside the other")
 
 
 # --- the state of OUT ------------------------------------------------------------------------------------------------
@@ -375,18 +365,6 @@ def _published(plan: Plan, out: Path) -> Manifest | None:
     return manifest
 
 
-def _check_free(out: Path) -> None:
-    """ConvertError if there is anything in OUT but an unfinished conversion."""
-    listed = os.listdir(out) if out.is_dir() else []
-    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
-    # Looked for after what it stands for: another process that began meanwhile may have made shards.
-    if found and not (out / WORK_FOLDER / _PLAN_NAME).exists():
-        raise ConvertError(
-            f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
-            "Convert into a new folder (SRC, the images, comes first, and OUT second)"
-        )
-
-
 @contextlib.contextmanager
 def _start(out: Path, monitor: _Monitor) -> Iterator[str]:
     """Take back what the block has made in OUT, and OUT itself, if it fails before an image is worked on.
@@ -394,7 +372,7 @@ def _start(out: Path, monitor: _Monitor) -> Iterator[str]:
     Yields the name of the mark by which others see, in the work folder, that this call relies on the plan there.
     """
     work = out / WORK_FOLDER
-    fresh = not (work / _PLAN_NAME).exists()
+    fresh = not (work / PLAN_NAME).exists()
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]
     mark = f"start.{secrets.token_hex(8)}"
     failed = True
@@ -418,8 +396,8 @@ def _take_back(out: Path) -> None:
         return
     for folder in (out, work):
         sweep_temporaries(folder)
-    if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {_PLAN_NAME}:
-        path = work / _PLAN_NAME
+    if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {PLAN_NAME}:
+        path = work / PLAN_NAME
         plan = path.read_bytes() if path.exists() else None
         path.unlink(missing_ok=True)
         try:
@@ -437,7 +415,7 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     """
     work = out / WORK_FOLDER
     try:
-        _check_free(out)
+        check_free(out)
     except ConvertError:
         if (manifest := _published(plan, out)) is not None:
             return manifest
@@ -448,12 +426,12 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     here = {**plan.describe(), "libraries": library_versions()}
     began = True
     try:
-        write_atomic(work / _PLAN_NAME, json.dumps(here).encode("ascii"), replace=False)
+        write_atomic(work / PLAN_NAME, json.dumps(here).encode("ascii"), replace=False)
     except FileExistsError:
         began = False
         try:
-            with naming(work / _PLAN_NAME):
-                there = json.loads((work / _PLAN_NAME).read_bytes())
+            with naming(work / PLAN_NAME):
+                there = json.loads((work / PLAN_NAME).read_bytes())
         except ValueError:
             there = {}
         if changed := difference(there, here):
