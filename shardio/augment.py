@@ -159,16 +159,28 @@ class HorizontalFlip(Transform):
         return batch.mirrored(batch.draws.uniform(purpose, 1)[0] < self.p)
 
 
+def _numbers(name: str, values: object) -> tuple[float, ...]:
+    """One number, or one for each channel, as a tuple."""
+    try:
+        numbers = np.atleast_1d(np.asarray(values, np.float64))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, or one for each channel; found {values!r}") from None
+    if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
+        raise ValueError(f"{name} must be a finite number, or one for each channel; found {values!r}")
+    return tuple(numbers.tolist())
+
+
 @dataclass(frozen=True)
 class Normalize(Transform):
     """(x / 255 - mean) / std for each channel, as float32: torchvision's ToTensor is part of it.
 
-    `mean` may be a name, "imagenet", that stands for both.
+    Each of them is one number for every channel, or a number for each. `mean` may be a name, "imagenet", that stands
+    for both.
     """
 
-    mean: str | Sequence[float] = "imagenet"
-    std: Sequence[float] | None = None
-    _values: tuple[Sequence[float], Sequence[float]] = field(init=False, repr=False, default=((), ()))
+    mean: str | float | Sequence[float] = "imagenet"
+    std: float | Sequence[float] | None = None
+    _values: tuple[tuple[float, ...], tuple[float, ...]] = field(init=False, repr=False, default=((), ()))
 
     def __post_init__(self) -> None:
         if isinstance(self.mean, str):
@@ -177,20 +189,24 @@ class Normalize(Transform):
                 raise ValueError(
                     f"mean must be one of {names} without std, or numbers; found {self.mean!r}, {self.std}"
                 )
-            values: tuple[Sequence[float], Sequence[float]] = _STATISTICS[self.mean]
-        elif self.std is None or len(self.mean) != len(self.std) or min(self.std) <= 0:
-            raise ValueError(f"expected as many numbers above 0 in std as in mean; found {self.mean}, {self.std}")
+            values: tuple[tuple[float, ...], tuple[float, ...]] = _STATISTICS[self.mean]
         else:
-            values = (tuple(self.mean), tuple(self.std))
+            values = (_numbers("mean", self.mean), _numbers("std", self.std))
+            if min(values[1]) <= 0:
+                raise ValueError(f"std must be above 0, as pixels are divided by it; found {self.std}")
+            if len({len(numbers) for numbers in values} - {1}) > 1:
+                raise ValueError(f"expected as many numbers in std as in mean, or one; found {self.mean}, {self.std}")
         object.__setattr__(self, "_values", values)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         channels = batch.images.shape[1]
-        if len(self._values[0]) != channels:
-            raise ValueError(f"expected images of {len(self._values[0])} channels to normalise; found {channels}")
+        mean, std = (values * channels if len(values) == 1 else values for values in self._values)
+        for values in (mean, std):
+            if len(values) != channels:
+                raise ValueError(f"expected images of {len(values)} channels to normalise; found {channels}")
         if batch.is_cast:
             raise ValueError("expected uint8 images to normalise, from 0 to 255: Normalize comes before ToDtype")
-        return replace(batch, statistics=self._values)
+        return replace(batch, statistics=(mean, std))
 
 
 @dataclass(frozen=True)

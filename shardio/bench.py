@@ -36,10 +36,10 @@ import torch
 from shardio import limits
 from shardio.engine import Io
 from shardio.format import SampleShape, sample_nbytes
+from shardio.kernels import DEFAULT_KERNEL
 from shardio.limits import Steps
 from shardio.loader import ShardLoader
 from shardio.machine import filesystem_kind, usable_cores
-from shardio.rowcopy import DEFAULT_KERNEL
 from shardio.shardset import ShardSet, open_shards
 from shardio.version import __version__
 
@@ -225,7 +225,6 @@ def bench(
 
 def _look_at(path: str | os.PathLike[str], split: str, asked: Combination) -> LoaderResult:
     """A loader as it will be measured, opened and closed: it knows best what cannot work."""
-    _check_device(asked.device)
     with _open(path, split, asked) as loader:
         stats = loader.stats()
         height, width, channels = loader.shards.sample_shape
@@ -237,16 +236,6 @@ def _look_at(path: str | os.PathLike[str], split: str, asked: Combination) -> Lo
         image_shape=shape,
         speed=Speed(sample_nbytes(shape)),
     )
-
-
-def _check_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be cpu, cuda or cuda:N; found {name!r}") from None
-    count = torch.cuda.device_count() if device.type == "cuda" else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ValueError(f"device {name!r} is not here: torch finds {count} CUDA devices")
 
 
 def _open(path: str | os.PathLike[str], split: str, options: Combination) -> ShardLoader:

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shardio.errors import CacheError, FormatError, SetNotFoundError
-from shardio.files import make_folder, naming, write_all
+from shardio.files import kind_of, make_folder, naming, open_untrusted, write_all
 from shardio.format import MANIFEST_NAME
 from shardio.local import check_local
 from shardio.machine import PROC, filesystem_kind, is_network
@@ -54,6 +54,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _EVICTED_SUFFIX = ".evicted"
 # Whoever looks whether a copy is in use has its lock for a moment, and that is no use of it.
 _LOOKING_SECONDS = 0.01
+# An evictor has a lock for as long as a rename takes. Any user who may read a lock can hold it for ever.
+_LEASE_SECONDS = 30.0
+_MAX_SOURCE_NBYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class CachedCopy:
     in_use: bool
     processes: tuple[int, ...]
     """Those that hold a lease, as far as /proc/locks tells: it does not show those of other containers."""
+    problem: str = ""
+    """Why nobody can tell whether it is in use, which then counts as such: what lies there is no lock."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,9 @@ class Cache:
         """Hold the copy of the set with this digest, which need not be there yet: nobody evicts it until `close`.
 
         ValueError if that is no digest, CacheError if the folder is something else than a cache, or a new one would not
-        be on a disk of this machine, OSError if the lock cannot be had. It may wait while an evictor renames the copy.
-        To use a copy it is enough to be allowed to read.
+        be on a disk of this machine, or something else lies where the lock or the copy should be; OSError if the lock
+        cannot be had. It waits while an evictor renames the copy, for half a minute at most. To use a copy it is enough
+        to be allowed to read.
         """
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"digest must be 64 lower-case hexadecimal digits; found {digest!r}")
@@ -107,13 +113,22 @@ class Cache:
             descriptor = _open_lock(path)
             try:
                 with naming(path):
-                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                    _lock_shared(descriptor)
                 if os.fstat(descriptor).st_nlink:
+                    self._check_copy(digest)
                     return Lease(self, digest, descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # evicted between its opening and its lock
+
+    def _check_copy(self, digest: str) -> None:
+        """CacheError if a link, say, would lead those who fill the copy into another folder."""
+        path = self.copy_path(digest)
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISDIR(mode):
+                raise CacheError(f"{path}: expected the folder of a copy, found {kind_of(mode)}{_WAY_OUT}")
 
     def free_nbytes(self) -> int:
         """Bytes that this user may still write to the cache's filesystem."""
@@ -124,7 +139,7 @@ class Cache:
         """What is there, in no order. CacheError if the folder is no cache, FileNotFoundError if there is none."""
         self._check()
         with os.scandir(self.folder) as entries:
-            digests = [entry.name for entry in entries if _DIGEST.fullmatch(entry.name) and entry.is_dir()]
+            digests = [e.name for e in entries if _DIGEST.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
         holders = _lock_holders()
         found = []
         for digest in digests:
@@ -134,12 +149,15 @@ class Cache:
 
     def _describe(self, digest: str, holders: Mapping[str, set[int]]) -> CachedCopy:
         folder, lock = self.copy_path(digest), self._lock_path(digest)
+        problem = ""
         try:
-            status = os.stat(lock)
+            status = os.lstat(lock)
             processes = tuple(sorted(holders.get(_lock_key(status), ())))
             in_use = bool(processes) or _is_held(lock)
         except FileNotFoundError:  # a copy that was put here by hand: nobody has a lease on it
             status, processes, in_use = os.stat(folder), (), False
+        except CacheError as error:
+            in_use, problem = True, str(error)
         return CachedCopy(
             digest=digest,
             path=str(folder),
@@ -149,6 +167,7 @@ class Cache:
             source=_read_source(self._fill_path(digest)),
             in_use=in_use,
             processes=processes,
+            problem=problem,
         )
 
     def evict(self, *, keep: int | None = None, free: int | None = None) -> EvictReport:
@@ -171,6 +190,9 @@ class Cache:
                 gone = self._remove(copy.digest)
             except PermissionError:
                 kept.append(copy)
+                continue
+            except CacheError as error:
+                kept.append(dataclasses.replace(copy, in_use=True, problem=str(error)))
                 continue
             if gone:
                 removed.append(copy)
@@ -230,7 +252,8 @@ class Cache:
     def _remove_locks(self, digest: str) -> None:
         """Of a copy that is no more, by whoever is alone with it."""
         for path in (self._fill_path(digest), self._lock_path(digest)):
-            with contextlib.suppress(FileNotFoundError, PermissionError):  # another user's: it may as well stay
+            # Another user's, or a folder that somebody put in its place: it may as well stay.
+            with contextlib.suppress(FileNotFoundError, PermissionError, IsADirectoryError):
                 path.unlink()
 
     def sweep(self) -> None:
@@ -239,7 +262,8 @@ class Cache:
             names = [entry.name for entry in entries]
         for name in names:
             digest = name.removesuffix(".lock")
-            with contextlib.suppress(OSError):  # another user's, or somebody else was faster: the next one tries again
+            # Another user's, no lock at all, or somebody else was faster: the next one tries again.
+            with contextlib.suppress(OSError, CacheError):
                 if name.startswith(".") and name.endswith(_EVICTED_SUFFIX):
                     _remove_trash(self.folder / name)
                 elif name != digest and _DIGEST.fullmatch(digest) and digest not in names:
@@ -360,18 +384,17 @@ class Lease(_Held):
     def try_filling(self, source: str) -> Filling | None:
         """The right to write into the copy, if nobody else has it now; `source` says where its files come from.
 
-        PermissionError if nobody has it, and only another user may.
+        PermissionError if nobody has it, and only another user may. CacheError as `Cache.lease`.
         """
         path = self.cache._fill_path(self.digest)
-        flags = os.O_CLOEXEC | os.O_NOFOLLOW
         allowed = True
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+            descriptor = _open(path, os.O_RDWR | os.O_CREAT, sole_name=True)
         except PermissionError:
             if not path.exists():
                 raise
             allowed = False  # to write, but one may wait for the other user
-            descriptor = os.open(path, os.O_RDONLY | flags)
+            descriptor = _open(path)
         filling = Filling(descriptor)
         self._tried_filling = self._tried_filling or allowed
         try:
@@ -403,7 +426,7 @@ class Lease(_Held):
         if self._tried_filling:
             # Of a copy that was not even begun nothing stays: in a folder such as /tmp its files would keep all others
             # from making it. Whoever else has a lease keeps them.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, CacheError):
                 self.cache._remove_orphans(self.digest)
 
     def _touch(self) -> None:
@@ -428,15 +451,22 @@ class Filling(_Held):
 # --- locks -----------------------------------------------------------------------------------------------------------
 
 
+_WAY_OUT = ": shardio has not put it there. Remove it, or choose another cache"
+
+
+def _open(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = False) -> int:
+    """As `open_untrusted`: all who use a cache may put something where a lock is expected."""
+    return open_untrusted(path, flags, refusal=CacheError, way_out=_WAY_OUT, sole_name=sole_name)
+
+
 def _open_lock(path: Path) -> int:
     """Open a lock file for reading, which is enough to lock it; it is made if need be, for all to read."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileNotFoundError):
-            return os.open(path, flags)
+            return _open(path)
         # Never O_CREAT alone, which the kernel refuses for other users' files in folders such as /tmp.
         with contextlib.suppress(FileExistsError):  # made by somebody else in between
-            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            descriptor = _open(path, os.O_CREAT | os.O_EXCL)
             with contextlib.suppress(OSError):  # a filesystem without permissions
                 # Whatever the umask says of data: a lock that others cannot open keeps them from the copy for ever.
                 os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) | 0o644)
@@ -451,9 +481,28 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
+def _lock_shared(descriptor: int) -> None:
+    """OSError, and what to do, if somebody holds the lock exclusively for longer than any evictor."""
+    deadline = time.monotonic() + _LEASE_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                break
+        time.sleep(_LOOKING_SECONDS)
+    holders = sorted(_lock_holders().get(_lock_key(os.fstat(descriptor)), ()))
+    by = f"process {', '.join(map(str, holders))}" if holders else "another process"
+    raise OSError(
+        errno.ETIMEDOUT,
+        f"expected the lock within {_LEASE_SECONDS:.0f} seconds, as an evictor has it for a moment; found that {by} "
+        "keeps it. End that one, or choose another cache",
+    )
+
+
 def _is_held(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = _open(path)
     except PermissionError:  # another user's, who shares it with nobody: it is not ours to remove
         return True
     try:
@@ -501,7 +550,9 @@ def _folder_nbytes(folder: Path) -> int:
 
 def _read_source(path: Path) -> str:
     try:
-        source = json.loads(path.read_bytes())["source"]
-    except (OSError, ValueError, TypeError, KeyError):  # not there, being written, or not for us to read
+        descriptor = _open(path)
+        with os.fdopen(descriptor, "rb") as file:
+            source = json.loads(file.read(_MAX_SOURCE_NBYTES))["source"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # not there, being written, or not for us
         return ""
     return source if isinstance(source, str) else ""

@@ -26,7 +26,7 @@ from shardio.cache import Cache
 from shardio.checksum import crc32
 from shardio.crop import Windows
 from shardio.engine import Io, check_io, make_reader
-from shardio.errors import FormatError, SetNotFoundError
+from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.manifest import ShardEntry, Split
 from shardio.readers import ReadCounts, Reader, Tally, direct_alignment
 from shardio.shardset import ShardSet, open_shards
@@ -284,7 +284,8 @@ def _stage(stager: Stager, state: _State, name: str, stop: threading.Event, held
             return
         state.text = f"failed: {error}"
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors
-            warnings.warn(f"training goes on, reading {name} without a copy: {error}", RuntimeWarning, stacklevel=2)
+            text = printable(f"training goes on, reading {name} without a copy: {error}")
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
     finally:
         if stop.is_set():
             held.close()

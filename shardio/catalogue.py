@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import islice
+from typing import Literal, TypeVar
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format import WORK_FOLDER, SampleShape
@@ -17,6 +22,9 @@ from shardio.storage import FolderStorage
 
 # Reading a manifest is waiting for a server, mostly.
 _NUM_THREADS = 16
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 State = Literal["published", "damaged", "unfinished", "unreadable"]
 
@@ -55,22 +63,56 @@ class Listing:
 
 def list_sets(roots: Sequence[str]) -> list[Listing]:
     """The sets that are children of these folders and URLs. What cannot be read is told of, and hides nothing else."""
-    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="shardio-list") as pool:
-        names = list(pool.map(_children, roots))
-        left_overs = list(pool.map(_left_overs, roots))
-        children = [
-            [] if isinstance(found, str) else [pool.submit(_look_at, root, name) for name in found]
-            for root, found in zip(roots, names, strict=True)
-        ]
-        return [
-            Listing(
-                root=without_credentials(root) if is_url(root) else root,
-                sets=tuple(entry for child in entries if (entry := child.result()) is not None),
-                problem=found if isinstance(found, str) else "",
-                left_overs=left,
-            )
-            for root, found, entries, left in zip(roots, names, children, left_overs, strict=True)
-        ]
+    names = _map(_children, roots)
+    left_overs = _map(_left_overs, roots)
+    children = [(root, () if isinstance(found, str) else found) for root, found in zip(roots, names, strict=True)]
+    silent: set[str] = set()
+    each = [(root, name) for root, found in children for name in found]
+    entries = iter(_map(lambda child: _look_at(*child, silent), each))
+    return [
+        Listing(
+            root=without_credentials(root) if is_url(root) else root,
+            sets=tuple(entry for entry in islice(entries, len(in_root)) if entry is not None),
+            problem=found if isinstance(found, str) else "",
+            left_overs=left,
+        )
+        for (root, in_root), found, left in zip(children, names, left_overs, strict=True)
+    ]
+
+
+def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
+    """What `call` gives of each, in threads that wait for servers, and for which neither Ctrl-C nor the end of the
+    process has to wait, unlike for an executor's."""
+    left = deque(enumerate(arguments))
+    results: queue.SimpleQueue[tuple[int, B] | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                number, argument = left.popleft()
+                try:
+                    results.put((number, call(argument)))
+                except BaseException as error:
+                    results.put(error)
+
+    threads = [
+        threading.Thread(target=work, name=f"shardio-list-{number}", daemon=True)
+        for number in range(min(_NUM_THREADS, len(arguments)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        found: dict[int, B] = {}
+        while len(found) < len(arguments):
+            result = results.get()
+            if isinstance(result, BaseException):
+                raise result
+            found[result[0]] = result[1]
+    finally:
+        left.clear()
+    for thread in threads:
+        thread.join()
+    return [found[number] for number in range(len(arguments))]
 
 
 def _children(root: str) -> list[str] | str:
@@ -94,10 +136,12 @@ def _left_overs(root: str) -> tuple[LeftOver, ...]:
         return ()
 
 
-def _look_at(root: str, name: str) -> CatalogueEntry | None:
-    """None if it is no set."""
+def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
+    """None if it is no set. `silent` are the roots whose servers have let somebody wait for as long as anybody does."""
     place = join_place(root, name)
     path = without_credentials(place) if is_url(place) else place
+    if root in silent:
+        return CatalogueEntry(name, path, "unreadable", "not asked for: the server did not answer for others in time")
     try:
         storage = RemoteStorage(place) if is_url(place) else FolderStorage(place)
         manifest = storage.load_manifest()
@@ -109,6 +153,8 @@ def _look_at(root: str, name: str) -> CatalogueEntry | None:
     except FormatError as error:
         return CatalogueEntry(name, path, "damaged", str(error))
     except OSError as error:
+        if error.errno == errno.ETIMEDOUT:
+            silent.add(root)
         return CatalogueEntry(name, path, "unreadable", str(error))
     state: State = "damaged" if fault else "published"
     num_samples = {split: content.num_samples for split, content in manifest.splits.items()}

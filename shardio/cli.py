@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ import click
 from tqdm import tqdm
 
 from shardio.amounts import parse_max_bad, parse_nbytes, parse_part, parse_size
-from shardio.errors import ShardioError
+from shardio.errors import ShardioError, printable
 from shardio.version import __version__
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 # Commands import what they need when they run: `shardio info` answers before torch would be loaded.
 
+# A server that answers sooner needs no word.
+_TELL_SECONDS = 5.0
 # Images by name, in what convert sums up.
 _MOST_WARNINGS = 5
 # One under the other. The rows of a terminal need not be known.
@@ -135,6 +138,18 @@ _source_option = click.option(
     show_default=True,
     help="What SRC is. auto: told by what is there.",
 )
+_layout_options = (
+    click.option(
+        "--accept-layout", is_flag=True, help="Convert SRC as it is understood although that looks like a mistake."
+    ),
+    click.option(
+        "--empty-classes",
+        type=click.Choice(["refuse", "omit", "keep"]),
+        default="refuse",
+        show_default=True,
+        help="Class folders without images. omit: labels number the other classes. keep: a label without samples.",
+    ),
+)
 _columns_option = click.option(
     "--columns",
     type=_folder,
@@ -146,8 +161,27 @@ _columns_option = click.option(
 _workers_option = click.option("--workers", type=click.IntRange(1), help="Cores to use.  [default: all]")
 
 
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    click.echo(f"shardio, version {__version__}")
+    from shardio.kernels import kernels_in_use, missing_kernels
+
+    click.echo(f"kernels: {', '.join(f'{name} by {kernel}' for name, kernel in kernels_in_use().items())}")
+    if missing := missing_kernels():
+        click.echo(missing)
+    context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="shardio")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version, and which kernels run here, and exit.",
+)
 def cli() -> None:
     """Image collections as memory-mapped shards, for training that never waits for data.
 
@@ -171,6 +205,8 @@ def cli() -> None:
 @click.argument("src", type=_folder)
 @click.argument("out", type=_folder)
 @_source_option
+@_layout_options[0]
+@_layout_options[1]
 @click.option(
     "--size",
     callback=_parsed(parse_size),
@@ -278,6 +314,12 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
         def show(progress: converter.Progress) -> None:
             if bar.total is None:
                 bar.reset(progress.total)
+                if progress.found:
+                    kept = f"going on: {progress.found:,} of {progress.total:,} images were kept"
+                    bar.write(f"shardio: {kept}", file=sys.stderr)
+            if not bar.disable:  # the rate, and the time that is left, are those of what this call does itself
+                more_kept = progress.kept - bar.initial
+                bar.n, bar.initial, bar.last_print_n = bar.n + more_kept, progress.kept, bar.last_print_n + more_kept
             spooling = progress.spooled and not progress.done
             bar.set_description(f"copying out of parquet: {progress.spooled:,}" if spooling else None, refresh=False)
             bar.set_postfix(refused=progress.refused, refresh=False)
@@ -287,10 +329,10 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
             report = converter.convert(
                 src, out, report_duplicates=duplicates_file is not None, on_progress=show, **options
             )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             bar.close()
-            if out.exists():
-                click.echo(f"shardio: finished shards are kept in {out}: the same command goes on with them", err=True)
+            if error.args:
+                _say(f"shardio: {error}; run the same command again to go on", err=True)
             raise
     duplicates = None if report.duplicates is None else [group.to_line() for group in report.duplicates]
     if duplicates_file is not None:
@@ -305,12 +347,12 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
     rate = f" ({report.num_converted / report.seconds:,.0f} images/s)" if report.num_converted else ""
     done = f"converted {report.num_converted:,} images in {report.seconds:,.1f} s{rate}"
     found = "this part is finished" if report.unfinished else "the set is published"
-    click.echo(done if report.num_converted else f"nothing to do: {found}")
-    click.echo(f"  source  {report.source}, {src}")
+    _say(done if report.num_converted else f"nothing to do: {found}")
+    _say(f"  source  {report.source}, {src}")
     for name, count in report.num_samples.items():
-        click.echo(f"  {name:<8}{count:>12,} samples")
+        _say(f"  {name:<8}{count:>12,} samples")
     digest = f", digest {report.digest[:16]}" if report.digest else ""
-    click.echo(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}{digest}")
+    _say(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}{digest}")
     warned = [m for m in report.mended if not m.warning.startswith(JUNK)]
     num_mended = len(report.mended) - len(warned)
     for what, counts, where in (
@@ -320,14 +362,14 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
     ):
         if counts:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
-            click.echo(f"  {what} {sum(counts.values()):,}: {reasons}{where}")
+            _say(f"  {what} {sum(counts.values()):,}: {reasons}{where}")
     for mended in warned[:_MOST_WARNINGS]:
-        click.echo(f"  warned of {_printable(f'{os.fsdecode(mended.key)}: {mended.warning}')}")
+        _say(f"  warned of {os.fsdecode(mended.key)}: {mended.warning}")
     if len(warned) > _MOST_WARNINGS:
-        click.echo(f"  and of {len(warned) - _MOST_WARNINGS:,} more images, which --json names")
+        _say(f"  and of {len(warned) - _MOST_WARNINGS:,} more images, which --json names")
     if report.duplicates is not None:
         across = sum(group.splits_differ for group in report.duplicates)
-        click.echo(
+        _say(
             f"  duplicates: {len(report.duplicates):,} images are there more than once, "
             f"{sum(group.labels_differ for group in report.duplicates):,} of them under different labels, "
             f"{across:,} in different splits, listed in {duplicates_file}"
@@ -335,7 +377,7 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
 
     if report.unfinished:
         k, n = options["part"]
-        click.echo(
+        _say(
             f"part {k}/{n} done: {report.unfinished.num_finished:,} of {report.unfinished.num_shards:,} shards are "
             f"finished; the last part to finish publishes. Missing: {_some(report.unfinished.parts)}"
         )
@@ -361,25 +403,25 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
         facts = {name: getattr(report, name) for name in ("most_bad", "expected_bad", "fits")}
         _print_json({**dataclasses.asdict(report), **facts})
     else:
-        click.echo(f"{src}: {report.source}, {report.num_sources:,} images of {report.num_classes:,} classes")
+        _say(f"{src}: {report.source}, {report.num_sources:,} images of {report.num_classes:,} classes")
         for name, split in report.splits.items():
             sizes = f"{split.smallest.num_sources:,} ({split.smallest.name}) to {split.largest.num_sources:,}"
-            click.echo(f"  {name:<8}{split.num_sources:>12,} images, {sizes} ({split.largest.name}) of a class")
+            _say(f"  {name:<8}{split.num_sources:>12,} images, {sizes} ({split.largest.name}) of a class")
         for what, counts in (
             ("ignored", report.ignored),
             (f"refused, of {report.num_measured:,} that were tried:", report.refused),
         ):
             if counts:
-                click.echo(f"  {what} " + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()))
+                _say(f"  {what} " + ", ".join(f"{reason} {count:,}" for reason, count in counts.items()))
         if report.refused:
-            click.echo(f"  bad     {_verdict_on_bad(report)}")
-        click.echo(f"  source  {'of unknown size' if report.source_nbytes is None else _bytes(report.source_nbytes)}")
-        click.echo(f"  set     {_bytes(report.nbytes)} in {report.num_shards:,} shards")
+            _say(f"  bad     {_verdict_on_bad(report)}")
+        _say(f"  source  {'of unknown size' if report.source_nbytes is None else _bytes(report.source_nbytes)}")
+        _say(f"  set     {_bytes(report.nbytes)} in {report.num_shards:,} shards")
         if report.spool_nbytes:
-            click.echo(f"  copies  {_bytes(report.spool_nbytes)} of images out of parquet, until the set is published")
+            _say(f"  copies  {_bytes(report.spool_nbytes)} of images out of parquet, until the set is published")
         if report.free_nbytes is not None:
-            click.echo(f"  room    {_bytes(report.free_nbytes)} at {out}: {'enough' if report.fits else 'TOO LITTLE'}")
-        click.echo(
+            _say(f"  room    {_bytes(report.free_nbytes)} at {out}: {'enough' if report.fits else 'TOO LITTLE'}")
+        _say(
             f"  time    {_duration(report.seconds)} with {report.workers} workers, at {report.images_per_second:,.0f} "
             f"images/s as measured on {report.num_measured:,} (without "
             f"{'copying out of parquet or ' if report.spool_nbytes else ''}writing)"
@@ -400,7 +442,8 @@ def _verdict_on_bad(report: Estimate) -> str:
 plan.params[2:2] = [
     option
     for option in convert.params
-    if option.name in ("source", "size", "fit", "resample", "quality", "shard_size", "max_bad")
+    if option.name
+    in ("source", "accept_layout", "empty_classes", "size", "fit", "resample", "quality", "shard_size", "max_bad")
 ]
 
 
@@ -415,8 +458,9 @@ def info(out: str, as_json: bool) -> None:
     from shardio.places import is_url
     from shardio.storage import open_storage
 
-    storage = open_storage(out if is_url(out) else Path(out))
-    manifest = storage.load_manifest()
+    with _telling_of_servers([out]):
+        storage = open_storage(out if is_url(out) else Path(out))
+        manifest = storage.load_manifest()
     splits = {
         name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
         for name, split in manifest.splits.items()
@@ -440,20 +484,20 @@ def info(out: str, as_json: bool) -> None:
         _print_json(facts)
         return
     height, width, channels = manifest.sample_shape
-    click.echo(f"{storage.name}: {_bytes(manifest.nbytes)}, {len(manifest.classes):,} classes")
-    click.echo(f"  sample  {height} x {width} x {channels} uint8")
+    _say(f"{storage.name}: {_bytes(manifest.nbytes)}, {len(manifest.classes):,} classes")
+    _say(f"  sample  {height} x {width} x {channels} uint8")
     if manifest.class_names:
         named = [f"{name} is {called}" for name, called in zip(manifest.classes, manifest.class_names, strict=True)]
-        click.echo(f"  names   {_printable('; '.join(named[:3]))}{'; ...' if len(named) > 3 else ''}")
+        _say(f"  names   {'; '.join(named[:3])}{'; ...' if len(named) > 3 else ''}")
     for name, split in splits.items():
-        click.echo(f"  {name:<8}{split['num_samples']:,} samples in {split['num_shards']:,} shards")
+        _say(f"  {name:<8}{split['num_samples']:,} samples in {split['num_shards']:,} shards")
         if columns := ", ".join(column for column, _ in manifest.splits[name].index.columns):
-            click.echo(f"          columns {columns}")
-    click.echo(f"  state   {facts['state']}{fault and ': '}{fault}")
-    click.echo(f"  refused {manifest.rejects.num_rejects:,} images when it was made")
-    click.echo(f"  digest  {manifest.digest}")
+            _say(f"          columns {columns}")
+    _say(f"  state   {facts['state']}{fault and ': '}{fault}")
+    _say(f"  refused {manifest.rejects.num_rejects:,} images when it was made")
+    _say(f"  digest  {manifest.digest}")
     for name, value in _flat(manifest.provenance):
-        click.echo(f"  {name}: {value}")
+        _say(f"  {name}: {value}")
 
 
 @cli.command(short_help="Check a set against its checksums.")
@@ -487,12 +531,12 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
         _print_json({**dataclasses.asdict(report), "ok": report.ok})
     else:
         for problem in report.problems:
-            click.echo(f"damaged: {problem.detail}")
+            _say(f"damaged: {problem.detail}")
         what = "sizes and headers" if quick else "every checksum"
         if report.subset is not None:
             what = f"{report.subset.num_samples:,} samples (seed {report.subset.seed}), sizes, headers and indexes"
         verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
-        click.echo(f"{out}: {verdict}: {what} of {report.num_files:,} files, {_bytes(report.nbytes)}")
+        _say(f"{out}: {verdict}: {what} of {report.num_files:,} files, {_bytes(report.nbytes)}")
     sys.exit(0 if report.ok else 1)
 
 
@@ -529,8 +573,8 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
         _print_json(dataclasses.asdict(report))
         return
     for file in report.repaired:
-        click.echo(f"repaired: {out / file}")
-    click.echo(f"{out}: intact, {len(report.repaired):,} files repaired")
+        _say(f"repaired: {out / file}")
+    _say(f"{out}: intact, {len(report.repaired):,} files repaired")
 
 
 @cli.command(short_help="Bring a set into the page cache.")
@@ -557,11 +601,11 @@ def warm(out: Path, split: str | None, workers: int, force: bool, as_json: bool)
         _print_json(dataclasses.asdict(report))
         return
     rate = _bytes(int(report.nbytes / report.seconds))
-    click.echo(f"{out}: read {_bytes(report.nbytes)} in {report.seconds:,.1f} s ({rate}/s)")
+    _say(f"{out}: read {_bytes(report.nbytes)} in {report.seconds:,.1f} s ({rate}/s)")
     if report.resident_before is None or report.resident_after is None:
-        click.echo("  what is in the page cache, the kernel tells only whoever owns the files or may write to them")
+        _say("  what is in the page cache, the kernel tells only whoever owns the files or may write to them")
     else:
-        click.echo(f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}")
+        _say(f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}")
 
 
 @cli.command(short_help="Copy a set to a node's own disk.")
@@ -584,7 +628,7 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
     def tell_wait(process: int | None) -> None:
         who = "another process" if process is None else f"process {process}"
         source = without_credentials(src) if is_url(src) else src
-        click.echo(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
+        _say(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
 
     # With a delay the bar is not there before something is copied, and never where another process copies.
     with _Bar(unit="B", unit_scale=True, delay=1e-3) as bar:
@@ -597,14 +641,15 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
             report = staging.stage(src, cache, on_progress=show, on_wait=tell_wait, **options)
         except KeyboardInterrupt:
             bar.close()
-            click.echo(f"shardio: finished files are kept in {cache}: the same command goes on with them", err=True)
+            _say(f"shardio: finished files are kept in {cache}: the same command goes on with them", err=True)
             raise
     if as_json:
         _print_json(dataclasses.asdict(report))
         return
     for digest in report.evicted:
-        click.echo(f"shardio: removed {digest[:16]} from {cache}, to make room", err=True)
-    click.echo(report.path)
+        _say(f"shardio: removed {digest[:16]} from {cache}, to make room", err=True)
+    # A script gets the path as it is. It may have any bytes.
+    click.echo(printable(report.path) if sys.stdout.isatty() else os.fsencode(report.path))
 
 
 @cli.command(short_help="Remove copies that nobody uses from a cache.")
@@ -629,13 +674,13 @@ def evict(cache: Path, keep: int, as_json: bool) -> None:
         _print_json(dataclasses.asdict(report))
         return
     for copy in report.removed:
-        click.echo(f"removed  {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {_printable(copy.source)}")
+        _say(f"removed  {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {copy.source}")
     for copy in report.kept:
-        why = "in use" if copy.in_use else "another user's"
+        why = copy.problem or ("in use" if copy.in_use else "another user's")
         if copy.processes:
             why += f" by process {_some(copy.processes)}"
-        click.echo(f"kept     {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {_printable(copy.source)}: {why}")
-    click.echo(f"{cache}: {_bytes(report.nbytes)} of copies remain")
+        _say(f"kept     {copy.digest[:16]}  {_bytes(copy.nbytes):>8}  {copy.source}: {why}")
+    _say(f"{cache}: {_bytes(report.nbytes)} of copies remain")
 
 
 @cli.command(short_help="Measure how fast this machine reads a set.")
@@ -740,7 +785,7 @@ def bench(out: Path, as_json: bool, **options: Any) -> None:
         _print_json(report.to_dict())
         return
     for line in table(report):
-        click.echo(line)
+        _say(line)
 
 
 @cli.command(short_help="Copy or move a set into a shared root.")
@@ -769,11 +814,11 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
         _print_json(dataclasses.asdict(report))
         return
     done = "moved" if options["move"] else "copied"
-    click.echo(f"{done} {report.num_files:,} files, {_bytes(report.nbytes)}, digest {report.digest[:16]}")
-    click.echo(f"  published as {report.path}")
+    _say(f"{done} {report.num_files:,} files, {_bytes(report.nbytes)}, digest {report.digest[:16]}")
+    _say(f"  published as {report.path}")
     if report.readable_by != "all":
         whom = {"owner": "its owner", "group": "its owner and group"}[report.readable_by]
-        click.echo(
+        _say(
             f"  only {whom} can read it, as the umask says: `chmod -R a+rX {report.path}` lets the others read it, too"
         )
 
@@ -803,7 +848,8 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
 
     if not (roots := roots or catalogue_roots()):
         raise click.UsageError("expected a ROOT, or roots in SHARDIO_PATH with colons between them; found neither")
-    listings = catalogue.list_sets(roots)
+    with _telling_of_servers(roots):
+        listings = catalogue.list_sets(roots)
     copies = None if cache is None else {copy.digest: copy for copy in _copies_in(cache)}
     if as_json:
         described = [dataclasses.asdict(listing) for listing in listings]
@@ -813,19 +859,22 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
         _print_json({"roots": described})
     else:
         for line in _aligned(list(_catalogue_rows(listings, copies))):
-            click.echo(line)
+            _say(line)
         for found in (found for listing in listings for found in listing.sets if found.reason):
-            click.echo(f"{found.state}: {_printable(found.reason)}")
+            _say(f"{found.state}: {found.reason}")
+        for copy in (copies or {}).values():
+            if copy.problem:
+                _say(f"cached: {copy.problem}")
         for left in (left for listing in listings for left in listing.left_overs):
             whose = (
                 "the next `shardio publish` there removes it, if it may"
                 if left.abandoned
                 else "a publisher may be at work"
             )
-            click.echo(f"left over: {_printable(left.path)}: {_bytes(left.nbytes)}; {whose}")
+            _say(f"left over: {left.path}: {_bytes(left.nbytes)}; {whose}")
     problems = [listing for listing in listings if listing.problem]
     for listing in problems:
-        click.echo(f"shardio: error: {listing.root}: {listing.problem}", err=True)
+        _say(f"shardio: error: {listing.root}: {listing.problem}", err=True)
     sys.exit(1 if problems else 0)
 
 
@@ -844,14 +893,14 @@ def _catalogue_rows(listings: Sequence[Listing], copies: Mapping[str, CachedCopy
     for listing in listings:
         for found in listing.sets:
             texts = {
-                "name": _printable(found.name),
+                "name": printable(found.name),
                 "samples": ", ".join(f"{split} {count:,}" for split, count in found.num_samples.items()),
                 "shape": " x ".join(map(str, found.sample_shape)),
                 "size": _bytes(found.nbytes) if found.digest else "",
                 "digest": found.digest[:12],
                 "state": found.state,
                 "cached": _cached((copies or {}).get(found.digest)),
-                "root": listing.root,
+                "root": printable(listing.root),
             }
             yield [texts[name] for name in columns]
 
@@ -910,15 +959,15 @@ def check_shuffle(
         statistics = {name: [dataclasses.asdict(statistic) for statistic in found[name]] for name in found}
         _print_json({**orders["block"].describe(), "ok": good, "sampled": is_sampled(n), **statistics})
     else:
-        click.echo(f"{'':<36}{'random':>14}{'global':>14}{'z':>8}{'block':>14}{'z':>10}")
+        _say(f"{'':<36}{'random':>14}{'global':>14}{'z':>8}{'block':>14}{'z':>10}")
         for whole, block in zip(*found.values(), strict=True):
-            click.echo(
+            _say(
                 f"{whole.name:<36}{whole.expected:>14.6g}{whole.found:>14.6g}{whole.z:>8.2f}"
                 f"{block.found:>14.6g}{block.z:>10.2f}"
             )
         block = orders["block"].describe()
         looked_at = "random positions of epoch 0" if is_sampled(n) else f"whole epochs: {num_epochs(n):,}"
-        click.echo(
+        _say(
             f"{looked_at}; blocks of {block['block_size']} samples, windows of {block['window_blocks']} blocks; "
             f"global: {'good, every |z| is below 4' if good else 'BAD, a |z| is 4 or more'}"
         )
@@ -949,9 +998,9 @@ def demo(images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> N
     if is_temporary := out is None:
         folder = click.get_current_context().with_resource(tempfile.TemporaryDirectory(prefix="shardio-demo-"))
         out = Path(folder, "shards")
-    click.secho(f"$ shardio convert {images} {out} --size {size[0]}x{size[1]}", bold=True)
+    click.secho(printable(f"$ shardio convert {images} {out} --size {size[0]}x{size[1]}"), bold=True)
     _convert(images, out, as_json=False, size=size)
-    click.secho(f"\n$ shardio info {out}", bold=True)
+    click.secho("\n" + printable(f"$ shardio info {out}"), bold=True)
     click.get_current_context().invoke(info, out=str(out), as_json=False)
     run_demo(out, steps, click.echo)
     if is_temporary:
@@ -977,9 +1026,27 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
-def _printable(text: str) -> str:
-    """What somebody else wrote, as it may go to a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+@contextlib.contextmanager
+def _telling_of_servers(places: Sequence[str]) -> Iterator[None]:
+    """Say that a server lets us wait, and for how long that can be, once it does for some seconds."""
+    from shardio.places import is_url, without_credentials
+    from shardio.remote import SMALL_FILE_SECONDS
+
+    names = ", ".join(without_credentials(place) for place in places if is_url(place))
+    line = f"shardio: still waiting for {names}: for each manifest and listing at most {SMALL_FILE_SECONDS:g} seconds"
+    timer = threading.Timer(_TELL_SECONDS, _say, [line], {"err": True})
+    timer.daemon = True
+    if names:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _say(line: str, err: bool = False) -> None:
+    """Print one line, which remains one whatever is in it."""
+    click.echo(printable(line), err=err)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -993,14 +1060,12 @@ def _print_json(value: Mapping[str, Any]) -> None:
     click.echo(json.dumps(value))
 
 
-def _errno(error: BaseException) -> int | None:
-    return error.errno if isinstance(error, OSError) else None
-
-
 def main() -> NoReturn:
     """The console script. Turns every expected error into a line on stderr and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # file names need not be UTF-8: they go out as they are
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # as stderr: the terminal may have fewer characters than names
     codes: list[int] = []
     # What is registered first is run last, when threads, files and semaphores are done with.
     atexit.register(_end_at_once, codes)
@@ -1024,20 +1089,24 @@ def _run() -> int:
     except SystemExit as verdict:  # of a command that checks something
         return int(verdict.code or 0)
     except click.ClickException as error:
+        vars(error).update(message=printable(error.message))  # click repeats some words as they were given
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("shardio: interrupted", err=True)
+        _say("shardio: interrupted", err=True)
         return 130
     except BrokenPipeError:
         # Whoever read our output went away. Keep the interpreter from writing the rest, and complaining, at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ShardioError, OSError) as error:
-        hint = ": raise the limit (`ulimit -n`) or use fewer workers" if _errno(error) == errno.EMFILE else ""
-        click.echo(f"shardio: error: {error}{hint}", err=True)
+    except ShardioError as error:
+        click.echo(f"shardio: error: {error}", err=True)
+        return 1
+    except OSError as error:
+        hint = ": raise the limit (`ulimit -n`) or use fewer workers" if error.errno == errno.EMFILE else ""
+        _say(f"shardio: error: {error}{hint}", err=True)
         return 1
     except ValueError as error:  # an option's value that only the code behind it can judge
-        click.echo(f"shardio: error: {error}", err=True)
+        _say(f"shardio: error: {error}", err=True)
         return 2
     return 0

@@ -1,10 +1,10 @@
-"""`convert`: an image tree becomes a published shard set, or nothing does and what was finished is kept.
+"""`convert`: an image tree becomes a published shard set, or nothing does and what was done is kept.
 
     scan -> plan -> shard tasks -> publish
 
-An unfinished conversion keeps its plan and the records of its finished shards in OUT/.convert. The same call goes on
-from there; a call with other options or other sources is refused. Tasks are done by an engine: this machine's cores, an
-executor of the caller's, or a Dask cluster.
+An unfinished conversion keeps its plan, the records of its finished shards and the journals of unfinished ones in
+OUT/.convert. The same call goes on from there; a call with other options or other sources is refused. Tasks are done by
+an engine: this machine's cores, an executor of the caller's, or a Dask cluster.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from shardio.errors import ConvertError, SourceError, SpaceError
 from shardio.executors import Pool, run_on_pool
 from shardio.files import (
     make_folder,
-    naming,
+    read_untrusted,
     remove_temporaries,
     sweep_temporaries,
     write_atomic,
 )
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
+from shardio.journal import find_left, sweep_unfinished
 from shardio.local import PLAN_NAME, check_apart, check_free, check_local, check_usable, holds_set
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
@@ -57,7 +58,7 @@ from shardio.plan import (
     make_plan,
 )
 from shardio.resize import FitMode, Resample
-from shardio.scanner import SourceKind, check_images_local, scan
+from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set
 from shardio.shardtask import (
     Mended,
@@ -85,6 +86,10 @@ class Progress:
     total: int
     spooled: int = 0
     """Copied out of parquet files, which comes before the first is done."""
+    kept: int = 0
+    """Of those done, what earlier calls did, and this one need not."""
+    found: int = 0
+    """What `kept` comes to once every shard is begun, unless some of it turns out to be changed or damaged."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class ConvertReport:
     """What lay in SRC, or stands in the columns' file, and is no image to convert, per kind."""
     seconds: float
     num_converted: int
-    """Sources that this call worked on; the others were finished by an earlier one."""
+    """Sources that this call worked on; the others were done by an earlier one."""
     duplicates: tuple[Duplicates, ...] | None = None
     """Sources of the samples that have the same bytes; None if they were not asked for."""
     unfinished: Unfinished | None = None
@@ -126,6 +131,8 @@ def convert(
     out: str | os.PathLike[str],
     *,
     source: SourceKind = "auto",
+    accept_layout: bool = False,
+    empty_classes: EmptyClasses = "refuse",
     size: int | tuple[int, int] | str = 256,
     fit: FitMode = "crop",
     resample: Resample = "bicubic",
@@ -152,6 +159,9 @@ def convert(
     `source` is what the path `src` is: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout,
     a "list" file, "webdataset" tars, of which one, a folder or a pattern can be given, or "parquet" files, of which one
     or a folder can. "auto" looks and reports what it found.
+    A layout that looks like a mistake, such as a single class, is refused unless `accept_layout`, or unless `out` holds
+    what the same call has made or begun. A class folder without images is an error by default; `empty_classes="omit"`
+    leaves the class out, so that labels number the others, and "keep" gives it a label that no sample has.
     `size` is the samples' height and width in pixels. `fit` is "crop" (short side to size, then the centre), "squash"
     or "pad" (with black). `quality="fast"` decodes a JPEG to a half, a quarter or an eighth of its size where that is
     still twice what it is resized to; such samples differ by about 50 dB PSNR. `shard_size` is the most bytes a shard
@@ -174,8 +184,9 @@ def convert(
     the whole set: beside a part's own, refused images count of the shards that others had finished before it began.
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
-    SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and the same call
-    goes on. KeyboardInterrupt likewise.
+    SourceError, ConvertError, SpaceError or OSError: nothing is published, finished shards are kept, and so is what is
+    done of others, and the same call goes on. KeyboardInterrupt likewise; it says how many images are kept. A kill or a
+    loss of power takes what each worker did in the last 20 seconds, and the block of 8 MiB that it was at.
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
@@ -189,7 +200,7 @@ def convert(
         quality,
     )
     if not isinstance(src, (str, os.PathLike)):
-        _check_dataset_options(source, report_duplicates)
+        _check_dataset_options(source, report_duplicates, accept_layout or empty_classes != "refuse")
     max_bad = given("max_bad", max_bad, parse_max_bad)
     most_bad(max_bad, 0)  # before anything that takes time
     engine = _choose_engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
@@ -199,7 +210,7 @@ def convert(
     if scheduler is not None and not (out / MANIFEST_NAME).exists():
         check_scheduler(scheduler)
     chosen = Part(1, 1) if part is None else Part(*given("part", part, parse_part))
-    collection = _scan(src, out, source)
+    collection = _scan(src, out, source, accept_layout, empty_classes)
     elsewhere = executor is not None or scheduler is not None or (workers or 1) > 1
     if isinstance(collection.origin, DatasetOrigin) and elsewhere:
         collection.origin.check_sendable()
@@ -222,6 +233,9 @@ def convert(
                         manifest = _published(plan, out)
                     else:
                         manifest = _publish(plan, out, [records[task.name] for task in plan.tasks])
+        except KeyboardInterrupt as error:
+            error.args = (_tell_kept(mine, out),)
+            raise
         except _TooManyBad:
             manifest = _published(plan, out)
             if manifest is None:
@@ -232,7 +246,7 @@ def convert(
                 manifest = _published(plan, out)
             if manifest is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise SpaceError(
-                    f"{error.filename or out}: {error.strerror}. Finished shards are kept: make room and run the same "
+                    f"{error.filename or out}: {error.strerror}; {_tell_kept(mine, out)}: make room and run the same "
                     "command again"
                 ) from error
             if manifest is None:
@@ -255,7 +269,7 @@ def convert(
         mended=tuple(m for record in records.values() for m in record.mended),
         ignored=_ignored(plan),
         seconds=time.monotonic() - start,
-        num_converted=monitor.done - monitor.found,
+        num_converted=monitor.done - monitor.kept,
         duplicates=duplicates,
     )
 
@@ -306,7 +320,7 @@ def _report_part(
         mended=tuple(m for _, record in mine for m in record.mended),
         ignored=_ignored(plan),
         seconds=time.monotonic() - start,
-        num_converted=monitor.done - monitor.found,
+        num_converted=monitor.done - monitor.kept,
         source=plan.collection.kind,
         unfinished=Unfinished(
             num_shards=len(plan.tasks),
@@ -318,14 +332,22 @@ def _report_part(
     )
 
 
-def _check_dataset_options(source: SourceKind, report_duplicates: bool) -> None:
+def _check_dataset_options(source: SourceKind, report_duplicates: bool, layout: bool) -> None:
     if source != "auto":
         raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; found {source!r}")
+    if layout:
+        raise ValueError("accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out")
     if report_duplicates:
         raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
 
 
-def _scan(src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset], out: Path, kind: SourceKind) -> Collection:
+def _scan(
+    src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset],
+    out: Path,
+    kind: SourceKind,
+    accept_layout: bool,
+    empty_classes: EmptyClasses,
+) -> Collection:
     if not isinstance(src, (str, os.PathLike)):
         check_usable(out)
         return collect_datasets(src)
@@ -333,8 +355,10 @@ def _scan(src: str | os.PathLike[str] | Dataset | Mapping[str, Dataset], out: Pa
     src = Path(os.path.abspath(src))
     check_apart(src, out)
     check_usable(out)
+    # What OUT holds was accepted then, and is compared with the sources now.
+    accept_layout |= any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}"))
     try:
-        collection = scan(src, kind)
+        collection = scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
     except SourceError as error:
         if holds_set(src):
             raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
@@ -430,9 +454,9 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     except FileExistsError:
         began = False
         try:
-            with naming(work / PLAN_NAME):
-                there = json.loads((work / PLAN_NAME).read_bytes())
-        except ValueError:
+            hint = ": remove it, or convert into a new folder"
+            there = json.loads(read_untrusted(work / PLAN_NAME, refusal=ConvertError, way_out=hint))
+        except (ValueError, RecursionError):
             there = {}
         if changed := difference(there, here):
             # That may be of one who is about to find out what we find out here.
@@ -442,8 +466,8 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
                 f"{out}: holds an unfinished conversion of another kind ({changed}). Finish that one with its own "
                 "options, or remove the folder, or convert into a new one"
             ) from None
-    for folder in (out, work):
-        sweep_temporaries(folder)
+    sweep_temporaries(work)
+    sweep_unfinished(out)
     # A conversion that began before ours may have been published, and its plan removed, since we looked for a set.
     try:
         return _published(plan, out)
@@ -489,22 +513,24 @@ class _Monitor:
         self.most_bad = most_bad
         self.done = 0
         self.refused = 0
-        self.found = 0  # of those done: finished by an earlier call
+        self.kept = 0  # of those done: by earlier calls
+        self.found = 0  # what `kept` will come to
         self.refused_by_others = 0
         self.spooled = 0
         self._on_progress = on_progress
 
     def _tell(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled))
+            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled, self.kept, self.found))
 
     def report_spooled(self, count: int) -> None:
         self.spooled += count
         self._tell()
 
-    def report(self, done: int, refused: int) -> None:
+    def report(self, done: int, refused: int, kept: int = 0, /) -> None:
         self.done += done
         self.refused += refused
+        self.kept += kept
         self._tell()
         self._check()
 
@@ -535,12 +561,15 @@ def _make_shards(
     todo = [task for task in mine if task.name not in records]
     origin = plan.collection.origin
     spooling = origin if todo and isinstance(origin, ParquetOrigin) else None
-    _check_space(plan, out, sum(task.nbytes for task in todo), spooling.missing_nbytes() if spooling else 0)
+    left = {name: found[0] for name, found in find_left(out, {task.name for task in todo}).items()}
+    room = sum(task.nbytes - min(task.nbytes, left[task.name].nbytes if task.name in left else 0) for task in todo)
+    _check_space(plan, out, room, spooling.missing_nbytes() if spooling else 0)
+    monitor.found = sum(record.num_sources for record in records.values())
+    monitor.found += sum(one.num_sources for one in left.values())
     # Looking whether sources have changed takes time, and shards without refused images do not count here.
     monitor.count_others(_load_records([task for task in others if refused_so_far(task)]).values())
     for record in records.values():
-        monitor.found += record.num_sources
-        monitor.report(record.num_sources, len(record.rejects))
+        monitor.report(record.num_sources, len(record.rejects), record.num_sources)
     if spooling:
         spooling.fill_spool(monitor.report_spooled)
     records |= {task.name: record for task, record in zip(todo, engine(todo, monitor.report), strict=True)}
@@ -556,6 +585,18 @@ def _load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
     with ThreadPoolExecutor(_STAT_THREADS, thread_name_prefix="shardio-records") as pool:
         found = zip(tasks, pool.map(load_record, tasks), strict=True)
         return {task.name: record for task, record in found if record is not None}
+
+
+def _tell_kept(tasks: Sequence[ShardTask], out: Path) -> str:
+    """How many images of these tasks the same call would not have to convert again."""
+    try:
+        undone = {task.name: task for task in without_record(tasks)}
+        done = sum(len(task.sources) for task in tasks if task.name not in undone)
+        done += sum(left[0].num_sources for left in find_left(out, undone).values())
+    except OSError:
+        done = 0
+    total = sum(len(task.sources) for task in tasks)
+    return f"{done:,} of {total:,} images are kept in {out}" if done else "no image is kept yet"
 
 
 def _tell_refused(plan: Plan, out: Path, monitor: _Monitor) -> ConvertError:
@@ -599,11 +640,11 @@ def _find_duplicates(plan: Plan, out: Path, records: Mapping[str, ShardRecord], 
         (out / WORK_FOLDER).mkdir(exist_ok=True)
         origin.fill_spool(lambda count: None)
     hashes = b"".join(known.get(t.name) or hash_sources(t.origin, t.sources, workers) for t in plan.tasks)
-    with (out / REJECTS_NAME).open(encoding="ascii") as lines:
-        refused = {(reject["split"], os.fsencode(reject["key"])) for reject in map(json.loads, lines)}
+    rejects = map(json.loads, read_untrusted(out / REJECTS_NAME).splitlines())
+    refused = {(reject["split"], os.fsencode(reject["key"])) for reject in rejects}
     return find_duplicates([(task.split, source) for task in plan.tasks for source in task.sources], hashes, refused)
 
 
 def _count_reasons(out: Path) -> dict[str, int]:
-    with naming(out / REJECTS_NAME), (out / REJECTS_NAME).open(encoding="ascii") as lines:
-        return dict(Counter(json.loads(line)["reason"] for line in lines).most_common())
+    lines = read_untrusted(out / REJECTS_NAME).splitlines()
+    return dict(Counter(json.loads(line)["reason"] for line in lines).most_common())

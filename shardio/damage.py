@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import warnings
 from collections import deque
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,6 +18,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.caller import warn_caller
 from shardio.checksum import crc32
 from shardio.counter_rng import make_keys, uniform
 from shardio.crop import Windows
@@ -194,11 +194,10 @@ class GuardedReader:
         for array in (slot.images, slot.labels, indices):
             array[:size][damaged] = array[chosen]
 
-    def warn(self, levels: int) -> None:
-        """A RuntimeWarning for each sample that was found damaged since the last call, at the line that is
-        `levels` calls above."""
+    def warn(self) -> None:
+        """A RuntimeWarning for each sample that was found damaged since the last call, at the caller's line."""
         while self._news:
-            warnings.warn(self._news.popleft(), RuntimeWarning, stacklevel=1 + levels)
+            warn_caller(self._news.popleft())
 
     def _room(self) -> NDArray[np.uint8]:
         """This thread's memory for some whole samples."""

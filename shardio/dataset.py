@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shardio.shardset import ShardSet, open_shards
+from shardio.eager import eager
+from shardio.shardset import ShardSet, open_shards, position_of
+
+ImageKind = Literal["tensor", "pil"]
+
+# Channels that Pillow has a mode for.
+_PIL_CHANNELS = (1, 2, 3, 4)
 
 
-class ShardDataset(Dataset[tuple[torch.Tensor, int]]):
-    """Samples (image, label): `image` a copy, uint8 (C, H, W), or what `transform` makes of it; `label` an int.
+class ShardDataset(Dataset[tuple[Any, Any]]):
+    """Samples (image, label): `image` a copy, uint8 (C, H, W), or what `transform` makes of it; `label` an int, or what
+    `target_transform` makes of it.
+
+    With image="pil" images are PIL images, as torchvision's ImageFolder gives them to its transforms.
 
     Works in forked and in spawned DataLoader workers: what is pickled is the path, and each process maps the set anew.
     """
@@ -24,39 +34,67 @@ class ShardDataset(Dataset[tuple[torch.Tensor, int]]):
         self,
         path: str | os.PathLike[str],
         split: str = "train",
-        transform: Callable[[torch.Tensor], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[int], Any] | None = None,
+        *,
+        image: ImageKind = "tensor",
     ) -> None:
+        if image not in get_args(ImageKind):
+            raise ValueError(f"image must be one of {', '.join(get_args(ImageKind))}; found {image!r}")
         self.path = os.fspath(path)
         self.split = split
         self.transform = transform
+        self.target_transform = target_transform
+        self.image = image
         self.shards: ShardSet = open_shards(path, split)
+        channels = self.shards.sample_shape[2]
+        if image == "pil" and channels not in _PIL_CHANNELS:
+            raise ValueError(f'image="pil": expected samples of 1 to 4 channels, found {channels}; use image="tensor"')
 
     @property
     def classes(self) -> tuple[str, ...]:
         return self.shards.classes
 
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        return {name: label for label, name in enumerate(self.classes)}
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """All labels in order, made at the first access."""
+        labels: list[int] = self.shards.labels.tolist()
+        return labels
+
     def __len__(self) -> int:
         return len(self.shards)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        position = range(len(self))[operator.index(index)]  # negative indices, and IndexError
-        return self.__getitems__([position])[0]
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.shards}>"
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int]]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.__getitems__([position_of(index, len(self))])[0]
+
+    @eager
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
         """Many samples with one gather; DataLoader calls this with a whole batch of indices."""
-        wanted = np.asarray(indices, np.int64)
-        images = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
-        self.shards.gather(wanted, images)
-        labels = self.shards.labels_of(wanted).tolist()
-        tensors = torch.from_numpy(images).permute(0, 3, 1, 2).unbind()
+        wanted = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
+        pixels = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
+        self.shards.gather(wanted, pixels)
+        labels = self.shards.labels_of(wanted.astype(np.int64, copy=False)).tolist()
+        images = _as_pil(pixels) if self.image == "pil" else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
         return [
-            (image if self.transform is None else self.transform(image), label)
-            for image, label in zip(tensors, labels, strict=True)
+            (
+                image if self.transform is None else self.transform(image),
+                label if self.target_transform is None else self.target_transform(label),
+            )
+            for image, label in zip(images, labels, strict=True)
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "shards": None}
+        return {name: value for name, value in vars(self).items() if name != "targets"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.shards = open_shards(self.path, self.split)
+
+def _as_pil(pixels: NDArray[np.uint8]) -> Sequence[Any]:
+    from PIL import Image  # which training does without otherwise
+
+    return [Image.fromarray(image[..., 0] if image.shape[2] == 1 else image) for image in pixels]

@@ -1,5 +1,8 @@
 """The few exceptions of shardio. Each is also a builtin, so that code that knows nothing of shardio can catch it.
 
+Names, keys and what a server says come from others, and messages end up in terminals and logs: `printable` escapes what
+would be more than text there.
+
 A caller's own mistakes (a wrong type, an index out of range) raise plain builtins. A ShardioError speaks of files:
 it names the file, what was expected, what was found, and the way out.
 """
@@ -10,8 +13,25 @@ Reason = Literal["damaged", "empty", "incomplete", "too large", "unreadable", "u
 """Why an image is refused, as rejects.jsonl tells it; docs/format.md says what each means."""
 
 
+def printable(text: str) -> str:
+    """One line of a text that somebody else may have written, as it may go to a terminal or a log.
+
+    Whatever is no visible character (newlines and other control characters, marks that turn the direction of writing,
+    bytes that are no text) becomes an escape as in a literal of Python. Backslashes stay, so that it may be done again.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class ShardioError(Exception):
-    """Base of every error that shardio raises about the world outside the program."""
+    """Base of every error that shardio raises about the world outside the program.
+
+    Its arguments are the lines of its message. None of them can become two, whatever name is in it.
+    """
+
+    def __str__(self) -> str:
+        return "\n  ".join(printable(str(line)) for line in self.args)
 
 
 class FormatError(ShardioError, ValueError):
@@ -35,11 +55,11 @@ class DecodeError(ShardioError, ValueError):
         self.detail = detail
 
     def __str__(self) -> str:
-        return f"{self.reason}: {self.detail}"
+        return printable(f"{self.reason}: {self.detail}")
 
 
 class ConvertError(ShardioError, RuntimeError):
-    """A conversion cannot go on, or nothing may be published. Finished shards are kept."""
+    """A conversion cannot go on, or nothing may be published. What is done is kept."""
 
 
 class SpaceError(ShardioError, OSError):

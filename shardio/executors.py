@@ -7,6 +7,7 @@ Beside its result, a task shares with the one who started it only a file in OUT 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import socket
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from shardio.errors import ConvertError, ShardioError
+from shardio.files import open_untrusted
 from shardio.format import WORK_FOLDER
 from shardio.plan import ShardTask, difference, library_versions
 from shardio.runfile import RunFile, RunSlot
@@ -30,7 +32,7 @@ _PROGRESS_SECONDS = 0.5
 # Tasks look every second, at a picture, whether they are to stop. One that is deep in an fsync is not waited for.
 _GRACE_SECONDS = 2.0
 
-GO_ON = "Finished shards are kept: run the same command again"
+GO_ON = "Run the same command again, which goes on with what is kept"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Terms:
                 "versions everywhere"
             )
         try:
-            self.run_file.open("r+b").close()
+            os.close(open_untrusted(self.run_file, os.O_RDWR))
         except OSError as error:
             raise ConvertError(
                 f"{host} cannot write to {self.run_file}: {error.strerror}. OUT must be the same folder on all "
@@ -93,8 +95,8 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
     """Do all tasks, each with so many threads; their records in the order of the tasks.
 
     `report` is called in the calling thread. If it raises, a task fails or on Ctrl-C, the work stops: tasks that were
-    not begun are cancelled, those under way are told to stop, and leave nothing behind. ConvertError if the executor
-    fails: finished shards stay.
+    not begun are cancelled, those under way are told to stop, and save what they have done. ConvertError if the
+    executor fails: finished shards stay.
     """
     if not tasks:
         return []
@@ -108,7 +110,7 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
     records: dict[int, ShardRecord] = {}
     running: dict[Future[ShardRecord], int] = {}
     finished: queue.SimpleQueue[Future[ShardRecord]] = queue.SimpleQueue()
-    told = counts = np.zeros((len(tasks), 2), np.int64)
+    told = counts = np.zeros((len(tasks), 3), np.int64)
     try:
         pool.check(terms_of(tasks[0]))
         while len(records) < len(tasks):
@@ -124,8 +126,11 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
                 future = finished.get(timeout=_PROGRESS_SECONDS)
                 number = running.pop(future)
                 record = records[number] = _result(future, tasks[number], run_file)
-                counts[number] = record.num_sources, len(record.rejects)
-            report(*map(int, (counts - told).sum(axis=0)))
+                counts[number, :2] = record.num_sources, len(record.rejects)
+            more = counts - told
+            # What a lost worker did in this call, and the next one that does its task has kept, is no earlier call's.
+            more[told[:, 0] > 0, 2] = 0
+            report(*map(int, more.sum(axis=0)))
             told = counts.copy()
         return [records[number] for number in range(len(tasks))]
     except BrokenExecutor as error:

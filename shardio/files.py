@@ -17,11 +17,11 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, ShardioError
 
 _TEMPORARY_SUFFIX = ".tmp"
 # A file that another machine is writing is silent for seconds, while a block of it is filled.
@@ -120,6 +120,28 @@ class AtomicFile:
             self._close()
             fsync_folder(self.path.parent)
 
+    @classmethod
+    def take_over(cls, path: Path, temporary: Path) -> AtomicFile | None:
+        """Go on with the temporary file that a process on this machine has left. None if it is not there, or in use.
+
+        The file of another machine is not taken, nor one without a lock: two would write to one file.
+        """
+        found = _open_left_over(temporary) if is_of_this_machine(temporary.name) else None
+        if found is None:
+            return None
+        descriptor, locked = found
+        if not locked or os.fstat(descriptor).st_nlink > 1:  # under its other name it may be another user's own
+            os.close(descriptor)
+            return None
+        file = cls.__new__(cls)
+        file.path, file._temporary, file.descriptor = path, temporary, descriptor
+        return file
+
+    def leave(self) -> None:
+        """Close the temporary file, if it was not committed, and let it lie for `take_over`. May be called again."""
+        if self.descriptor >= 0:
+            self._close()
+
     def discard(self) -> None:
         """Remove the temporary file, if it was not committed. May be called again."""
         if self.descriptor >= 0:
@@ -151,6 +173,16 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY_SUFFIX)
 
 
+def _machine_of(name: str) -> str:
+    """Which machine writes the temporary file of this name; "" if it does not say."""
+    return name.split(".")[-2].rpartition("-")[0]
+
+
+def is_of_this_machine(name: str) -> bool:
+    """Whether the temporary file `name` is written, or was, by a process on this machine."""
+    return _machine_of(name) == _machine()
+
+
 def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
     """Whether the temporary file `name` is of no use to any process, if this one could lock it.
 
@@ -159,8 +191,7 @@ def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
     """
     if time.time() - written >= _ABANDONED_SECONDS:
         return True
-    machine, known, _ = name.split(".")[-2].rpartition("-")
-    return (not known or machine == _machine()) and (locked or written < _boot_time())
+    return _machine_of(name) in ("", _machine()) and (locked or written < _boot_time())
 
 
 def _boot_time() -> float:
@@ -170,31 +201,73 @@ def _boot_time() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) - 60.0
 
 
-def sweep_temporaries(folder: Path) -> int:
+def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
+    """Lock an open file without waiting: whether it is locked now; None if the filesystem has no locks."""
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _open_left_over(path: Path) -> tuple[int, bool] | None:
+    """Open a temporary file that no process is writing: its descriptor, and whether it is locked, as it is wherever
+    there are locks. None if there is none such."""
+    # Published or swept by another process in between, being written, or not ours to touch.
+    try:
+        descriptor = open_untrusted(path, os.O_RDWR)
+    except (OSError, FormatError):
+        return None
+    try:
+        locked = try_lock(descriptor)
+        status = os.fstat(descriptor)
+        if (
+            locked is not False
+            and is_abandoned(path.name, status.st_mtime, locked=bool(locked))
+            # The writer may have published the file, under its other name, before it was locked here.
+            and os.path.samestat(status, os.lstat(path))
+        ):
+            return descriptor, bool(locked)
+    except OSError:
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def is_left_over(path: Path) -> bool | None:
+    """Whether a process of this machine has left the temporary file `path`, and none is writing it. None if no lock
+    tells: it is another machine's, or the filesystem has none."""
+    if not is_of_this_machine(path.name):
+        return None
+    try:
+        descriptor = open_untrusted(path, os.O_RDWR)
+    except (OSError, FormatError):
+        return False
+    try:
+        return try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sweep_temporaries(folder: Path, kept: Container[str] = ()) -> int:
     """Remove the temporary files in `folder` that no living process is writing; how many there were.
 
-    BeeGFS, NFS with local_lock and Lustre with localflock do not show one machine's locks to another: a file of another
-    machine is left alone for an hour after it was last written to, lock or none.
+    Those whose names are in `kept` stay. BeeGFS, NFS with local_lock and Lustre with localflock do not show one
+    machine's locks to another: a file of another machine is left alone for an hour after it was last written to, lock
+    or none.
     """
     swept = 0
     for entry in _temporaries(folder):
-        # Published or swept by another process in between, being written, or not ours to touch.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                locked = True
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                except OSError:  # a filesystem without locks
-                    locked = False
-                if not is_abandoned(entry.name, os.fstat(descriptor).st_mtime, locked=locked):
-                    continue
+        if entry.name not in kept and (found := _open_left_over(Path(entry.path))) is not None:
+            with contextlib.suppress(OSError):
                 Path(entry.path).unlink()
                 swept += 1
-            finally:
-                os.close(descriptor)
+            os.close(found[0])
     return swept
 
 
@@ -239,28 +312,81 @@ def bypass_page_cache(descriptor: int, yes: bool) -> bool:
     return yes
 
 
-def open_regular(path: str | Path) -> tuple[int, int]:
-    """Open a file of a shard set for reading: (descriptor, size in bytes). FormatError unless it is a regular file.
+def open_untrusted(
+    path: str | Path,
+    flags: int = os.O_RDONLY,
+    *,
+    refusal: type[ShardioError] = FormatError,
+    way_out: str = "",
+    sole_name: bool = False,
+) -> int:
+    """Open a file in whose place another user may have put anything: a descriptor, for the caller to close.
 
-    No symbolic link in the last component, and no blocking on a FIFO. Size and type are read from the descriptor, so
-    they are those of the very file that is then read or mapped.
+    Nothing is waited for, and no symbolic link in the last component is followed. Raises `refusal`, whose message ends
+    with `way_out`, unless a regular file is there; with `sole_name`, which a file that is written in place needs, also
+    if it has a second name (a hard link), under which it may be somebody's own. OSError passes through.
     """
+
+    def refuse(found: str) -> ShardioError:
+        return refusal(f"{path}: expected a regular file, found {found}{way_out}")
+
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise FormatError(f"{path}: expected a file of the shard set, found nothing") from None
+        # O_NONBLOCK: a FIFO is opened at once, or not at all. For a regular file it means nothing.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise FormatError(f"{path}: expected a regular file, found a symbolic link") from None
-        if error.errno == errno.ENXIO:
-            raise FormatError(f"{path}: expected a regular file, found a socket or device") from None
-        raise
+        found = {
+            errno.ELOOP: "a symbolic link",
+            errno.ENXIO: "a FIFO, socket or device",
+            errno.EISDIR: "a folder",
+        }.get(error.errno or 0)
+        if found is None:
+            raise
+        raise refuse(found) from None
     try:
         with naming(path):
             status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise FormatError(f"{path}: expected a regular file, found {stat.filemode(status.st_mode)}")
+            raise refuse(kind_of(status.st_mode))
+        if sole_name and status.st_nlink > 1:
+            raise refuse("one that has a second name (a hard link)")
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor, status.st_size
+    return descriptor
+
+
+def kind_of(mode: int) -> str:
+    """What a file is, by its mode, for people to read."""
+    kinds = {
+        stat.S_IFREG: "a file",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def open_regular(path: str | Path) -> tuple[int, int]:
+    """Open a file of a shard set for reading, as `open_untrusted`: (descriptor, size in bytes). FormatError if there is
+    none.
+
+    Size and type are read from the descriptor, so they are those of the very file that is then read or mapped.
+    """
+    try:
+        descriptor = open_untrusted(path)
+    except FileNotFoundError:
+        raise FormatError(f"{path}: expected a file of the shard set, found nothing") from None
+    try:
+        with naming(path):
+            return descriptor, os.fstat(descriptor).st_size
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatError, way_out: str = "") -> bytes:
+    """All of a file that `open_untrusted` opens."""
+    descriptor = open_untrusted(path, refusal=refusal, way_out=way_out)
+    with naming(path), os.fdopen(descriptor, "rb") as file:
+        return file.read()

@@ -32,7 +32,7 @@ def can_fuse(images: torch.Tensor, size: tuple[int, int]) -> bool:
     """Whether `resample_fused` makes pictures of this size of these images."""
     line_nbytes = images.shape[1] * max(images.shape[3], size[1])
     fits = images.is_cuda and line_nbytes <= _MOST_NBYTES and images.numel() > 0
-    return fits and triton is not None and _works(images.device)
+    return fits and triton is not None and not torch.compiler.is_compiling() and _works(images.device)
 
 
 @cache

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shardio.clutter import clutter, clutter_in
 from shardio.errors import DecodeError, SourceError
 from shardio.format import is_safe_name
 from shardio.sources import Collection, Extent, FileOrigin, Source, in_tree_order, read_file
@@ -51,7 +52,7 @@ def scan_ilsvrc(src: Path) -> Collection:
         if train is None and val is None:
             raise SourceError(f"{src}: expected {TRAIN_NAME} or {VAL_NAME}, found neither")
         others = set(os.listdir(src)) - {TRAIN_NAME, VAL_NAME, *DEVKIT_NAMES}
-        ignored.update("hidden" if name.startswith(".") else "other file" for name in others)
+        ignored.update(clutter(name) or "other file" for name in others)
     else:
         folder = src.parent
         with open_archive(src) as archive:
@@ -88,8 +89,8 @@ def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, Member]:
     with open_archive(train) as archive:
         for member in members(archive):
             stem, _, suffix = os.fsdecode(os.path.basename(member.name)).rpartition(".")
-            if _is_hidden(member.name):
-                ignored["hidden"] += 1
+            if kind := clutter_in(os.fsdecode(member.name)):
+                ignored[kind] += 1
             elif suffix != "tar":
                 ignored["outside of class archives"] += 1
             elif stem in tars:
@@ -104,13 +105,13 @@ def _train_sources(
 ) -> tuple[Source, ...]:
     file = os.fsencode(train.name)
 
-    def walk(label: int, name: str) -> Generator[Source | None, None, None]:
+    def walk(label: int, name: str) -> Generator[Source | str, None, None]:
         tar, folder = tars[name], b"train/" + os.fsencode(name)
         what = f"{train}: {os.fsdecode(tar.name)!r} in it"
         with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
             for image in members(archive):
-                if _is_hidden(image.name):
-                    yield None
+                if kind := clutter_in(os.fsdecode(image.name)):
+                    yield kind
                 else:
                     place = Extent(file, image.offset, image.nbytes)
                     yield Source(folder + b"/" + image.name, label, place)
@@ -123,12 +124,12 @@ def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Co
     labels = {name: label for label, name in enumerate(classes)}
     seen: set[int] = set()
 
-    def walk() -> Generator[Source | None, None, None]:
+    def walk() -> Generator[Source | str, None, None]:
         with open_archive(val) as archive:
             for image in members(archive):
                 name = os.path.basename(image.name)
-                if _is_hidden(image.name):
-                    yield None
+                if kind := clutter_in(os.fsdecode(image.name)):
+                    yield kind
                     continue
                 match = _VAL_IMAGE.fullmatch(name)
                 number = int(match[1]) if match else 0
@@ -152,23 +153,18 @@ def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Co
     return sources
 
 
-def _checked(path: Path, found: list[list[Source | None]], ignored: Counter[str]) -> tuple[Source, ...]:
-    """In the order of the tree. `found` is by class, or of all classes in one list; None stands for what is hidden."""
+def _checked(path: Path, found: list[list[Source | str]], ignored: Counter[str]) -> tuple[Source, ...]:
+    """In the order of the tree. `found` is by class, or of all classes in one list; a string says what is clutter."""
     sources: list[Source] = []
     for listed in found:  # one by one, as sorting takes as much memory as what is sorted
-        sources += in_tree_order(source for source in listed if source is not None)
-    if hidden := sum(map(len, found)) - len(sources):
-        ignored["hidden"] += hidden
+        sources += in_tree_order(source for source in listed if isinstance(source, Source))
+        ignored.update(kind for kind in listed if isinstance(kind, str))
     if not sources:
         raise SourceError(f"{path}: expected images, found none")
     for one, next_one in pairwise(sources):
         if one.key == next_one.key:
             raise SourceError(f"{path}: expected each image once, found {os.fsdecode(one.key)!r} twice")
     return tuple(sources)
-
-
-def _is_hidden(name: bytes) -> bool:
-    return name.startswith(b".") or b"/." in name
 
 
 # --- the devkit -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import operator
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ from numpy.typing import NDArray
 from shardio.decode import check_object, decode_object
 from shardio.errors import DecodeError, SourceError
 from shardio.format import is_safe_name, shard_name
-from shardio.manifest import first_repeated
+from shardio.labels import check_label
+from shardio.manifest import check_text, first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Given, Item, Source
-from shardio.tree import DEFAULT_SPLIT
+from shardio.splits import DEFAULT_SPLIT, split_name, two_words
 from shardio.warned import kept_warnings
 
 # Items that are read, twice, before the conversion: enough that a random transform shows itself.
@@ -88,10 +88,10 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
     Keys are the numbers of the items, b"17" or, of several splits, b"train/17". TypeError or ValueError if `src` is
     something else or its items are no images with labels; SourceError if it is empty, or none of its items can be read.
     """
-    datasets: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
-    if not datasets:
+    given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
+    if not given:
         raise SourceError("expected a dataset for each split, found no split")
-    for split, dataset in datasets.items():
+    for split, dataset in given.items():
         if not isinstance(split, str) or not is_safe_name(shard_name(split, 999_999)):
             raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {split!r}")
         if not _is_sequence(dataset):
@@ -101,6 +101,12 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
             )
         if not len(dataset):
             raise SourceError(f"dataset {split!r}: expected items, found none")
+    if (both := two_words(given)) is not None:
+        raise ValueError(
+            f"expected one dataset for the split {split_name(both[0])!r}, found {both[0]!r} and {both[1]!r}: call "
+            "one of them otherwise"
+        )
+    datasets = {split_name(split): dataset for split, dataset in given.items()}
     classes, class_names = _common_classes(datasets)
     sha256 = hashlib.sha256()
     for split, dataset in datasets.items():
@@ -142,7 +148,7 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int) -> Given:
     image, label = item
     try:
         image = check_object(_to_array(image) if isinstance(image, torch.Tensor) else image)
-        label = operator.index(label)
+        label = check_label(label)
     except TypeError as error:
         raise TypeError(f"{where}: {error}") from None
     most = (num_classes or MAX_CLASSES) - 1
@@ -227,6 +233,7 @@ def _classes(split: str, dataset: Any) -> tuple[tuple[str, ...], tuple[str, ...]
     classes, class_names = (tuple(ids), names) if len(ids) == len(names) else (names, ())
     if (repeated := first_repeated(classes)) is not None:
         raise ValueError(f"dataset {split!r}: expected distinct classes, found {repeated!r} twice")
+    check_text((*classes, *class_names), f"dataset {split!r}: classes")
     return classes, class_names
 
 

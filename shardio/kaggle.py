@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from shardio.clutter import clutter
 from shardio.errors import SourceError
 from shardio.format import is_safe_name
 from shardio.sources import Collection, FileOrigin, Source, in_tree_order
@@ -48,7 +49,9 @@ def scan_kaggle(src: Path) -> Collection:
     if (images / "train").is_dir():
         classes, splits["train"] = _class_folders(images, "train", ignored)
     if (images / "val").is_dir():
-        if any(entry.is_dir() for entry in _entries(images / "val")):  # somebody has sorted the images
+        if any(
+            entry.is_dir() and not clutter(entry.name) for entry in _entries(images / "val")
+        ):  # somebody has sorted the images
             found, sources = _class_folders(images, "val", ignored)
             truth = [(found[source.label], source) for source in sources]
         else:
@@ -86,8 +89,8 @@ def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]
     files = {}
     for entry in _entries(images / "val"):
         stem, _, suffix = entry.name.rpartition(".")
-        if entry.name.startswith("."):
-            ignored["hidden"] += 1
+        if kind := clutter(entry.name):
+            ignored[kind] += 1
         elif suffix == "JPEG":
             files[stem] = entry.name
         else:

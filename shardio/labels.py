@@ -1,4 +1,4 @@
-"""Labels and splits as people write them down -> classes and numbers, and the names that a folder tree has for splits.
+"""Labels as people write them down -> classes and numbers.
 
 Labels are integers or class names. Integers are labels as they stand, and the classes are 0 to the largest. Names are
 numbered in sorted order, as class folders are.
@@ -6,20 +6,23 @@ numbered in sorted order, as class folders are.
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-
-from shardio.tree import SPLIT_NAMES
+from typing import Any
 
 # Every class has a name in the manifest, in use or not.
 _MOST_CLASSES = 1_000_000
 _MAX_NAME_NBYTES = 1024
 
-_SPLIT_ALIASES = {"training": "train", "validation": "val", "valid": "val"}
+_DIGITS = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
+_NUMBER = re.compile(_DIGITS, re.ASCII)
+# [0.1, 0.9], or 0.1;0.9 without brackets.
+_VECTOR = re.compile(rf"[\[(]\s*{_DIGITS}([\s,;|]+{_DIGITS})*[\s,;]*[\])]|{_DIGITS}(\s*[,;|]\s*{_DIGITS})+", re.ASCII)
 
-_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+NO_VECTORS = "a set has one class for each image and no soft labels: give the place of the largest number"
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,26 @@ def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
             elif text in names:
                 faults[split, text] = f"one of the classes of {first!r}"
             else:
-                faults[split, text] = f"a class name, or an integer from 0 to {_MOST_CLASSES - 1:,}"
+                faults[split, text] = f"a class name, or an integer from 0 to {_MOST_CLASSES - 1:,}{_hint(text)}"
     return Numbering(classes, labels, faults)
+
+
+def _hint(text: str) -> str:
+    if _VECTOR.fullmatch(text):
+        return f" ({NO_VECTORS})"
+    return " (without a decimal point: 3 and not 3.0)" if _NUMBER.fullmatch(text) and re.search("[.eE]", text) else ""
+
+
+def check_label(label: Any) -> int:
+    """Returns an integer of any type as int. TypeError for anything else."""
+    try:
+        return operator.index(label)
+    except TypeError:
+        if getattr(label, "shape", ()) or isinstance(label, (list, tuple)):
+            found = f"a {type(label).__name__} of {len(label)}: {NO_VECTORS}, and keep the vectors beside the set"
+        else:
+            found = f"{label!r:.80} ({type(label).__name__}): give int(label) if it is a whole number"
+        raise TypeError(f"label must be an integer, found {found}") from None
 
 
 def _is_integer(text: str) -> bool:
@@ -66,22 +87,11 @@ def _is_integer(text: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    # -1 and 3.0 are no names: somebody marks what has no label, or lost integers to floating point.
+    # -1, 3.0 and [0.1, 0.9] are no names: a mark of what has no label, an integer lost to floating point, a soft label.
     return (
         text.strip() not in ("", ".", "..")
         and not _NUMBER.fullmatch(text)
+        and not _VECTOR.fullmatch(text)
         and not re.search(r"[\0\n\r]", text)
         and len(text.encode("utf-8", "surrogateescape")) <= _MAX_NAME_NBYTES
     )
-
-
-def split_name(word: str) -> str:
-    """The split that is meant: "Validation" is val, and what nobody knows is a split of its own."""
-    lower = word.lower()
-    return _SPLIT_ALIASES.get(lower, lower if lower in SPLIT_NAMES else word)
-
-
-def in_split_order(names: Iterable[str]) -> list[str]:
-    """train, val, test, then the others sorted. Distinct."""
-    names = set(names)
-    return [*(name for name in SPLIT_NAMES if name in names), *sorted(names - set(SPLIT_NAMES))]

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardio.files import is_abandoned
+from shardio.errors import FormatError
+from shardio.files import is_abandoned, open_untrusted, try_lock
 
 FOLDER_SUFFIX = ".d"
 # A lock, as AtomicFile names it, or its folder. Others may have temporary files of their own in a root.
@@ -44,7 +45,7 @@ def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
         try:
             with _alone_with(lock, os.O_RDONLY, fcntl.LOCK_SH) as abandoned:
                 pass
-        except OSError:  # another user's and not readable, or gone by now
+        except (OSError, FormatError):  # another user's and not readable, gone by now, or no lock
             pass
         nbytes = 0
         for path in (lock, *folder.glob("*")):
@@ -58,7 +59,7 @@ def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
 def sweep_left_overs(root: Path) -> None:
     """Remove what is abandoned, as far as permissions allow."""
     for lock in _locks(root):
-        with contextlib.suppress(OSError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
+        with contextlib.suppress(OSError, FormatError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
             if abandoned:
                 shutil.rmtree(folder_of(lock), ignore_errors=True)
                 lock.unlink(missing_ok=True)
@@ -76,21 +77,17 @@ def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
 
     OSError, such as PermissionError, if that cannot be known.
     """
-    descriptor, locked = -1, True
+    descriptor = -1
+    locked: bool | None = True
     with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(lock, access | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_untrusted(lock, access)
     try:
-        if descriptor >= 0:
-            try:
-                fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            except OSError:  # a filesystem without locks
-                locked = False
+        if descriptor >= 0 and (locked := try_lock(descriptor, operation)) is False:
+            yield False
+            return
         folder = folder_of(lock)
         written = [path.stat().st_mtime for path in (lock, folder, *folder.glob("*")) if os.path.lexists(path)]
-        yield is_abandoned(lock.name, max(written, default=0), locked=locked)
+        yield is_abandoned(lock.name, max(written, default=0), locked=bool(locked))
     finally:
         if descriptor >= 0:
             os.close(descriptor)

@@ -12,8 +12,9 @@ import struct
 import threading
 from multiprocessing.connection import Connection
 
-# (sources done, of these refused): far below PIPE_BUF, so that writes of many processes to one pipe never mix.
-PROGRESS = struct.Struct("<II")
+# (sources done, of these refused, of these kept): far below PIPE_BUF, so that writes of many processes to one pipe
+# never mix.
+PROGRESS = struct.Struct("<III")
 # A worker told to stop looks up after each picture; one that is deep in an fsync is ended after this time.
 _GRACE_SECONDS = 0.7
 
@@ -37,24 +38,25 @@ class Lifeline:
     def stopped(self) -> bool:
         return self._stop.is_set()
 
-    def report(self, done: int, refused: int) -> None:
+    def report(self, done: int, refused: int, kept: int = 0, /) -> None:
         try:
-            send_progress(self._progress, done, refused)
+            send_progress(self._progress, done, refused, kept)
         except OSError:  # nobody reads any more
             self._stop.set()
 
 
-def send_progress(pipe: Connection, done: int, refused: int) -> None:
-    os.write(pipe.fileno(), PROGRESS.pack(done, refused))
+def send_progress(pipe: Connection, done: int, refused: int, kept: int) -> None:
+    os.write(pipe.fileno(), PROGRESS.pack(done, refused, kept))
 
 
-def receive_progress(pipe: Connection) -> tuple[int, int]:
+def receive_progress(pipe: Connection) -> tuple[int, int, int]:
     """Wait for word from any worker: the sum of what has come."""
-    done = refused = 0
+    done = refused = kept = 0
     for message in PROGRESS.iter_unpack(os.read(pipe.fileno(), 8192 * PROGRESS.size)):
         done += message[0]
         refused += message[1]
-    return done, refused
+        kept += message[2]
+    return done, refused, kept
 
 
 _lifeline: Lifeline | None = None

@@ -14,9 +14,9 @@ from typing import IO, NamedTuple
 
 from shardio.errors import SourceError
 from shardio.format import is_safe_name, shard_name
-from shardio.labels import in_split_order, number_labels, split_name
+from shardio.labels import number_labels
 from shardio.sources import Collection, FileOrigin, Source
-from shardio.tree import DEFAULT_SPLIT
+from shardio.splits import DEFAULT_SPLIT, in_split_order, split_name
 
 # Names of columns, in any case. The first is taken where it is there; of the others there may be only one.
 PATH_COLUMNS = ("path", "filename", "file_name", "filepath", "file_path", "file", "image", "image_path", "img")
@@ -48,13 +48,13 @@ class _Faults:
     def add(self, line: int, expected: str, found: str) -> None:
         self._count += 1
         if self._count <= _MOST_KEPT:
-            self._kept.append((line, f"\n  line {line}: expected {expected}, found {found!r:.200}"))
+            self._kept.append((line, f"line {line}: expected {expected}, found {found!r:.200}"))
 
     def check(self) -> None:
         if self._count:
-            shown = "".join(text for _, text in sorted(self._kept)[:_MOST_SHOWN])
-            more = f"\n  and {self._count - _MOST_SHOWN:,} more" if self._count > _MOST_SHOWN else ""
-            raise SourceError(f"{self._path}: mend the list, where {self._count:,} lines are wrong:{shown}{more}")
+            shown = [text for _, text in sorted(self._kept)[:_MOST_SHOWN]]
+            more = [f"and {self._count - _MOST_SHOWN:,} more"] if self._count > _MOST_SHOWN else []
+            raise SourceError(f"{self._path}: mend the list, where {self._count:,} lines are wrong:", *shown, *more)
 
 
 def scan_list(src: Path) -> Collection:
@@ -186,13 +186,18 @@ def _tabular_rows(
     lines: Iterator[str], delimiter: str, width: int, columns: tuple[int, int, int | None], faults: _Faults
 ) -> Iterator[_Row]:
     path, label, split = columns
+    first: dict[str, tuple[str, int]] = {}  # of each split the word for it, and its line
     records = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         for record in records:
             number = records.line_num + 1  # the header was read before
             if len(record) == width:
-                in_split = DEFAULT_SPLIT if split is None else split_name(record[split].strip())
-                yield _Row(number, record[path], record[label].strip(), in_split)
+                word = DEFAULT_SPLIT if split is None else record[split].strip()
+                known, line = first.setdefault(split_name(word), (word, number))
+                if known.lower() == word.lower():
+                    yield _Row(number, record[path], record[label].strip(), split_name(word))
+                else:
+                    faults.add(number, f"the split {known!r}, as in line {line}", word)
             elif record:
                 faults.add(number, f"{width} fields", delimiter.join(record))
     except csv.Error as error:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
@@ -21,10 +22,12 @@ from torch.profiler import record_function
 from shardio.cached import CachedSplit, StagedReader
 from shardio.crop import Crop, CropAt, Windows
 from shardio.damage import Check, GuardedReader, OnDamage, check_choices
+from shardio.eager import eager
 from shardio.engine import Io, make_reader, read_ahead_batches
 from shardio.errors import LaunchError
 from shardio.format import SampleShape, sample_nbytes
 from shardio.gather import Finish, GatherThreads, Hints, Pending
+from shardio.kernels import kernels_in_use, warn_of_missing_kernels
 from shardio.launch import World, find_world, world_of_torch
 from shardio.machine import memory_left, usable_cores
 from shardio.order import Shuffle, as_integer, make_order
@@ -35,6 +38,7 @@ from shardio.readers import Reader
 from shardio.ring import Ring, Slot, new_slot
 from shardio.sampler import Sampler, Tail
 from shardio.shardset import ShardSet, open_shards
+from shardio.torchlike import LoaderDataset, RankSampler, refuse_options
 from shardio.transform import Transform
 
 # Beyond this the memory bus is the limit on most machines, and other ranks of the node need cores too.
@@ -125,9 +129,11 @@ class ShardLoader:
     Opening raises SetNotFoundError or FormatError. What storage fails to give is asked for again for a second; then it
     is an OSError that names file, byte and sample. An error in a gather thread is raised where its batch was due. An
     iterator belongs to one thread. `close()`, or leaving the `with` block, or forgetting the loader ends the threads.
-    A loader does not survive fork(): make it in the process that uses it.
+    A loader survives neither fork() nor pickling: make it in the process that uses it. It takes the place of torch's
+    DataLoader, and has the `dataset`, `batch_size` and `sampler` of one; it is not to be given to one.
     """
 
+    @eager
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -156,10 +162,18 @@ class ShardLoader:
         digest: str | None = None,
         check: Check = "off",
         on_damage: OnDamage = "raise",
+        **unknown: NoReturn,
     ) -> None:
+        if unknown:
+            refuse_options(unknown)
+        warn_of_missing_kernels()
         check_choices(check, on_damage)
+        prefetch = as_integer("prefetch", prefetch)
+        num_threads = None if num_threads is None else as_integer("num_threads", num_threads)
         if (num_threads is not None and num_threads < 1) or prefetch < 0:
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {num_threads}, {prefetch}")
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be something to call with each batch of images; found {transform!r}")
         self.world: World = find_world(rank, world_size)
         self._cached = None if cache is None else CachedSplit(path, cache, split, digest)
         if self._cached is None:
@@ -205,9 +219,10 @@ class ShardLoader:
         self._num_repeats = 0
         self._counts = _Counts()
         self._pid = os.getpid()
-        num_distinct = len(self.shards) if indices is None else len(np.unique(np.asarray(indices)))
+        self._indices = None if indices is None else np.array(indices)
+        num_distinct = len(self.shards) if self._indices is None else len(np.unique(self._indices))
         # Whether a sample may come more than once in an epoch.
-        self._repeats = weights is not None or (indices is not None and num_distinct < np.asarray(indices).size)
+        self._repeats = weights is not None or (self._indices is not None and num_distinct < self._indices.size)
         make_the_reader = self._cached.make_reader if self._cached else make_reader
         self._reader, self._io_reason = make_the_reader(self.shards, io, num_distinct)
         self._staged = self._reader if isinstance(self._reader, StagedReader) else None
@@ -234,6 +249,41 @@ class ShardLoader:
     def num_threads(self) -> int:
         return self._threads.num_threads
 
+    def __repr__(self) -> str:
+        shape = self._crop.cropped_shape if self._crop else self.shards.sample_shape
+        closed = ", closed" if self.closed else ""
+        return (
+            f"<ShardLoader {self.shards.path}, {self.shards.split}: {len(self)} batches of {self.batch_size} "
+            f"x {shape}, rank {self.world.rank} of {self.world.world_size}, on {self.device}{closed}>"
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch of this rank. The last one may be smaller with tail="short"."""
+        return self._sampler.batch_size
+
+    @cached_property
+    def dataset(self) -> LoaderDataset:
+        """The samples that an epoch is drawn from, one by one, as frameworks look for them in a DataLoader."""
+        return LoaderDataset(self.shards, self._indices)
+
+    @property
+    def sampler(self) -> RankSampler:
+        """The indices that come next, and `set_epoch`, as frameworks look for it in a DataLoader."""
+        return RankSampler(self._batches_to_come, self._sampler.num_read, self.set_epoch)
+
+    batch_sampler = None
+    """None, as in a DataLoader that makes no batches: of another, frameworks would make a DataLoader over `dataset`."""
+
+    def _batches_to_come(self) -> Iterator[NDArray[np.int64]]:
+        return replace(self._sampler, start=self._next.consumed).batches(self._next.epoch)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "a ShardLoader gives whole batches, to a loop over it: leave out the DataLoader around it, or give that a "
+            "ShardDataset; loader.dataset[i] is a single sample"
+        )
+
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
         return self._sampler.num_batches
@@ -253,6 +303,7 @@ class ShardLoader:
         self._next = self._received = place
         self._reading = None
 
+    @eager
     def __iter__(self) -> LoaderIterator:
         self._check_world()
         return LoaderIterator(self)
@@ -342,7 +393,8 @@ class ShardLoader:
         or of a wrong crc32; `damaged` samples were replaced by others; `read_ahead_batches` announced to the kernel,
         and `read_ahead_hits`, the share of their samples that was in the page cache when it was due (told by a few of
         each batch; None if none were announced, or if the files are not ours and the kernel does not tell). `staging`
-        tells how far the copy in the cache is: None without `cache`. `slots` were made for batches, of which
+        tells how far the copy in the cache is: None without `cache`. `kernels` copy samples, read them from files and
+        resample them on the CPU. `slots` were made for batches, of which
         `slots_free` wait for reuse: the others are being filled, are ready, or are in the consumer's hands.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
@@ -361,6 +413,7 @@ class ShardLoader:
             "read_retries": read.retries,
             "damaged": len(self.damaged),
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
+            "kernels": kernels_in_use(),
             "staging": self._cached.describe(self.shards) if self._cached else None,
         }
 
@@ -379,6 +432,11 @@ class ShardLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a ShardLoader has threads, and cannot be pickled or copied: make it in the process that uses it"
+        )
 
 
 class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
@@ -416,6 +474,11 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._loader._reading = self._token
         self._begun = True
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an iterator of a ShardLoader cannot be pickled or copied: state_dict() of the loader says where it is"
+        )
+
     @property
     def epoch(self) -> int:
         """That the batches are of. Until the first batch was asked for, the one that the loader would begin now."""
@@ -427,6 +490,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             self._take_place()
         return self._remaining
 
+    @eager
     def __next__(self) -> tuple[torch.Tensor, ...]:
         loader = self._loader
         if os.getpid() != loader._pid:
@@ -469,12 +533,12 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
 
     def _transform(
         self,
-        transform: Transform | Callable[[torch.Tensor], torch.Tensor],
+        transform: Callable[[torch.Tensor], Any],
         images: torch.Tensor,
         labels: torch.Tensor,
         drawn: _Drawn,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not isinstance(transform, Transform):
+        if (ours := _ours(transform)) is None:
             return transform(images), labels
         loader, numbers, sizes = self._loader, drawn.indices, drawn.sizes
         if loader._repeats:
@@ -482,7 +546,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             numbers = np.arange(start, stop) % self._sampler.num_samples
         if loader._squashed and sizes is None:  # the transform has come while the batch was under way
             sizes = _sizes(loader._reader, loader.shards.sample_shape, loader._crop, drawn.indices)
-        changed, targets = transform(images, labels, indices=numbers, seed=loader._seed, epoch=self.epoch, sizes=sizes)
+        changed, targets = ours(images, labels, indices=numbers, seed=loader._seed, epoch=self.epoch, sizes=sizes)
         return cast(torch.Tensor, changed), targets  # of Views a tuple of them
 
     def _receive(self, place: _Place) -> None:
@@ -535,7 +599,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         steps: list[Finish] = []
         if loader._guard is not None:
             steps.append(partial(loader._guard.replace_damaged, self.epoch))
-        if loader._squashed and isinstance(loader.transform, Transform):
+        if loader._squashed and _ours(loader.transform) is not None:
             steps.append(partial(_note_sizes, loader._reader, loader.shards.sample_shape, loader._crop))
         return partial(_do_all, steps) if steps else None
 
@@ -562,7 +626,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         counts.gather_seconds += pending.gather_seconds
         self._pending.popleft()
         if self._loader._guard is not None:
-            self._loader._guard.warn(levels=5)  # at the line that asked for a batch
+            self._loader._guard.warn()
         return slot, pending.size
 
     def _lend(self, slot: Slot, size: int) -> tuple[Tensors, _Drawn]:
@@ -570,6 +634,13 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
         images = torch.from_numpy(self._loader._ring.lend(slot, size))
         return Tensors(images.permute(0, 3, 1, 2), labels, indices), drawn
+
+
+def _ours(transform: object) -> Transform | None:
+    """The transform of shardio.augment that this is, or that torch.compile was given: it compiles nothing of that, and
+    would hide that seed, epoch and samples are wanted."""
+    unwrapped = inspect.unwrap(transform) if callable(transform) else None
+    return unwrapped if isinstance(unwrapped, Transform) else None
 
 
 def _drawn(slot: Slot, size: int) -> _Drawn:
@@ -631,7 +702,7 @@ def _make_crop(crop: int | tuple[int, int], at: CropAt, seed: int, sample_shape:
 
 def _choose_device(device: str | torch.device | None, world: World) -> torch.device:
     if device is not None:
-        chosen = torch.device(device)
+        chosen = _checked_device(device)
     elif torch.cuda.is_available():
         chosen = torch.device("cuda")  # the current one, if nobody says which is this rank's
         if world.local_rank is not None:
@@ -640,8 +711,27 @@ def _choose_device(device: str | torch.device | None, world: World) -> torch.dev
         chosen = torch.device("cpu")
     if chosen.type == "cuda" and chosen.index is None:
         chosen = torch.device("cuda", torch.cuda.current_device())
+    return chosen
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f'device must be "cpu", "cuda" or "cuda:N"; found {device!r}') from None
     if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be a CPU or a CUDA device; found {chosen}")
+        raise ValueError(
+            f'device must be a CPU or a CUDA device; found {chosen}: with device="cpu", batches can be moved there'
+        )
+    if chosen.type == "cuda":
+        count = torch.cuda.device_count()
+        if (chosen.index or 0) >= count:
+            seen = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
+            raise ValueError(
+                f"device: expected one that torch {torch.__version__} sees here, {seen}; found {device!r}. Look at "
+                "CUDA_VISIBLE_DEVICES, the driver and the build of torch; device=None is a GPU where there is one, or "
+                "else the CPU"
+            )
     return chosen
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardio.errors import FormatError, SetNotFoundError
+from shardio.errors import ConvertError, FormatError, SetNotFoundError
 from shardio.files import naming, open_regular, write_atomic
 from shardio.format import (
     FORMAT_NAME,
@@ -39,9 +42,17 @@ from shardio.format import (
     shard_nbytes,
 )
 
+# What a shard takes in manifest.json beside its name.
+_SHARD_TEXT_NBYTES = 176
+
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # 48 bits: nobody has so many sets that two of them would begin alike.
 _PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
+# os.fsdecode makes others of the bytes of names that are not UTF-8. These stand for nothing.
+_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+# As many as Python turns into an integer, and as deep as it writes JSON, however it is set and called.
+_MAX_DIGITS = 4300
+_MAX_DEPTH = 100
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,7 @@ class Manifest:
                 f"splits.{name}, {split.index.file}: nbytes: expected {expected}, found {split.index.nbytes}"
             )
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 (hex) of the set's content: equal digests mean equal pixels, labels, keys and order."""
         content = self._content()
@@ -240,6 +251,8 @@ def _count(value: object, where: str, minimum: int = 0) -> int:
 def _string(value: object, where: str) -> str:
     if type(value) is not str:
         raise _fail(where, "a string", value)
+    if _SURROGATE.search(value):
+        raise _fail(where, "text, in which lone surrogates stand for bytes (U+DC80 to U+DCFF)", value)
     return value
 
 
@@ -326,10 +339,39 @@ def _no_constant(name: str) -> None:
     raise FormatError(f"expected numbers that JSON has, found {name}")
 
 
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise FormatError(f"expected numbers that float64 holds, found {_show(text)}")
+    return number
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise FormatError(f"expected integers of at most {_MAX_DIGITS} digits, found {_show(text)}")
+    return int(text)
+
+
+def _check_provenance(value: object, depth: int = 0) -> None:
+    """It may be anything that can be shown, and written as JSON again."""
+    if isinstance(value, str):
+        _string(value, "provenance")
+    if isinstance(value, (dict, list)):
+        if depth == _MAX_DEPTH:
+            raise FormatError(f"provenance: expected objects and lists at most {_MAX_DEPTH} deep, found deeper ones")
+        for child in chain(value, value.values()) if isinstance(value, dict) else value:
+            _check_provenance(child, depth + 1)
+
+
 def parse_manifest(data: bytes) -> Manifest:
     """The manifest in these bytes. FormatError says what was expected and what was found, for any bytes at all."""
     try:
-        document = json.loads(data.decode("ascii"), object_pairs_hook=_no_repeated_keys, parse_constant=_no_constant)
+        document = json.loads(
+            data.decode("ascii"),
+            object_pairs_hook=_no_repeated_keys,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_integer,
+        )
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
@@ -362,6 +404,7 @@ def parse_manifest(data: bytes) -> Manifest:
         raise _fail("splits", "an object", splits)
     if type(document["provenance"]) is not dict:
         raise _fail("provenance", "an object", document["provenance"])
+    _check_provenance(document["provenance"])
     manifest = Manifest(
         sample_shape=sample_shape,
         classes=_strings(_list(document["classes"], "classes"), "classes"),
@@ -411,12 +454,21 @@ def is_digest(text: str) -> bool:
     return _SHA256.fullmatch(text) is not None
 
 
+def check_text(names: Sequence[object], where: str) -> None:
+    """ValueError or TypeError unless all are strings as a manifest may hold them."""
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"{where} must be strings, found {_show(name)}")
+        if _SURROGATE.search(name):
+            raise ValueError(f"{where} must be text, in which lone surrogates stand for bytes, found {_show(name)}")
+
+
 def check_digest(manifest: Manifest, digest: str | None) -> None:
     """FormatError unless this is the content that somebody pinned by its digest, whole or by its first 12 digits or
     more. None is any content. ValueError if `digest` is no such thing."""
     if digest is None:
         return
-    if not _PINNED.fullmatch(digest):
+    if not isinstance(digest, str) or not _PINNED.fullmatch(digest):
         raise ValueError(
             "digest must be the 64 lower-case hexadecimal digits that `shardio info` prints, or the first 12 or more "
             f"of them; found {_show(digest)}"
@@ -439,5 +491,29 @@ def _what_is_there(folder: Path) -> str:
 
 
 def commit_manifest(folder: Path, manifest: Manifest) -> None:
-    """Publish the set: after this rename it exists, before it does not. Every file it names must be durable already."""
-    write_atomic(folder / MANIFEST_NAME, manifest.dumps())
+    """Publish the set: after this rename it exists, before it does not. Every file it names must be durable already.
+
+    FormatError, and nothing is published, if no reader would open it; ConvertError if it is too large for them.
+    """
+    path, data = folder / MANIFEST_NAME, manifest.dumps()
+    _check_room(len(data), len(manifest.classes), sum(len(split.shards) for split in manifest.splits.values()))
+    try:
+        parse_manifest(data)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}; nothing is published") from None
+    write_atomic(path, data)
+
+
+def check_names_fit(classes: Sequence[str], class_names: Sequence[str] = (), shards: Sequence[str] = ()) -> None:
+    """ConvertError if a set of these classes and shards would have a larger manifest than readers take."""
+    names = len(json.dumps([*classes, *class_names])) + 2 * (len(classes) + len(class_names))  # an indent for each
+    _check_room(names + sum(map(len, shards)) + _SHARD_TEXT_NBYTES * len(shards), len(classes), len(shards))
+
+
+def _check_room(nbytes: int, num_classes: int, num_shards: int) -> None:
+    if nbytes > MAX_MANIFEST_NBYTES:
+        raise ConvertError(
+            f"{MANIFEST_NAME}: expected at most {MAX_MANIFEST_NBYTES:,} bytes, found {nbytes:,} for {num_classes:,} "
+            f"classes and {num_shards:,} shards: shorten the names of the classes, or make fewer shards by a larger "
+            "`--shard-size`, from Python `shard_size=`"
+        )

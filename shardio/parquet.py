@@ -25,29 +25,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.arrow import open_parquet
+from shardio.clutter import clutter
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError, SourceError
-from shardio.files import AtomicFile, naming, write_all
+from shardio.files import AtomicFile, naming, open_untrusted, write_all
 from shardio.format import MAX_KEY_NBYTES, is_safe_name, shard_name
+from shardio.labels import NO_VECTORS
 from shardio.manifest import first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Item, Source, identify
-from shardio.tree import DEFAULT_SPLIT, SPLIT_NAMES
+from shardio.splits import DEFAULT_SPLIT, in_split_order, known_split, split_name
 
 SUFFIX = ".parquet"
 
 _NO_LABEL = -1
 """What Hugging Face writes where the label is not given away, as in ImageNet's test split."""
 
-_SPLITS_BY_WORD = {
-    "train": "train",
-    "training": "train",
-    "validation": "val",
-    "valid": "val",
-    "val": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
 # train-00000-of-00294.parquet, also with a hash at its end.
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(?:-[0-9a-f]+)?", re.ASCII)
 
@@ -164,7 +156,7 @@ class ParquetOrigin:
 
     def _read_spool(self, where: bytes, number: int) -> bytes | None:
         path = self._spool_path(where)
-        with naming(path), path.open("rb", buffering=0) as file:
+        with naming(path), os.fdopen(open_untrusted(path), "rb", buffering=0) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
             offset, nbytes = _ENTRY.unpack(os.pread(file.fileno(), _ENTRY.size, start))
             if nbytes == _NO_IMAGE:
@@ -208,14 +200,18 @@ def is_parquet(src: Path) -> bool:
     """
     if src.is_file():
         return src.name.endswith(SUFFIX)
-    return any(_holds_files(src / name) for name in (".", "data", *_SPLITS_BY_WORD))
+    with contextlib.suppress(OSError):
+        return any(
+            _holds_files(src / name) for name in (".", *os.listdir(src)) if name in (".", "data") or known_split(name)
+        )
+    return False
 
 
 def _holds_files(folder: Path) -> bool:
     found = False
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if not entry.name.startswith("."):
+            if not clutter(entry.name):
                 if entry.is_dir():
                     return False
                 found = found or entry.name.endswith(SUFFIX)
@@ -239,8 +235,9 @@ def scan_parquet(src: Path) -> Collection:
     """
     src = Path(os.path.abspath(src))
     ignored: Counter[str] = Counter()
-    if not src.exists():
-        raise SourceError(f"{src}: expected a parquet file, or a folder of them, found nothing")
+    if not (src.is_dir() or src.is_file()):
+        found = "something else" if src.exists() else "nothing"
+        raise SourceError(f"{src}: expected a parquet file, or a folder of them, found {found}")
     folder, names = (src, _list(src, ignored)) if src.is_dir() else (src.parent, [src.name])
     if not names:
         raise SourceError(f"{src}: expected a parquet file, or a folder of them, found none in it")
@@ -248,7 +245,8 @@ def scan_parquet(src: Path) -> Collection:
     if src.is_dir():
         for group in splits.values():
             _check_complete(src, group)
-    tables = {name: _read_table(folder / name) for group in splits.values() for name in group}
+    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # every file has the names of all classes
+    tables = {name: _read_table(folder / name, shared) for group in splits.values() for name in group}
     classes = _common_classes(folder, tables)
     for name, table in tables.items():
         _check_labels(folder / name, table.labels, len(classes))
@@ -275,11 +273,11 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
 
     found = []
     for folder, folders, files in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not clutter(name)]
         for name in files:
             path = Path(folder, name)
-            if name.startswith("."):
-                ignored["hidden"] += 1
+            if kind := clutter(name):
+                ignored[kind] += 1
             elif name.endswith(SUFFIX) and path.is_file():  # a link, too: that is how downloads are cached
                 found.append(str(path.relative_to(root)))
             else:
@@ -292,13 +290,12 @@ def _split_of(name: str) -> tuple[str, str]:
     *folders, file = name.split("/")
     stem = file.removesuffix(SUFFIX)
     if (match := _NUMBERED.fullmatch(stem)) and is_safe_name(shard_name(match[1], 999_999)):
-        split = match[1].lower()
-        return _SPLITS_BY_WORD.get(split, split), "/".join([*folders, f"{match[1]}-*-of-{match[3]}"])
+        return split_name(match[1].lower()), "/".join([*folders, f"{match[1]}-*-of-{match[3]}"])
     word = re.sub(r"(?:[-_.]?[0-9]+)+$", "", stem)
-    if split := _SPLITS_BY_WORD.get(word.lower()):
+    if split := known_split(word):
         return split, "/".join([*folders, f"{word}*"])
     for depth in range(len(folders), 0, -1):
-        if split := _SPLITS_BY_WORD.get(folders[depth - 1].lower()):
+        if split := known_split(folders[depth - 1]):
             return split, "/".join([*folders[:depth], "*"])
     return "", ""
 
@@ -320,8 +317,7 @@ def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
             f"{root / groups[''][0]}: expected a name or a folder that says which split it is, as those of "
             f"{next(name for name in names if _split_of(name)[0])} do; found neither"
         )
-    order = {split: number for number, split in enumerate(SPLIT_NAMES)}
-    return {split: groups[split] for split in sorted(groups, key=lambda split: (order.get(split, len(order)), split))}
+    return {split: groups[split] for split in in_split_order(groups)}
 
 
 def _check_complete(root: Path, group: Sequence[str]) -> None:
@@ -344,7 +340,7 @@ class _Table:
     paths: Sequence[bytes | None]
 
 
-def _read_table(path: Path) -> _Table:
+def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _Table:
     identity = identify(path)
     with open_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
@@ -352,8 +348,8 @@ def _read_table(path: Path) -> _Table:
         columns = dict(zip(schema.names, schema.types, strict=True))
         if (repeated := first_repeated(schema.names)) is not None:
             raise SourceError(f"{path}: expected distinct columns, found {repeated[:80]!r} twice")
-        image = _choose(path, "image", [name for name, kind in columns.items() if _holds_images(kind)], features)
-        label = _choose(path, "label", [name for name, kind in columns.items() if _is_integer(kind)], features)
+        image = _choose(path, "image", columns, _holds_images, features)
+        label = _choose(path, "label", columns, _is_integer, features)
         wanted = [label]
         if _is_struct(columns[image]):
             if "path" in _fields(columns[image]):
@@ -370,7 +366,8 @@ def _read_table(path: Path) -> _Table:
         groups = [metadata.row_group(i).column(leaf) for i in range(metadata.num_row_groups)]
         found = np.concatenate(labels) if labels else np.empty(0, np.int64)
         table_file = TableFile(len(found), sum(group.total_uncompressed_size for group in groups), identity)
-        return _Table(table_file, image, _class_names(path, features.get(label)), found, paths or [None] * len(found))
+        classes = _class_names(path, features.get(label))
+        return _Table(table_file, image, shared.setdefault(classes, classes), found, paths or [None] * len(found))
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
@@ -418,18 +415,24 @@ def _is_integer(kind: Any) -> bool:
     return re.fullmatch(r"u?int(8|16|32|64)", str(kind)) is not None
 
 
-def _choose(path: Path, name: str, columns: Sequence[str], features: Mapping[str, Any]) -> str:
+def _choose(
+    path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
+) -> str:
     """The one column that can be it; of several the one so named, or that the metadata say to be it."""
+    columns = [column for column, kind in types.items() if fits(kind)]
     described = {"image": "Image", "label": "ClassLabel"}[name]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
     for candidates in ([c for c in columns if c == name], of_type, columns):
         if len(candidates) == 1:
             return candidates[0]
     what = {"image": "binary, or struct with bytes", "label": "integers"}[name]
-    raise SourceError(
-        f"{path}: expected one column of {name}s ({what}), found {', '.join(columns)[:200] or 'none'}. Of several, the "
-        f"one that counts must be named {name!r}"
-    )
+    if name in types and name not in columns:
+        found = f"{name!r} of type {types[name]}"
+        hint = f": {NO_VECTORS}" if "list<" in str(types[name]) else f". Write it anew as {what}"
+    else:
+        found = ", ".join(columns)[:200] or "none"
+        hint = f". Of several, the one that counts must be named {name!r}"
+    raise SourceError(f"{path}: expected one column of {name}s ({what}), found {found}{hint}")
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:

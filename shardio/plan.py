@@ -17,6 +17,7 @@ from shardio.amounts import given, parse_size
 from shardio.columns import ColumnTable
 from shardio.decode import DecodeOptions
 from shardio.format import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
+from shardio.manifest import check_names_fit
 from shardio.resize import Fit, FitMode, Resample
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, samples_per_shard
 from shardio.sources import Collection, Origin, Source
@@ -139,6 +140,7 @@ def make_plan(
     *,
     hash_sources: bool = False,
 ) -> Plan:
+    """The plan of a conversion into `out`. ConvertError if its set could not be described by a manifest."""
     tasks: list[ShardTask] = []
     most = samples_per_shard(options.shard_nbytes, options.sample_shape)
     for split, sources in collection.splits.items():
@@ -162,6 +164,7 @@ def make_plan(
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
+    check_names_fit(collection.classes, collection.class_names, [task.name for task in tasks])
     return Plan(collection, options, tuple(tasks), columns)
 
 

@@ -28,15 +28,11 @@ from shardio.crop import Windows
 from shardio.errors import FormatError
 from shardio.files import naming, open_regular
 from shardio.format import HEADER_NBYTES, sample_nbytes, shard_header
+from shardio.kernels import _rowread
 from shardio.manifest import FileEntry
 from shardio.openfiles import OpenFiles, most_open
 from shardio.ring import aligned_empty
 from shardio.shardset import RETRY_SECONDS, TRANSIENT, ShardSet, check_not_cut, open_checked, reading_failed
-
-try:
-    from shardio import _rowread
-except ImportError:  # installed without a compiler
-    _rowread = None  # type: ignore[assignment]
 
 # What O_DIRECT may demand of offsets, lengths and memory: a sector as most disks show it, a page or larger sector.
 _ALIGNMENTS = (512, 4096)

@@ -6,16 +6,19 @@ may pass is asked for again, after waits that grow. Users, passwords and signatu
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import math
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from shardio.errors import FormatError, SetNotFoundError
+from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format import MANIFEST_NAME
 from shardio.manifest import FileEntry, Manifest, check_digest, check_manifest_nbytes, parse_manifest
 from shardio.places import join_place, without_credentials, without_credentials_in
@@ -24,6 +27,12 @@ from shardio.places import join_place, without_credentials, without_credentials_
 _PATIENCE_SECONDS = 60.0
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 8.0
+# For all of a manifest or a listing, other attempts included: nobody waits for longer before he looks what is wrong.
+SMALL_FILE_SECONDS = 60.0
+# Of indexes and shards, which may be long in coming, no piece may.
+_SILENCE_SECONDS = 60.0
+# Between two looks whether a request is still wanted.
+_LOOK_SECONDS = 0.1
 # More in one request would be in memory twice while it is copied, and be lost as a whole when a connection is cut.
 _REQUEST_NBYTES = 32 << 20
 # Ranks and nodes that failed together must not come again together. Not the generator that a job may have seeded.
@@ -77,11 +86,12 @@ class RemoteStorage:
 
     def load_manifest(self, digest: str | None = None) -> Manifest:
         path = join_place(self.name, MANIFEST_NAME)
+        deadline = time.monotonic() + SMALL_FILE_SECONDS
         try:
-            nbytes = self._size_of(MANIFEST_NAME)
+            nbytes = self._size_of(MANIFEST_NAME, deadline)
             check_manifest_nbytes(path, nbytes)
             data = bytearray(nbytes)
-            self._read_into(MANIFEST_NAME, 0, memoryview(data))
+            self._read_into(MANIFEST_NAME, 0, memoryview(data), deadline)
         except FileNotFoundError:
             raise SetNotFoundError(f"{path}: not found: no shard set is published there") from None
         try:
@@ -143,7 +153,8 @@ class RemoteStorage:
             raise
 
     def close(self) -> None:
-        """Have what waits to try again give up. Connections are those of the process, for all sets of the same host."""
+        """Have requests under way, and what waits to try again, give up. Connections are those of the process, for all
+        sets of the same host."""
         self._closed = True
 
     def list_folders(self) -> list[str]:
@@ -153,9 +164,11 @@ class RemoteStorage:
 
     def _list(self) -> list[dict[str, Any]]:
         """What fsspec says of everything directly below the URL."""
-        filesystem = _filesystem(self._url)
-        filesystem.invalidate_cache()  # others publish
-        listed: list[dict[str, Any]] = self._insist(lambda: filesystem.ls(self._url, detail=True), self.name, "listing")
+        _filesystem(self._url).invalidate_cache()  # others publish
+        deadline = time.monotonic() + SMALL_FILE_SECONDS
+        listed: list[dict[str, Any]] = self._insist(
+            lambda: self._ask("ls", self._url, detail=True, deadline=deadline), self.name, "listing", deadline
+        )
         return listed
 
     def _missing(self, entry: FileEntry) -> FormatError:
@@ -167,12 +180,13 @@ class RemoteStorage:
             "file there again"
         )
 
-    def _size_of(self, name: str) -> int:
+    def _size_of(self, name: str, deadline: float | None = None) -> int:
         """In bytes. FileNotFoundError if there is no such file."""
         url = join_place(self._url, name)
+        by = time.monotonic() + SMALL_FILE_SECONDS if deadline is None else deadline
 
         def look() -> int:
-            found = _filesystem(url).info(url)
+            found = self._ask("info", url, deadline=by)
             if found.get("type") == "directory":
                 raise FileNotFoundError(errno.ENOENT, "a folder")
             if type(found.get("size")) is not int:
@@ -180,35 +194,56 @@ class RemoteStorage:
             size: int = found["size"]
             return size
 
-        return self._insist(look, join_place(self.name, name), "looking for the file")
+        return self._insist(look, join_place(self.name, name), "looking for the file", by)
 
-    def _read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+    def _read_into(self, name: str, offset: int, buffer: memoryview, deadline: float | None = None) -> None:
         path, url = join_place(self.name, name), join_place(self._url, name)
         done = 0
         while done < len(buffer):
             start, nbytes = offset + done, min(len(buffer) - done, _REQUEST_NBYTES)
             what = f"reading {nbytes:,} bytes at byte {start}"
-            data = self._insist(partial(self._read_some, name, url, start, nbytes), path, what)
+            data = self._insist(partial(self._read_some, name, url, start, nbytes, deadline), path, what, deadline)
             buffer[done : done + len(data)] = data
             done += len(data)
 
-    def _read_some(self, name: str, url: str, start: int, nbytes: int) -> bytes:
+    def _read_some(self, name: str, url: str, start: int, nbytes: int, deadline: float | None) -> bytes:
         """At least one byte, and `nbytes` at most."""
-        data: bytes = _filesystem(url).cat_file(url, start=start, end=start + nbytes)
+        data: bytes = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
             raise ValueError(f"expected {nbytes:,} bytes, {len(data):,} came: this server sends no ranges of files")
         if not data:
-            if (size := self._size_of(name)) <= start:
+            if (size := self._size_of(name, deadline)) <= start:
                 raise OSError(errno.EINVAL, f"the file ends at byte {size}")
             raise OSError(_SERVER_FAILED, "no bytes came")
         return data
 
-    def _insist(self, call: Callable[[], T], path: str, what: str) -> T:
-        """What `call` gives. After a failure that may pass it is called again, for about a minute.
+    def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
+        """What fsspec's filesystem gives. TimeoutError at `deadline` (of time.monotonic), OSError at `close`.
+
+        Then, and after a Ctrl-C, the request is cancelled, so that nothing waits for it at the end of the process. Only
+        of a filesystem that does not work by asyncio it is waited for, for as long as that one does.
+        """
+        filesystem = _filesystem(self._url)
+        if not getattr(filesystem, "async_impl", False):
+            return getattr(filesystem, method)(*arguments, **options)
+        coroutine = getattr(filesystem, f"_{method}")(*arguments, **options)
+        request = asyncio.run_coroutine_threadsafe(coroutine, filesystem.loop)
+        try:
+            while not wait([request], _LOOK_SECONDS).done:
+                if self._closed:
+                    raise OSError(errno.ECANCELED, "closed while it was under way")
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"it did not come, or not all of it, within {SMALL_FILE_SECONDS:g} seconds")
+            return request.result()
+        finally:
+            request.cancel()
+
+    def _insist(self, call: Callable[[], T], path: str, what: str, deadline: float | None = None) -> T:
+        """What `call` gives. After a failure that may pass it is called again, for about a minute, or to the deadline.
 
         Then an OSError that names `path` and what was found last; FileNotFoundError and the like where that is known.
         """
-        begin = time.monotonic()
+        end = min(time.monotonic() + _PATIENCE_SECONDS, deadline or math.inf)
         attempts = 0
         while True:
             try:
@@ -216,12 +251,12 @@ class RemoteStorage:
             except Exception as error:
                 attempts += 1
                 number, may_pass = _judge(error)
-                wait = min(_FIRST_WAIT_SECONDS * 2.0 ** (attempts - 1), _LONGEST_WAIT_SECONDS)
-                wait *= _JITTER.uniform(0.5, 1.5)
-                if not may_pass or self._closed or time.monotonic() + wait > begin + _PATIENCE_SECONDS:
-                    found = f"{self._printable(error)}{_HINTS.get(number, '')}"
+                pause = min(_FIRST_WAIT_SECONDS * 2.0 ** (attempts - 1), _LONGEST_WAIT_SECONDS)
+                pause *= _JITTER.uniform(0.5, 1.5)
+                if not may_pass or self._closed or time.monotonic() + pause > end:
+                    found = f"{self._describe(error)}{_HINTS.get(number, '')}"
                     break
-            self._sleep(wait)
+            self._sleep(pause)
         # Out of the `except` block: the error, whose text may hold a password, is no context of this one.
         raise OSError(number, f"{what} failed (attempts: {attempts}): {found}", path)
 
@@ -231,13 +266,13 @@ class RemoteStorage:
         while not self._closed and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))
 
-    def _printable(self, error: BaseException) -> str:
+    def _describe(self, error: BaseException) -> str:
         error = _root(error)
         text = "".join(str(error).splitlines()[:1])
         parts = urlsplit(self._url)
         for secret in (parts.query, parts.netloc.rpartition("@")[0]):
             text = text.replace(secret, "...") if secret else text
-        return f"{type(error).__name__}: {without_credentials_in(text)[:300]}"
+        return f"{type(error).__name__}: {printable(without_credentials_in(text)[:300])}"
 
 
 def _filesystem(url: str) -> Any:
@@ -259,7 +294,14 @@ def _new_filesystem(url: str) -> Any:
             f'{name}: expected fsspec to read a URL with, found none. Install it: pip install "shardio[remote]"'
         ) from None
     try:
-        return url_to_fs(url, skip_instance_cache=True)[0]
+        filesystem = url_to_fs(url, skip_instance_cache=True)[0]
+        if urlsplit(url).scheme in ("http", "https"):
+            import aiohttp
+
+            # Its own limit is of five minutes for a whole request: too long for silence, too short for slow lines.
+            silence = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)
+            filesystem.client_kwargs = {"timeout": silence, **filesystem.client_kwargs}
+        return filesystem
     except ImportError as error:
         missing = next((cause.name for cause in _chain(error) if isinstance(cause, ImportError) and cause.name), None)
         command = f"pip install {missing.partition('.')[0]}" if missing else str(error)

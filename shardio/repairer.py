@@ -7,6 +7,7 @@ reader that has the damaged file mapped keeps what it has mapped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,16 +25,17 @@ from shardio.amounts import check_workers
 from shardio.checksum import crc32
 from shardio.columns import check_columns_file, read_columns
 from shardio.decode import read_size
-from shardio.errors import ConvertError, DecodeError
-from shardio.files import open_regular, sweep_temporaries, write_atomic
+from shardio.errors import ConvertError, DecodeError, SourceError
+from shardio.files import open_regular, read_untrusted, sweep_temporaries, write_atomic
 from shardio.format import HEADER_NBYTES, WORK_FOLDER, columns_of, index_header, sample_nbytes
 from shardio.local import hinting_at_order
 from shardio.machine import usable_cores
 from shardio.manifest import FileEntry, Manifest, ShardEntry, load_manifest
 from shardio.parquet import ParquetOrigin
 from shardio.plan import Plan, ShardTask, difference, library_versions, make_plan, read_options
-from shardio.scanner import SourceKind, check_images_local, scan
+from shardio.scanner import SourceKind, check_images_local, find_empty, scan, without_classes
 from shardio.shardtask import ShardRecord, reject_of
+from shardio.sources import Collection as SourceCollection
 from shardio.sources import Source
 from shardio.verifier import verify
 from shardio.workers import run_tasks
@@ -132,17 +134,27 @@ def _plan_again(
         options = read_options(there)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
-    collection = scan(src, source)
-    if isinstance(collection.origin, ParquetOrigin):
-        collection = replace(collection, origin=replace(collection.origin, spool=folder / WORK_FOLDER))
-    table = None if columns is None else read_columns(Path(columns), collection.splits)
-    plan = make_plan(folder, collection, options, table)
-    # What classes are called is in the manifest alone, and not every kind of storage says it.
-    ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
-    then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
-    if changed := difference(then, now):
-        raise ConvertError(f"{folder}: cannot be made again from {src} ({changed})")
-    return plan
+    for collection in _readings(src, source):
+        if isinstance(collection.origin, ParquetOrigin):
+            collection = replace(collection, origin=replace(collection.origin, spool=folder / WORK_FOLDER))
+        table = None if columns is None else read_columns(Path(columns), collection.splits)
+        plan = make_plan(folder, collection, options, table)
+        # What classes are called is in the manifest alone, and not every kind of storage says it.
+        ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
+        then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
+        changed = difference(then, now)
+        if not changed:
+            return plan
+    raise ConvertError(f"{folder}: cannot be made again from {src} ({changed})")
+
+
+def _readings(src: Path, source: SourceKind) -> Iterator[SourceCollection]:
+    """What SRC may have been taken for: the manifest tells which it was, so nothing is asked."""
+    collection = scan(src, source, accept_layout=True, empty_classes="keep")
+    yield collection
+    if empty := find_empty(collection):
+        with contextlib.suppress(SourceError):
+            yield without_classes(collection, empty)
 
 
 @dataclass
@@ -159,6 +171,7 @@ class _Repair:
     """Of each file that cannot be made again, why."""
     _records: dict[str, ShardRecord] = field(default_factory=dict)
     """Of the tasks that were done again, by shard."""
+    _published: dict[str, dict[bytes, int]] = field(default_factory=dict)
 
     @cached_property
     def _shards(self) -> Mapping[str, ShardEntry]:
@@ -197,7 +210,7 @@ class _Repair:
     def _refused_keys(self, split: str) -> Collection[bytes] | None:
         """Keys of the split's sources that were refused, as a file tells that is not damaged; None if there is none."""
         if self.manifest.rejects.file not in self.damaged:
-            lines = (self.folder / self.manifest.rejects.file).read_bytes().splitlines()
+            lines = read_untrusted(self.folder / self.manifest.rejects.file).splitlines()
             return {os.fsencode(r["key"]) for r in map(json.loads, lines) if r["split"] == split}
         if self.manifest.splits[split].index.file not in self.damaged:
             listed = {source.key for task in self._tasks(split) for source in task.sources}
@@ -229,7 +242,7 @@ class _Repair:
                     tasks.append(replace(task, expected_sha256=shard.sha256))
         total, done = sum(len(task.sources) for task in tasks), 0
 
-        def report(more: int, refused: int) -> None:
+        def report(more: int, refused: int, kept: int = 0, /) -> None:
             nonlocal done
             done += more
             on_progress(done, total)
@@ -247,9 +260,8 @@ class _Repair:
         """Which samples differ from those that were published, as far as the index tells."""
         if self.manifest.splits[task.split].index.file in self.damaged:
             return ""
-        listed = {source.key for source in task.sources}
-        rows = self._read_index(task.split)
-        then = {row["key"]: row["crc32"] for row in rows if row["key"] in listed}
+        published = self._crc32s_of(task.split)
+        then = {source.key: published[source.key] for source in task.sources if source.key in published}
         now = {row["key"]: row["crc32"] for row in record.rows}
         changed = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
         named = ", ".join(map(os.fsdecode, changed[:_MOST_NAMED])) + (", ..." if len(changed) > _MOST_NAMED else "")
@@ -262,8 +274,15 @@ class _Repair:
 
     def _read_index(self, split: str) -> NDArray[np.void]:
         index = self.manifest.splits[split].index
-        data = (self.folder / index.file).read_bytes()
+        data = read_untrusted(self.folder / index.file)
         return np.frombuffer(data, index.dtype, offset=HEADER_NBYTES)
+
+    def _crc32s_of(self, split: str) -> Mapping[bytes, int]:
+        """The crc32 of each key, as the index has them. It is read once, though every shard may have changed."""
+        if split not in self._published:
+            rows = self._read_index(split)
+            self._published[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
+        return self._published[split]
 
     def _index_parts(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:
         rows = np.concatenate(

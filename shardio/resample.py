@@ -16,11 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.boxes import Boxes
-
-try:
-    from shardio import _resample as _native
-except ImportError:  # installed without a compiler
-    _native = None  # type: ignore[assignment]
+from shardio.kernels import _resample as _native
 
 Interpolation = Literal["bilinear", "bicubic"]
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -53,7 +49,8 @@ def resample(
     has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
-    if native and images.device.type == "cpu":
+    # torch.export, which sets is_compiling, records operations of torch, and no kernel of ours.
+    if native and images.device.type == "cpu" and not torch.compiler.is_compiling():
         return _resample_natively(images, spans, flips, size, interpolation, antialias, statistics)
     # MPS has no float64.
     exact = torch.float32 if images.device.type == "mps" else torch.float64

@@ -9,24 +9,11 @@ says so; numpy's copy is ended by SIGBUS, with the process.
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 from numpy.typing import NDArray
 
-try:
-    from shardio import _rowcopy as _native
-except ImportError:  # installed without a compiler
-    _native = None  # type: ignore[assignment]
-
-KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _native.KERNELS) if _native else ()))
-"""Those that run here, the best one last."""
-
-_FORCED = os.environ.get("SHARDIO_KERNEL", "")
-if _FORCED and _FORCED not in KERNELS:
-    raise ImportError(f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found {_FORCED!r}")
-DEFAULT_KERNEL: str = _FORCED or KERNELS[-1]
-"""What copies if no kernel is named: the best, or the one in the environment variable SHARDIO_KERNEL."""
+from shardio.kernels import DEFAULT_KERNEL
+from shardio.kernels import _rowcopy as _native
 
 
 def copy_rows(

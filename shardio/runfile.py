@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.files import open_untrusted, read_untrusted
+
 _COUNT = np.dtype("<u4")
-_SLOT_NBYTES = 2 * _COUNT.itemsize  # sources done, of these refused
+_SLOT_NBYTES = 3 * _COUNT.itemsize  # sources done, of these refused, of these kept
 # A thousand tasks must not keep the file server busy with this.
 _LOOK_SECONDS = 1.0
 
@@ -31,11 +33,11 @@ class RunFile:
         self.path.write_bytes(bytes(num_tasks * _SLOT_NBYTES))
 
     def read(self) -> NDArray[np.int64]:
-        """(sources done, of these refused) of each task: a new array of shape (num_tasks, 2).
+        """(sources done, of these refused, of these kept) of each task: a new array of shape (num_tasks, 3).
 
         FileNotFoundError if somebody removed the file.
         """
-        return np.frombuffer(self.path.read_bytes(), _COUNT).astype(np.int64).reshape(-1, 2)
+        return np.frombuffer(read_untrusted(self.path), _COUNT).astype(np.int64).reshape(-1, 3)
 
     def remove(self) -> None:
         """Tell the tasks to stop. May be called again."""
@@ -48,15 +50,15 @@ class RunSlot:
     def __init__(self, path: Path, number: int) -> None:
         self._path = path
         self._offset = number * _SLOT_NBYTES
-        self._done = 0
-        self._refused = 0
+        self._counts = np.zeros(3, _COUNT)
         self._stopped = False
         self._next_look = 0.0
 
-    def report(self, done: int, refused: int) -> None:
-        """Count so many more sources. They are written at the next look."""
-        self._done += done
-        self._refused += refused
+    def report(self, done: int, refused: int, kept: int = 0, /) -> None:
+        """Count so many more sources. They are written at the next look, which is now for those that were kept."""
+        self._counts += np.array((done, refused, kept), _COUNT)
+        if kept:
+            self._look()
 
     def stopped(self) -> bool:
         """Whether the file is gone, for a second at most; True for good then."""
@@ -67,11 +69,10 @@ class RunSlot:
         return self._stopped
 
     def _look(self) -> None:
-        counts = np.array((self._done, self._refused), _COUNT)
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = open_untrusted(self._path, os.O_WRONLY, sole_name=True)
             try:
-                os.pwrite(descriptor, counts.tobytes(), self._offset)
+                os.pwrite(descriptor, self._counts.tobytes(), self._offset)
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -83,6 +83,14 @@ class Sampler:
         start, stop = self.bounds(step)
         return max(0, stop - max(start, self.num_samples))
 
+    @property
+    def num_read(self) -> int:
+        """Samples in all batches of this rank, from `start` to the end of the epoch."""
+        if not self.num_batches:
+            return 0
+        start, stop = self.bounds(self.num_batches - 1)  # those before it are full
+        return (self.num_batches - 1) * self.batch_size + stop - start
+
     def batches(self, epoch: int) -> Iterator[NDArray[np.int64]]:
         """The sample indices (int64) of this rank's batches, from `start` to the end of the epoch."""
         steps_at_once = max(1, _CHUNK // self.batch_size)

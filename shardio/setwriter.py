@@ -34,8 +34,19 @@ from shardio.format import (
     sample_nbytes,
     shard_name,
 )
+from shardio.labels import check_label
 from shardio.local import check_local
-from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest, first_repeated
+from shardio.manifest import (
+    IndexEntry,
+    Manifest,
+    RejectsEntry,
+    ShardEntry,
+    Split,
+    check_names_fit,
+    check_text,
+    commit_manifest,
+    first_repeated,
+)
 from shardio.version import __version__
 from shardio.writer import IndexRows, ShardFileWriter, with_columns
 
@@ -118,6 +129,7 @@ class _OpenSplit:
     rows: list[IndexRows] = field(default_factory=list)
     columns: dict[str, list[int | float]] = field(default_factory=dict)
     writer: ShardFileWriter | None = None
+    num_samples: int = 0
 
 
 class ShardWriter:
@@ -148,9 +160,11 @@ class ShardWriter:
         self.out = Path(out)
         self.sample_shape = check_sample_shape(sample_shape)
         self.classes = tuple(classes)
+        self.class_names = tuple(class_names)
+        check_text(self.classes, "classes")
+        check_text(self.class_names, "class_names")
         if (repeated := first_repeated(self.classes)) is not None:
             raise ValueError(f"classes must be distinct, found {repeated!r} twice")
-        self.class_names = tuple(class_names)
         if self.class_names and len(self.class_names) != len(self.classes):
             raise ValueError(
                 f"class_names must be as many as the {len(self.classes)} classes, found {len(self.class_names)}"
@@ -158,6 +172,7 @@ class ShardWriter:
         if wrong := [name for name, kind in columns.items() if kind not in _COLUMN_TYPES]:
             raise ValueError(f"columns must be int or float, found {columns[wrong[0]]!r} for {wrong[0]!r}")
         self.columns = check_columns([(name, _COLUMN_TYPES[kind]) for name, kind in columns.items()])
+        check_names_fit(self.classes, self.class_names)
         self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
         self._splits: dict[str, _OpenSplit] = {}
         self._made = not self.out.exists()
@@ -181,10 +196,11 @@ class ShardWriter:
     ) -> None:
         """Add one sample, copying it. `image` is uint8 of the set's (height, width, channels).
 
-        `key` is a name that finds the sample's origin again; by default its number in the split. `source_size` is the
-        original (height, width), by default the sample's own. `columns` has a number for each of the set's columns.
+        `key` is a name that finds the sample's origin again; by default its number in the split. Every row of the
+        split's index is as wide as the longest. `source_size` is the original (height, width), by default the sample's
+        own. `columns` has a number for each of the set's columns.
         """
-        label = operator.index(label)  # TypeError for anything that is not an integer
+        label = check_label(label)
         if self.classes and not 0 <= label < len(self.classes):
             raise ValueError(f"label must be from 0 to {len(self.classes) - 1}, found {label}")
         if not -(1 << 63) <= label < 1 << 63:
@@ -205,7 +221,7 @@ class ShardWriter:
             self._splits[split] = _OpenSplit()
         state = self._splits[split]
         if not key:
-            key = str(sum(map(len, state.rows)) + (len(state.writer.rows) if state.writer else 0)).encode()
+            key = str(state.num_samples).encode()
         if state.writer is None:
             state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
         state.writer.append(
@@ -214,6 +230,7 @@ class ShardWriter:
             key=key,
             source_size=source_size or (self.sample_shape[0], self.sample_shape[1]),
         )
+        state.num_samples += 1
         for name, number in numbers.items():
             state.columns.setdefault(name, []).append(number)
         if len(state.writer.rows) == self._samples_per_shard:

@@ -11,14 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.crop import Windows
+from shardio.eager import eager
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.files import open_regular
 from shardio.format import (
@@ -29,6 +30,7 @@ from shardio.format import (
 )
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.mapping import RowMapping, advise_random, resident_share, will_need
+from shardio.order import as_integer
 from shardio.places import find_folder
 from shardio.rowcopy import copy_rows, copy_windows
 
@@ -44,7 +46,11 @@ class Sample(NamedTuple):
     image: NDArray[np.uint8]
     label: int
 
+    def __repr__(self) -> str:
+        return f"Sample(image={self.image.dtype} {self.image.shape}, label={self.label})"
 
+
+@eager
 def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
     """Open one split of the set in the folder `path`, or of that name in the catalogue (`shardio.places`).
 
@@ -55,6 +61,15 @@ def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: s
     """
     path = find_folder(path)
     return ShardSet(Path(path), load_manifest(path, digest), split)
+
+
+def position_of(index: SupportsIndex, count: int) -> int:
+    """Which of `count` samples `index` is, counted from the end if it is negative. IndexError if it is none of them,
+    TypeError if it is no integer."""
+    number = as_integer("index", index)
+    if not -count <= number < count:
+        raise IndexError(f"index {number} is out of range: expected {-count} to {count - 1} for {count} samples")
+    return number % count
 
 
 def open_sized(path: str | Path, entry: FileEntry) -> int:
@@ -210,6 +225,16 @@ class ShardSet(Sequence[Sample]):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def __repr__(self) -> str:
+        return (
+            f"<ShardSet {self.path}, {self.split}: {len(self)} samples of {self.sample_shape}, "
+            f"{len(self.classes)} classes, digest {self.digest[:12]}>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is pickled, or copied, is where the set lies, and what it is: it is opened anew, and no other."""
+        return partial(open_shards, digest=self.digest), (self._folder, self.split)
+
     def _row_numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         shards = np.searchsorted(self._starts, indices, side="right") - 1
         numbers: NDArray[np.int64] = indices + self._shifts[shards]
@@ -219,10 +244,11 @@ class ShardSet(Sequence[Sample]):
     def __getitem__(self, index: int) -> Sample: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+    @eager
     def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        position = range(len(self))[index]  # negative indices, and IndexError
+        position = position_of(index, len(self))
         image = self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
         return Sample(image, int(self.index["label"][position]))
 
@@ -297,6 +323,7 @@ class ShardSet(Sequence[Sample]):
         path = self.path_of(self._split.shards[0])
         return sys.platform == "linux" and (_owns(path) or os.access(path, os.W_OK))
 
+    @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """Copy the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
 
@@ -321,6 +348,7 @@ class ShardSet(Sequence[Sample]):
         """The labels of these samples, which must exist: int64, the caller's own. Errors are those of `gather`."""
         return self.column_of("label", indices)
 
+    @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """A column of the index for these samples, which must exist: a copy. Errors are those of `gather`.
 

@@ -1,34 +1,41 @@
 """Doing one shard task: read, decode, resize, write; and the record that says it is done.
 
 A task can be done any number of times, by anyone, with the same bytes. Its record, written after the shard is
-published, lets a later run of the same conversion skip it, for as long as its sources have not changed.
+published, lets a later run of the same conversion skip it, for as long as its sources have not changed. Until then a
+journal says how far it is, and a later run goes on behind the last source that is durable and has not changed.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.checksum import crc32
-from shardio.decode import Decoded, decode_image, decode_object
+from shardio.decode import decode_image, decode_object
 from shardio.duplicates import HASH_NBYTES, UNREAD, hash_source
-from shardio.errors import DecodeError
-from shardio.files import naming, write_atomic
+from shardio.errors import DecodeError, FormatError
+from shardio.files import AtomicFile, naming, open_untrusted, read_untrusted, write_all, write_atomic
 from shardio.format import WORK_FOLDER, index_dtype
+from shardio.journal import Journal, Left, Outcome, Refusal, Sample, find_left
 from shardio.manifest import ShardEntry
-from shardio.plan import ShardTask
+from shardio.plan import ShardTask, library_versions
 from shardio.setwriter import Reject
 from shardio.sources import UNREADABLE, Given, Source
 from shardio.warned import kept_warnings
@@ -39,6 +46,9 @@ from shardio.writer import ShardFileWriter
 _PER_HANDOVER = 4
 # Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry.
 _AHEAD_PER_THREAD = 2 * _PER_HANDOVER
+# How much work a kill may cost, beside the block of 8 MiB that is being filled. What is saved more often costs flushes
+# of the disk's cache; a minute is what people forgive.
+SAVE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -72,12 +82,13 @@ class ShardRecord:
         return any(reject.reason == UNREADABLE for reject in self.rejects)
 
 
-Report = Callable[[int, int], None]
-"""Called with (sources done, of these refused) since the last call."""
+class Report(Protocol):
+    def __call__(self, done: int, refused: int, kept: int = 0, /) -> None:
+        """Called with what is done since the last call: sources, of these refused, of these kept of an earlier try."""
 
 
 class Stopped(Exception):
-    """A task was told to stop, and left nothing behind but the list of what it had refused."""
+    """A task was told to stop. What it had done is saved for the next try."""
 
 
 @dataclass(frozen=True)
@@ -89,63 +100,47 @@ class Control:
     threads: int = 1
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """What is known of a sample whose pixels are where they belong."""
-
-    label: int
-    source_size: tuple[int, int]
-    crc32: int
-    warning: str
-
-
-_Outcome = _Sample | DecodeError
-_Hashes = dict[bytes, bytes]
-
-
-def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8], hashes: _Hashes) -> _Outcome:
+def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> Outcome:
     """Read, decode and resize one source into `place`, which holds anything if it is refused."""
+    fingerprint = task.origin.fingerprint((source,))  # first: a source that is replaced meanwhile is seen later
+    hashed = None
     with kept_warnings() as warned:
         try:
-            decoded, label = _decode(task, source, hashes)
+            found = task.origin.read(source)
+            least_size = task.fit.least_size if task.quality == "fast" else None
+            if isinstance(found, Given):
+                decoded, label = decode_object(found.image, task.decode, least_size=least_size), found.label
+            else:
+                if task.hash_sources:
+                    hashed = hash_source(found)
+                decoded, label = decode_image(found, task.decode, least_size=least_size), source.label
             np.copyto(place, task.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
         except DecodeError as error:
-            return error
+            return Outcome(Refusal(error.reason, error.detail), fingerprint, hashed)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return _Sample(label, decoded.source_size, crc32(place), warning)
+    return Outcome(Sample(label, decoded.source_size, crc32(place), warning), fingerprint, hashed)
 
 
-def _decode(task: ShardTask, source: Source, hashes: _Hashes) -> tuple[Decoded, int]:
-    """The picture and its label."""
-    found = task.origin.read(source)
-    least_size = task.fit.least_size if task.quality == "fast" else None
-    if isinstance(found, Given):
-        return decode_object(found.image, task.decode, least_size=least_size), found.label
-    if task.hash_sources:
-        hashes[source.key] = hash_source(found)
-    return decode_image(found, task.decode, least_size=least_size), source.label
-
-
-_Block = tuple[NDArray[np.uint8], Iterator[tuple[Source, _Outcome]]]
+_Block = tuple[NDArray[np.uint8], Iterator[tuple[Source, Outcome]]]
 _Part = tuple[Sequence[Source], NDArray[np.uint8]]
 
 
-def _prepare_blocks(
-    task: ShardTask, shard: ShardFileWriter, threads: int, hashes: _Hashes
-) -> Generator[_Block, None, None]:
+def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int, first: int) -> Generator[_Block, None, None]:
     """The shard's blocks, each with its sources and their outcomes in order: row i belongs to the i-th of them.
+
+    `first` is the source to begin with.
 
     While the outcomes of one block are waited for, the threads go on to the next. With one thread nothing runs beside
     the caller: a source is prepared when its outcome is asked for.
     """
     stop = threading.Event()
 
-    def prepare(part: _Part) -> list[tuple[Source, _Outcome]]:
+    def prepare(part: _Part) -> list[tuple[Source, Outcome]]:
         pairs = zip(*part, strict=True)
-        return [(source, _prepare(task, source, place, hashes)) for source, place in pairs if not stop.is_set()]
+        return [(source, _prepare(task, source, place)) for source, place in pairs if not stop.is_set()]
 
     with contextlib.ExitStack() as stack:
-        run: Callable[..., Iterator[list[tuple[Source, _Outcome]]]] = map
+        run: Callable[..., Iterator[list[tuple[Source, Outcome]]]] = map
         step, ahead = 1, 0
         if threads > 1:
             pool = ThreadPoolExecutor(threads, thread_name_prefix="shardio-decode")
@@ -153,7 +148,6 @@ def _prepare_blocks(
             stack.callback(stop.set)
             run, step, ahead = pool.map, _PER_HANDOVER, _AHEAD_PER_THREAD * threads
         under_way: deque[_Block] = deque()
-        first = 0
         while first < len(task.sources):
             block = shard.take_block()
             sources = task.sources[first : first + len(block)]
@@ -168,60 +162,174 @@ def _prepare_blocks(
 
 def reject_of(task: ShardTask, source: Source) -> Reject | None:
     """Why this source of the task is refused, found out anew; None if it is not."""
-    outcome = _prepare(task, source, np.empty((*task.fit.size, 3), np.uint8), {})
-    return _reject(task, source, outcome) if isinstance(outcome, DecodeError) else None
+    result = _prepare(task, source, np.empty((*task.fit.size, 3), np.uint8)).result
+    return _reject(task, source, result) if isinstance(result, Refusal) else None
 
 
-def _reject(task: ShardTask, source: Source, error: DecodeError) -> Reject:
-    return Reject(task.split, source.key, error.reason, error.detail)
+def _reject(task: ShardTask, source: Source, refusal: Refusal) -> Reject:
+    return Reject(task.split, source.key, refusal.reason, refusal.detail)
+
+
+class _Results:
+    """What has become of a task's sources, in their order."""
+
+    def __init__(self, task: ShardTask, shard: ShardFileWriter) -> None:
+        self._task = task
+        self._shard = shard
+        self.rejects: list[Reject] = []
+        self.mended: list[Mended] = []
+        self._hashes: list[bytes | None] = []
+
+    def add(self, source: Source, outcome: Outcome) -> bool:
+        """Take the next one; whether it is a sample."""
+        task, result = self._task, outcome.result
+        if isinstance(result, Refusal):
+            self._hashes.append(outcome.hash or UNREAD)
+            self.rejects.append(_reject(task, source, result))
+            if task.expected_sha256 is None:
+                _note_refused(task, self.rejects[-1])
+            return False
+        self._hashes.append(outcome.hash)
+        self._shard.rows.append(label=result.label, key=source.key, source_size=result.source_size, crc32=result.crc32)
+        if result.warning:
+            self.mended.append(Mended(task.split, source.key, result.warning))
+        return True
+
+    @property
+    def hashes(self) -> bytes | None:
+        """Of all sources, end to end. None if the task, or the earlier try it goes on from, did not ask for them."""
+        known = [one for one in self._hashes if one is not None]
+        return b"".join(known) if self._task.hash_sources and len(known) == len(self._hashes) else None
 
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
     """Make the task's shard and its record. Raises Stopped if `control` says so.
 
-    In a published set, which the task repairs, nothing is written but the shard, and only if it is the one expected.
+    Goes on where an earlier try was stopped or killed. In a published set, which the task repairs, nothing is written
+    but the shard, and only if it is the one expected.
     """
     if control.stopped():
         raise Stopped
     sources_sha256 = task.origin.fingerprint(task.sources)
-    rejects: list[Reject] = []
-    mended: list[Mended] = []
-    hashes: dict[bytes, bytes] = {}
     entry = None
-    if task.expected_sha256 is None:
+    repairs = task.expected_sha256 is not None
+    if not repairs:
         _refused_path(task).unlink(missing_ok=True)  # of an earlier try
-    with (
-        ShardFileWriter(task.out / task.name, (*task.fit.size, 3), len(task.sources)) as shard,
+    with _open_shard(task, control) as (shard, journal, kept):
+        results = _Results(task, shard)
+        for source, outcome in zip(task.sources, kept, strict=False):
+            results.add(source, outcome)
+        if kept:
+            control.report(len(kept), len(results.rejects), len(kept))
         # Closed here and not when the garbage collector comes by: it may have threads.
-        contextlib.closing(_prepare_blocks(task, shard, control.threads, hashes)) as blocks,
-    ):
-        for block, outcomes in blocks:
-            kept = []
-            for row, (source, outcome) in enumerate(outcomes):
-                if control.stopped():
-                    raise Stopped
-                if isinstance(outcome, DecodeError):
-                    rejects.append(_reject(task, source, outcome))
-                    if task.expected_sha256 is None:
-                        _note_refused(task, rejects[-1])
-                    control.report(1, 1)
-                    continue
-                kept.append(row)
-                shard.rows.append(
-                    label=outcome.label, key=source.key, source_size=outcome.source_size, crc32=outcome.crc32
-                )
-                if outcome.warning:
-                    mended.append(Mended(task.split, source.key, outcome.warning))
-                control.report(1, 0)
-            shard.write_block(block, kept)
+        with contextlib.closing(_prepare_blocks(task, shard, control.threads, len(kept))) as blocks:
+            for block, outcomes in blocks:
+                rows = []
+                for row, (source, outcome) in enumerate(outcomes):
+                    if control.stopped():
+                        raise Stopped
+                    is_sample = results.add(source, outcome)
+                    journal.add(outcome)
+                    if is_sample:
+                        rows.append(row)
+                    control.report(1, int(not is_sample))
+                is_due = not repairs and time.monotonic() - journal.saved_at >= SAVE_SECONDS
+                shard.write_block(block, rows, journal.save if is_due else None)
         if len(shard.rows):
             entry = shard.finish(task.expected_sha256)
-        rows = shard.rows.to_array(task.key_nbytes)
-    all_hashes = b"".join(hashes.get(source.key, UNREAD) for source in task.sources) if task.hash_sources else None
-    record = ShardRecord(entry, rows, tuple(rejects), tuple(mended), sources_sha256, all_hashes)
-    if task.expected_sha256 is None:
+        else:
+            shard.discard()
+        index_rows = shard.rows.to_array(task.key_nbytes)
+    record = ShardRecord(
+        entry, index_rows, tuple(results.rejects), tuple(results.mended), sources_sha256, results.hashes
+    )
+    if not repairs:
         write_atomic(_record_path(task), _dump_record(record))
+        with contextlib.suppress(OSError):  # a journal without its temporary file is swept
+            journal.remove()
     return record
+
+
+@contextlib.contextmanager
+def _open_shard(task: ShardTask, control: Control) -> Iterator[tuple[ShardFileWriter, Journal, list[Outcome]]]:
+    """The shard to write, its journal, and what became of the sources that an earlier try has done.
+
+    If the block raises, what is done is saved for the next try.
+    """
+    path, identity = task.out / task.name, _identify(task)
+    kept: list[Outcome] = []
+    with contextlib.ExitStack() as stack:
+        left, file, copy_from = _take_over(task)
+        if file is not None:
+            stack.callback(file.leave)
+        if copy_from is not None:
+            stack.callback(os.close, copy_from)
+        shard = stack.enter_context(ShardFileWriter(path, (*task.fit.size, 3), len(task.sources), file))
+        journal = Journal(shard.temporary, identity)
+        try:
+            if left is not None:
+                kept = _still_right(task, Journal(left.temporary, identity).read())
+                crc32s = [outcome.result.crc32 for outcome in kept if isinstance(outcome.result, Sample)]
+                for _ in shard.recover(crc32s, copy_from):
+                    if control.stopped():
+                        raise Stopped
+                kept = _before_sample(kept, shard.num_written)
+                journal.rewrite(kept)
+            yield shard, journal, kept
+        except BaseException as error:
+            if task.expected_sha256 is None:
+                if isinstance(error, OSError) and error.errno == errno.EIO:
+                    shard.discard()  # the page cache would give back what the disk has not taken, and never will
+                else:
+                    with contextlib.suppress(OSError):
+                        shard.suspend(partial(journal.save, durably=False))
+            raise
+
+
+def _take_over(task: ShardTask) -> tuple[Left | None, AtomicFile | None, int | None]:
+    """What an earlier try has left of the shard: its file to go on with, or to copy from if it is another machine's."""
+    if task.expected_sha256 is not None:
+        return None, None, None
+    for left in find_left(task.out, {task.name}).get(task.name, ()):
+        if not left.is_ours:
+            with contextlib.suppress(OSError, FormatError):
+                return left, None, open_untrusted(left.temporary)
+        elif (file := AtomicFile.take_over(task.out / task.name, left.temporary)) is not None:
+            return left, file, None
+    return None, None, None
+
+
+def _identify(task: ShardTask) -> str:
+    """Differs if the bytes of the shard may differ, though no source has changed."""
+    facts = (task.split, task.number, task.key_nbytes, task.fit, task.decode, task.quality, library_versions())
+    sha256 = hashlib.sha256(repr(facts).encode())
+    for source in task.sources:
+        sha256.update(b"\0%d %s" % (source.label, source.key))
+    return sha256.hexdigest()
+
+
+def _still_right(task: ShardTask, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Those before the first source that has changed since, or that could not be read: that may pass."""
+    found = []
+    for source, outcome in zip(task.sources, outcomes, strict=False):
+        result = outcome.result
+        if isinstance(result, Refusal) and result.reason == UNREADABLE:
+            break
+        if task.origin.fingerprint((source,)) != outcome.fingerprint:
+            break
+        found.append(outcome)
+    return found
+
+
+def _before_sample(outcomes: Sequence[Outcome], number: int) -> list[Outcome]:
+    found = []
+    for outcome in outcomes:
+        if isinstance(outcome.result, Sample):
+            if not number:
+                break
+            number -= 1
+        found.append(outcome)
+    return found
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -256,16 +364,16 @@ def _refused_path(task: ShardTask) -> Path:
 
 def _note_refused(task: ShardTask, reject: Reject) -> None:
     path = _refused_path(task)
-    with naming(path), open(path, "ab", buffering=0) as file:
-        file.write(reject.to_line())
+    descriptor = open_untrusted(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, sole_name=True)
+    with naming(path), os.fdopen(descriptor, "ab", buffering=0) as file:
+        write_all(file.fileno(), reject.to_line())
 
 
 def refused_so_far(task: ShardTask) -> list[bytes]:
     """The lines of rejects.jsonl for a task in any state, in the order of its sources."""
     path = _refused_path(task)
     try:
-        with naming(path):
-            lines = path.read_bytes().splitlines(keepends=True)
+        lines = read_untrusted(path).splitlines(keepends=True)
     except FileNotFoundError:
         return []
     places = {source.key: number for number, source in enumerate(task.sources)}
@@ -292,7 +400,7 @@ def _dump_record(record: ShardRecord) -> bytes:
 def load_record(task: ShardTask) -> ShardRecord | None:
     """The record of a task that is done and whose sources are still the same; None if it must be done."""
     try:
-        document = json.loads(_record_path(task).read_bytes())
+        document = json.loads(read_untrusted(_record_path(task)))
         entry = document["entry"] and ShardEntry(**document["entry"])
         record = ShardRecord(
             entry,
@@ -306,6 +414,6 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             return None
         if entry and (task.out / entry.file).stat().st_size != entry.nbytes:
             return None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # no record, or one that somebody spoilt: the work is done again
     return record if record.sources_sha256 == task.origin.fingerprint(task.sources) else None

@@ -95,6 +95,8 @@ class Collection:
     """What SRC was taken for."""
     identity: str = ""
     """What tells it from another with the same keys and labels, where these do not name the images."""
+    doubts: tuple[str, ...] = ()
+    """What is odd about the layout of SRC, in words that end in what was made of it."""
 
     @property
     def num_sources(self) -> int:

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.crop import Windows
+from shardio.eager import eager
 from shardio.errors import FormatError
 from shardio.files import write_all
 from shardio.manifest import FileEntry, Manifest
 from shardio.readers import ReadCounts, Tally
-from shardio.shardset import Sample, ShardSet
+from shardio.shardset import Sample, ShardSet, position_of
 from shardio.storage import Storage
 
 # Between two looks for shards that have come.
@@ -108,10 +109,11 @@ class StagedSet(ShardSet):
     def __getitem__(self, index: int) -> Sample: ...
     @overload
     def __getitem__(self, index: slice) -> list[Sample]: ...
+    @eager
     def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        position = np.array([range(len(self))[index]])
+        position = np.array([position_of(index, len(self))])
         if not self._away_of(position)[0]:
             return super().__getitem__(index)
         pixels = np.empty((1, *self.sample_shape), np.uint8)
@@ -119,6 +121,7 @@ class StagedSet(ShardSet):
         pixels.flags.writeable = False
         return Sample(pixels[0], int(self.index["label"][position[0]]))
 
+    @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         """As ShardSet.gather. What is away is read sample by sample, one after the other: threads make it many."""
         indices = self.check_request(indices, out, windows)

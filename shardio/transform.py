@@ -17,6 +17,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.boxes import Boxes, Draws
+from shardio.eager import eager
+from shardio.kernels import warn_of_missing_kernels
 from shardio.resample import Interpolation, Statistics, normalized, resample
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
@@ -152,6 +154,16 @@ def _sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
     return np.tile(np.array(images.shape[2:], np.int64), (len(images), 1))
 
 
+class _NoDraws(Draws):
+    """While torch.export records a program, in which random numbers would be constants."""
+
+    def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
+        raise ValueError(
+            f"torch.export: expected transforms without random numbers, found {purpose}: the exported program would "
+            "draw the same for every batch; export Resize, CenterCrop, Normalize and ToDtype only"
+        )
+
+
 class Transform(ABC):
     """What is done to each picture of a batch, in any number of threads at the same time."""
 
@@ -179,6 +191,7 @@ class Transform(ABC):
         view: int = 0,
         sizes: ArrayLike | None = None,
     ) -> tuple[Images, torch.Tensor]: ...
+    @eager
     def __call__(
         self,
         images: torch.Tensor,
@@ -203,6 +216,8 @@ class Transform(ABC):
 
         The images are only read, and may be what is returned if nothing is to be done to them.
         """
+        if images.device.type == "cpu":
+            warn_of_missing_kernels()
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
         count = len(images)
@@ -215,7 +230,8 @@ class Transform(ABC):
             raise ValueError(f"sizes must be of shape {(count, 2)}, each at least 1; found {found.shape}{least}")
         if labels is not None and labels.shape != (count,):
             raise ValueError(f"labels must be of shape {(count,)}; found {tuple(labels.shape)}")
-        batch = Batch(images, Draws(seed, epoch, numbers.astype(np.int64), view), found, labels)
+        draws = (_NoDraws if torch.compiler.is_compiling() else Draws)(seed, epoch, numbers.astype(np.int64), view)
+        batch = Batch(images, draws, found, labels)
         changed, targets = self._finish(batch)
         return changed if targets is None else (changed, targets)
 

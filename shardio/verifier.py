@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.checksum import crc32
-from shardio.errors import FormatError, SetNotFoundError
+from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.files import open_regular
 from shardio.format import HEADER_NBYTES, MANIFEST_NAME, sample_nbytes, shard_header
 from shardio.manifest import FileEntry, Manifest, ShardEntry, Split, load_manifest
@@ -279,7 +279,7 @@ def _unreadable(path: Path, error: OSError) -> Problem:
 def _describe(damaged: Sequence[int], rows: NDArray[np.void], first: int) -> str:
     if not damaged:
         return "; every sample agrees with its crc32 in the index"
-    named = ", ".join(f"{i} ({os.fsdecode(rows['key'][i - first])})" for i in damaged[:_MOST_NAMED])
+    named = ", ".join(f"{i} ({printable(os.fsdecode(rows['key'][i - first]))})" for i in damaged[:_MOST_NAMED])
     more = f" and {len(damaged) - _MOST_NAMED} more" if len(damaged) > _MOST_NAMED else ""
     return f"; damaged samples: {named}{more}"
 

@@ -17,11 +17,12 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from shardio.clutter import clutter, clutter_in
 from shardio.errors import SourceError
-from shardio.labels import Numbering, in_split_order, number_labels, split_name
+from shardio.labels import NO_VECTORS, Numbering, number_labels
 from shardio.sources import Collection, Extent, Fault, FileOrigin, Source
+from shardio.splits import DEFAULT_SPLIT, SPLIT_NAMES, in_split_order, known_split, split_name, two_words
 from shardio.tar import drain, members, open_archive
-from shardio.tree import DEFAULT_SPLIT, SPLIT_NAMES
 
 _IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 # Of a .json member, the first that is there.
@@ -73,6 +74,10 @@ def scan_webdataset(src: Path) -> Collection:
         sources = _sources(samples, splits, numbering, keep_tar=True)
         if (key := _repeated(sources)) is not None:
             raise SourceError(f"{src}: expected samples of different names in a tar, found {os.fsdecode(key)!r} twice")
+    places = [source.place for source in chain.from_iterable(sources.values())]
+    if all(isinstance(place, Fault) for place in places):
+        assert isinstance(places[0], Fault)
+        raise SourceError(f"{src}: expected samples with a label, found none in {len(places):,}: {places[0].detail}")
     by_split = {split: tuple(sources[split]) for split in written}
     return Collection(FileOrigin(folder), numbering.classes, by_split, ignored, kind="webdataset")
 
@@ -98,8 +103,8 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
     for entry in _entries(src):
         inside = _entries(src / entry.name) if entry.is_dir() else []
         for one in inside if entry.is_dir() else [entry]:
-            if "/." in one.path[len(str(src)) :]:
-                ignored["hidden"] += 1
+            if kind := clutter(entry.name) or clutter(one.name):
+                ignored[kind] += 1
             elif one.name.endswith(".tar"):
                 tars.append(os.path.relpath(one.path, src))
             else:
@@ -182,8 +187,8 @@ def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
     with open_archive(folder / tar) as archive:
         for member in members(archive):
             name = os.fsdecode(member.name)
-            if name.startswith(".") or "/." in name:
-                yield "hidden"
+            if kind := clutter_in(name):
+                yield kind
                 continue
             above, slash, base = name.rpartition("/")
             stem, _, suffix = base.partition(".")
@@ -235,7 +240,8 @@ def _read_json(content: bytes) -> list[_Label]:
             return [_Label(str(value))]
         if isinstance(value, str):
             return [_read_text(value.encode())]
-        return [_Label("", f"expected an integer or a name as {name!r}, found {value!r:.80}")]
+        hint = f" ({NO_VECTORS})" if isinstance(value, list) else ""
+        return [_Label("", f"expected an integer or a name as {name!r}, found {value!r:.80}{hint}")]
     except (ValueError, RecursionError) as error:
         return [_Label("", f"expected JSON, found: {error}")]
 
@@ -245,32 +251,44 @@ def _read_json(content: bytes) -> list[_Label]:
 
 def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str] | None:
     """The split of each sample; None if nothing tells any."""
-    told = {tar: _split_of_tar(tar) for tar in tars}
+    told = {tar: _word_of_tar(tar) for tar in tars}
     if all(told.values()):
-        return [told[sample.tar] for sample in samples]
+        _check_words(src, told.values())
+        return [split_name(told[sample.tar]) for sample in samples]
     if any(told.values()):
         one, other = (next(tar for tar in tars if bool(told[tar]) == known) for known in (True, False))
         raise SourceError(
             f"{src}: expected every tar, or none, to tell its split by its name or folder, found {one!r} of "
-            f"{told[one]!r} beside {other!r}. Put them in folders {', '.join(SPLIT_NAMES)}"
+            f"{split_name(told[one])!r} beside {other!r}. Put them in folders {', '.join(SPLIT_NAMES)}"
         )
-    firsts = [split_name(sample.name.partition("/")[0]) for sample in samples]
-    return firsts if set(firsts) <= set(SPLIT_NAMES) else None
+    firsts = [sample.name.partition("/")[0] for sample in samples]
+    if not all(map(known_split, firsts)):
+        return None
+    _check_words(src, firsts)
+    return list(map(split_name, firsts))
 
 
-def _split_of_tar(tar: str) -> str:
-    """As its folders or, if these do not, the words of its name tell: imagenet1k-validation-07.tar is of val."""
+def _word_of_tar(tar: str) -> str:
+    """That its folders or, if these do not, its name has for a split: imagenet1k-validation-07.tar is of val."""
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):
-        found = {split_name(word) for word in words} & set(SPLIT_NAMES)
+        found = {split: word for word in words if (split := known_split(word))}
         if len(found) > 1:
             raise SourceError(
                 f"{tar}: expected the name of one split in it, found {' and '.join(sorted(found))}. Put the tars in "
                 f"folders {', '.join(SPLIT_NAMES)}"
             )
         if found:
-            return found.pop()
+            return found.popitem()[1]
     return ""
+
+
+def _check_words(src: Path, words: Iterable[str]) -> None:
+    if (both := two_words(map(str.lower, words))) is not None:
+        raise SourceError(
+            f"{src}: expected one word for the split {split_name(both[0])!r}, found {both[0]!r} and {both[1]!r}. "
+            "Rename the tars or folders of one, or convert them apart"
+        )
 
 
 def _sources(

@@ -32,7 +32,7 @@ def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report, *, seria
     """Do all tasks; their records in the order of the tasks. `report` is called in the calling thread.
 
     With `serial`, every process has one thread, and a single worker is the calling thread. If `report` raises, or on
-    Ctrl-C, the work stops: tasks under way leave nothing behind and finished ones stay.
+    Ctrl-C, the work stops: finished tasks stay, and those under way save what they have done.
     """
     processes = min(-(-workers // (1 if serial else THREADS_PER_PROCESS)), len(tasks))
     # Rather an idle core than one more than was asked for.
@@ -59,19 +59,19 @@ def _run_in_processes(tasks: Sequence[ShardTask], processes: int, threads: int, 
             futures = [pool.submit(_work, task) for task in tasks]
         for future in futures:
             # Wakes the read below; all zeros, so that it counts nothing.
-            future.add_done_callback(lambda _: send_progress(progress_writer, 0, 0))
+            future.add_done_callback(lambda _: send_progress(progress_writer, 0, 0, 0))
         while not all(future.done() for future in futures):
             report(*receive_progress(progress_reader))
             for future in futures:
                 if future.done():
                     future.result()  # a failure ends the rest at once
-        send_progress(progress_writer, 0, 0)  # so that the last read does not wait
+        send_progress(progress_writer, 0, 0, 0)  # so that the last read does not wait
         report(*receive_progress(progress_reader))
         return [future.result() for future in futures]
     except BrokenProcessPool:
         raise ConvertError(
-            "a worker process died, perhaps killed for want of memory (see `dmesg`). Finished shards are kept: run "
-            "the same command again, with fewer workers if memory is short. (A script that calls shardio.convert "
+            "a worker process died, perhaps killed for want of memory (see `dmesg`). Run the same command again, which "
+            "goes on with what is kept, with fewer workers if memory is short. (A script that calls shardio.convert "
             'must do so under `if __name__ == "__main__":`)'
         ) from None
     finally:

@@ -10,12 +10,13 @@ hashing it, and would push out what others do read, the sources not least.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import math
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,8 @@ class ShardFileWriter:
             shard.append(pixels, label=3, key=b"n01440764/x.JPEG", source_size=(375, 500))
             entry = shard.finish()
 
-    `append` copies. Who can make samples in place takes a block, has its rows filled, and gives it back:
+    `left` is the file of an unfinished shard, which goes on where `recover` finds its sound samples to end. `append`
+    copies. Who can make samples in place takes a block, has its rows filled, and gives it back:
 
             block = shard.take_block()
             ...
@@ -113,7 +115,9 @@ class ShardFileWriter:
             shard.write_block(block, [0])
     """
 
-    def __init__(self, path: Path, sample_shape: SampleShape, reserve_samples: int = 0) -> None:
+    def __init__(
+        self, path: Path, sample_shape: SampleShape, reserve_samples: int = 0, left: AtomicFile | None = None
+    ) -> None:
         self.path = path
         self.sample_shape = check_sample_shape(sample_shape)
         self.rows = IndexRows()
@@ -127,22 +131,71 @@ class ShardFileWriter:
         self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="shardio-sync")
         self._sync: Future[None] | None = None
         self._direct = False
-        self._file = AtomicFile(path)
+        self._num_written = 0
+        self._torn = False  # a write has failed, and what comes later would not be where it belongs
+        self._leave = left is not None
+        self._header = shard_header(reserve_samples, sample_shape)
+        # The usual case is hashed on the way: that all expected samples come.
+        self._sha256 = hashlib.sha256(self._header)
+        self._file = AtomicFile(path) if left is None else left
         try:
-            header = shard_header(reserve_samples, sample_shape)
-            # The usual case is hashed on the way: that all expected samples come.
-            self._sha256 = hashlib.sha256(header)
-            with naming(path):
-                nbytes = shard_nbytes(reserve_samples, sample_shape)
-                if reserve_samples:
-                    reserve(self._file.descriptor, nbytes)
-                write_all(self._file.descriptor, header)
-            # The clients of network filesystems have a pipeline of their own behind the page cache.
-            if nbytes >= _DIRECT_NBYTES and not is_network(filesystem_kind(path.parent)):
-                self._direct = bypass_page_cache(self._file.descriptor, True)
+            if left is None:
+                self._begin()
         except BaseException:
             self._file.discard()
             raise
+
+    def _begin(self) -> None:
+        """Allocate what is not there yet, and write behind the samples that are."""
+        descriptor, nbytes = self._file.descriptor, shard_nbytes(self._reserve_samples, self.sample_shape)
+        with naming(self.path):
+            if self._reserve_samples:
+                reserve(descriptor, nbytes)
+            write_all(descriptor, self._header)
+            if self._num_written:
+                os.lseek(descriptor, shard_nbytes(self._num_written, self.sample_shape), os.SEEK_SET)
+        # The clients of network filesystems have a pipeline of their own behind the page cache.
+        if nbytes >= _DIRECT_NBYTES and not is_network(filesystem_kind(self.path.parent)):
+            self._direct = bypass_page_cache(descriptor, True)
+
+    def recover(self, crc32s: Sequence[int], copy_from: int | None = None) -> Iterator[int]:
+        """Take over the samples that an unfinished file has, as far as each has the crc32 that it should have.
+
+        They lie in `left`, or are copied from the descriptor of another file. Comes before anything is written. Yields
+        `num_written` after each block; at the end of the iteration, and not before, what lies in `left` behind these
+        samples is cut off. Their rows are the caller's to append.
+        """
+        descriptor, block = self._file.descriptor if copy_from is None else copy_from, _make_block(self.sample_shape)
+        sound = True
+        while sound and self._num_written < len(crc32s):
+            rows = block[: len(crc32s) - self._num_written]
+            count = _read_samples(descriptor, rows, shard_nbytes(self._num_written, self.sample_shape))
+            expected = crc32s[self._num_written : self._num_written + count]
+            whole = next((i for i in range(count) if crc32(rows[i]) != expected[i]), count)
+            sound = whole == len(rows)
+            if whole:
+                self._sha256.update(rows[:whole].data)
+                if copy_from is None:
+                    self._num_written += whole
+                else:
+                    self._write([rows[:whole]], None)
+            yield self._num_written
+        if copy_from is None:
+            with naming(self.path):
+                end = shard_nbytes(self._num_written, self.sample_shape) if self._num_written else 0
+                os.ftruncate(self._file.descriptor, end)
+                os.lseek(self._file.descriptor, 0, os.SEEK_SET)
+            self._begin()
+
+    @property
+    def temporary(self) -> Path:
+        """The name of the file until it is finished."""
+        return self._file.temporary
+
+    @property
+    def num_written(self) -> int:
+        """Samples that are in the file, in order and from the first on."""
+        return self._num_written
 
     def __enter__(self) -> ShardFileWriter:
         return self
@@ -181,18 +234,25 @@ class ShardFileWriter:
             return self._oldest_written()
         return _make_block(self.sample_shape)
 
-    def write_block(self, block: NDArray[np.uint8], kept: Sequence[int]) -> None:
+    def write_block(
+        self, block: NDArray[np.uint8], kept: Sequence[int], save: Callable[[int], bool] | None = None
+    ) -> None:
         """Hash the samples in the rows `kept`, in ascending order, and have them written behind those written before.
 
-        Their rows of the index are the caller's to append. The block is not the caller's any more.
+        Their rows of the index are the caller's to append. The block is not the caller's any more. `save(n)` is called
+        in another thread once the first n samples, up to the end of this block, are durable; not at all if the disk is
+        still busy with what came before. If it returns True, the file is not removed any more when it is not finished.
         """
         runs = [block[start:stop] for start, stop in _runs(kept)]
         for run in runs:
             self._sha256.update(run.data)
-        self._writing.append((self._write_thread.submit(self._write, runs), block))
+        self._writing.append((self._write_thread.submit(self._write, runs, save), block))
 
-    def _write(self, runs: Sequence[NDArray[np.uint8]]) -> None:
+    def _write(self, runs: Sequence[NDArray[np.uint8]], save: Callable[[int], bool] | None) -> None:
         """In the writing thread."""
+        if self._torn:
+            return
+        self._torn = True
         with naming(self.path):
             for run in runs:
                 if self._direct and (run.nbytes % _PAGE or run.ctypes.data % _PAGE):
@@ -208,10 +268,18 @@ class ShardFileWriter:
                         continue
                     view = view[written:]
                     self._unsynced_nbytes += 0 if self._direct else written
-            if self._unsynced_nbytes >= _SYNC_NBYTES and (self._sync is None or self._sync.done()):
+                self._num_written += len(run)
+            self._torn = False
+            if (save or self._unsynced_nbytes >= _SYNC_NBYTES) and (self._sync is None or self._sync.done()):
                 self._end_sync()  # raises what the last one met
-                self._sync = self._sync_thread.submit(os.fdatasync, self._file.descriptor)
+                self._sync = self._sync_thread.submit(self._make_durable, self._num_written, save)
                 self._unsynced_nbytes = 0
+
+    def _make_durable(self, num_samples: int, save: Callable[[int], bool] | None) -> None:
+        """In the thread that syncs."""
+        os.fdatasync(self._file.descriptor)
+        if save is not None:
+            self._leave |= save(num_samples)
 
     def _use_page_cache(self) -> None:
         bypass_page_cache(self._file.descriptor, False)
@@ -253,13 +321,41 @@ class ShardFileWriter:
             self._file.commit()
         return entry
 
+    def suspend(self, save: Callable[[int], bool]) -> None:
+        """Stop writing, and call `save`, as `write_block` does, for all samples that are written.
+
+        Two blocks at most are waited for. Nothing is synced, so that a Ctrl-C does not wait for a slow disk: `recover`
+        reads the samples anyway, and sees what a loss of power has taken.
+        """
+        self._end_threads(cancel=False)
+        self._leave |= save(self._num_written)
+
+    def discard(self) -> None:
+        """Remove the unfinished file, whatever was saved of it."""
+        self._end_threads(cancel=True)
+        self._file.discard()
+
+    def _end_threads(self, *, cancel: bool) -> None:
+        self._write_thread.shutdown(cancel_futures=cancel)
+        self._sync_thread.shutdown()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Before the descriptor is closed.
-        self._write_thread.shutdown(cancel_futures=True)
-        self._sync_thread.shutdown()
+        self._end_threads(cancel=True)  # before the descriptor is closed
+        if self._leave:
+            self._file.leave()
         self._file.discard()
+
+
+def _read_samples(descriptor: int, rows: NDArray[np.uint8], offset: int) -> int:
+    """Fill `rows` from there; how many are whole. What the disk does not give counts as not being there."""
+    view = rows.data.cast("B")
+    done = 0
+    with contextlib.suppress(OSError):
+        while done < len(view) and (count := os.preadv(descriptor, [view[done:]], offset + done)):
+            done += count
+    return done * len(rows) // len(view)
 
 
 def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:

@@ -5,7 +5,9 @@ Its objects can be read by plain HTTP, too. A test module that imports `running_
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import http.server
 import os
 import threading
 import time
@@ -121,6 +123,59 @@ class ObjectStore:
         """Copy a set's files into the bucket "sets", below the prefix."""
         for path in out.iterdir():
             self.put(f"sets/{prefix}/{path.name}", path.read_bytes())
+
+
+class SlowServer:
+    """A web server on this machine that gives the files of a folder as `answer` says of each path: "now", "never", or
+    how many seconds pass before each byte; HEAD is answered at once but for "never"."""
+
+    def __init__(self, folder: Path, answer: Callable[[str], str | float]) -> None:
+        self._ended = ended = threading.Event()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self._answer()
+
+            def do_GET(self) -> None:
+                self._answer()
+
+            def _answer(self) -> None:
+                speed = answer(self.path)
+                if speed == "never":
+                    ended.wait()
+                    return
+                path = folder / self.path.lstrip("/")
+                found = path.read_bytes() if path.is_file() else b""
+                wanted = self.headers.get("Range")
+                if wanted is not None:
+                    first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+                    found = found[first : last + 1]
+                self.send_response(404 if not path.exists() else 200 if wanted is None else 206)
+                self.send_header("Content-Length", str(len(found)))
+                self.send_header("Accept-Ranges", "bytes")
+                self.end_headers()
+                if self.command == "HEAD":
+                    return
+                for byte in (bytes([b]) for b in found) if isinstance(speed, float) else [found]:
+                    if isinstance(speed, float) and ended.wait(speed):
+                        return
+                    with contextlib.suppress(OSError):
+                        self.wfile.write(byte)
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = False  # so that they are joined
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="slow-server")
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._ended.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 def _descriptors() -> int:

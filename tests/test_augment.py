@@ -308,8 +308,13 @@ def test_nothing_to_do_returns_the_images_themselves() -> None:
         (lambda: CenterCrop(0), "size must be"),
         (lambda: HorizontalFlip(1.5), "p must be from 0 to 1"),
         (lambda: Normalize("cifar"), "mean must be one of imagenet"),
-        (lambda: Normalize([0.5], [0.0]), "above 0"),
-        (lambda: Normalize([0.5, 0.5], [0.5]), "as many numbers"),
+        (lambda: Normalize([0.5], [0.0]), "std must be above 0.*found"),
+        (lambda: Normalize(0.5, -1), "std must be above 0"),
+        (lambda: Normalize([0.5, 0.5], [0.5] * 3), "as many numbers"),
+        (lambda: Normalize([0.5] * 3), "std must be a finite number, or one for each channel; found None"),
+        (lambda: Normalize(math.nan, 1.0), "mean must be a finite number"),
+        (lambda: Normalize([[0.5]], 1.0), "mean must be a finite number"),  # type: ignore[list-item]
+        (lambda: Normalize([], []), "mean must be a finite number"),
         (lambda: ToDtype(torch.uint8), "floating point"),
         (lambda: Compose([abs]), "expected a Transform"),  # type: ignore[list-item]
         (lambda: Compose([Views([CenterCrop(3)])]), "Views only around all others"),
@@ -320,6 +325,17 @@ def test_nothing_to_do_returns_the_images_themselves() -> None:
 def test_what_makes_no_sense_is_refused_when_it_is_made(make: Callable[[], object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()
+
+
+def test_one_number_stands_for_every_channel() -> None:
+    images = torch.randint(0, 256, (4, 3, 6, 5), dtype=torch.uint8)
+    expected = changed(Normalize([0.4] * 3, [0.3] * 3), images)
+    tensor = torch.tensor([0.3], dtype=torch.float64)
+    for mean, std in ((0.4, 0.3), ([0.4], [0.3]), (0.4, [0.3] * 3), (np.full(3, 0.4), tensor)):
+        assert torch.equal(changed(Normalize(mean, std), images), expected)
+    assert torch.equal(changed(Normalize(0.4, 0.3), images[:, :1]), expected[:, :1])
+    with pytest.raises(TypeError, match="std must be a number, or one for each channel; found 'x'"):
+        Normalize(0.5, "x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -333,7 +349,7 @@ def test_what_makes_no_sense_is_refused_when_it_is_made(make: Callable[[], objec
         (CenterCrop(4), {"indices": [0.5, 1.5]}, "found float64"),
         (CenterCrop(4), {"seed": -1}, "seed"),
         (HorizontalFlip(), {"view": -1}, "view must be"),
-        (Normalize([0.5], [0.5]), {}, "expected images of 1 channels to normalise; found 3"),
+        (Normalize([0.5] * 2, 0.5), {}, "expected images of 2 channels to normalise; found 3"),
         (Compose([ToDtype(torch.float32), Normalize()]), {}, "Normalize comes before ToDtype"),
         (Compose([Normalize(), HorizontalFlip()]), {}, "they come before Normalize and ToDtype"),
         (Compose([ToDtype(torch.float32), CenterCrop(4)]), {}, "they come before"),

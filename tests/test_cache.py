@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from test_files import must_not_block
 
 from shardio import cache as module
 from shardio.cache import MARKER_NAME, Cache
@@ -204,7 +206,7 @@ def test_a_lock_file_that_was_removed_between_its_opening_and_its_lock_is_opened
     monkeypatch.setattr(fcntl, "flock", flock)
     with cache.lease(A) as lease:
         monkeypatch.undo()
-        assert calls.count(fcntl.LOCK_SH) == 2
+        assert calls.count(fcntl.LOCK_SH | fcntl.LOCK_NB) == 2
         lease.path.mkdir()
         assert not cache.evict(keep=0).removed
 
@@ -406,6 +408,133 @@ def test_of_a_copy_that_was_not_begun_no_locks_stay_but_for_those_who_hold_them(
         with other.try_filling(""):  # type: ignore[union-attr]
             other.path.mkdir()
     assert set(os.listdir(cache.folder)) == {MARKER_NAME, A, f"{A}.lock", f"{A}.fill"}
+
+
+# --- what another user has put there ---------------------------------------------------------------------------------
+
+
+def a_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_symbolic_link(path: Path) -> None:
+    (path.parent / "elsewhere").write_bytes(b"precious")
+    path.symlink_to("elsewhere")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+HOSTILE = [a_fifo, a_symbolic_link, a_folder]
+
+
+@pytest.mark.parametrize("put", HOSTILE)
+def test_what_is_no_lock_is_refused_by_name_and_keeps_no_other_copy_from_use(
+    cache: Cache, put: Callable[[Path], None]
+) -> None:
+    path, other = put_copy(cache, A), put_copy(cache, B)
+    lock = cache.folder / f"{A}.lock"
+    lock.unlink()
+    put(lock)
+    words = f"(?i){A}.lock: expected a regular file, found {put.__name__.replace('_', ' ')}: .* Remove it, or choose"
+    with must_not_block():
+        with pytest.raises(CacheError, match=words):
+            cache.lease(A)
+        cache.sweep()
+        found = {copy.digest: copy for copy in cache.copies()}
+        assert (found[A].in_use, found[B].in_use, found[B].problem) == (True, False, "")
+        assert re.search(words, found[A].problem)
+        report = cache.evict(keep=0)
+    assert [copy.digest for copy in report.removed] == [B]
+    assert [re.search(words, copy.problem) is not None for copy in report.kept] == [True]
+    assert path.exists()
+    assert not other.exists()
+
+
+@pytest.mark.parametrize("put", HOSTILE)
+def test_a_lock_of_no_copy_that_is_none_hinders_nobody(cache: Cache, put: Callable[[Path], None]) -> None:
+    put_copy(cache, A)
+    put(cache.folder / f"{B}.lock")
+    put(cache.folder / f".{C}.0123.evicted")
+    with must_not_block():
+        cache.sweep()
+        cache.lease(A).close()
+        assert digests(cache) == {A}
+        assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
+
+
+@pytest.mark.parametrize("put", HOSTILE)
+def test_what_is_no_fill_file_is_refused_and_the_copy_can_be_used_and_evicted(
+    cache: Cache, put: Callable[[Path], None]
+) -> None:
+    put_copy(cache, A)
+    put(cache.folder / f"{A}.fill")
+    with must_not_block():
+        with cache.lease(A) as lease, pytest.raises(CacheError, match=rf"{A}\.fill: expected a regular file, found"):
+            lease.try_filling("")
+        assert [(copy.source, copy.problem) for copy in cache.copies()] == [("", "")]
+        assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
+    assert digests(cache) == set()
+
+
+def test_a_fill_file_that_is_another_file_too_is_not_written_to(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"precious")
+    put_copy(cache, A)
+    os.link(tmp_path / "precious", cache.folder / f"{A}.fill")
+    with cache.lease(A) as lease, pytest.raises(CacheError, match=r"found one that has a second name \(a hard link\)"):
+        lease.try_filling("")
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("put", [a_fifo, a_symbolic_link])
+def test_what_is_no_folder_is_no_copy_and_nothing_is_written_through_it(
+    cache: Cache, put: Callable[[Path], None]
+) -> None:
+    put_copy(cache, B)
+    put(cache.folder / A)
+    with must_not_block(), pytest.raises(CacheError, match=f"{A}: expected the folder of a copy, found a"):
+        cache.lease(A)
+    assert digests(cache) == {B}
+    assert [copy.digest for copy in cache.evict(keep=0).removed] == [B]
+    assert os.path.lexists(cache.folder / A)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"source": ' + b" " * (1 << 20) + b'"x"}', b'{"source": 1}', b"\xff"]
+)
+def test_a_source_that_cannot_be_read_is_unknown(cache: Cache, content: bytes) -> None:
+    put_copy(cache, A)
+    (cache.folder / f"{A}.fill").write_bytes(content)
+    assert [copy.source for copy in cache.copies()] == [""]
+
+
+def test_a_lock_that_another_process_keeps_is_waited_for_no_longer_than_an_evictor_needs(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LEASE_SECONDS", 0.05)
+    put_copy(cache, A)
+    code = "import fcntl\nfile = open(sys.argv[1])\nfcntl.flock(file, fcntl.LOCK_EX)"
+    with (
+        another_process(code, cache.folder / f"{A}.lock") as process,
+        must_not_block(),
+        pytest.raises(TimeoutError, match=rf"found that process {process.pid} keeps it\. End that one.*{A}\.lock"),
+    ):
+        cache.lease(A)
+    cache.lease(A).close()
+
+
+def test_the_waiting_for_a_lock_can_be_interrupted(cache: Cache) -> None:
+    put_copy(cache, A)
+    code = "import fcntl\nfile = open(sys.argv[1])\nfcntl.flock(file, fcntl.LOCK_EX)"
+    with another_process(code, cache.folder / f"{A}.lock"):
+        script = "import sys; from shardio.cache import Cache; print(flush=True); Cache(sys.argv[1]).lease(sys.argv[2])"
+        command = [sys.executable, "-c", script, str(cache.folder), A]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+            assert waiting.stdout is not None
+            waiting.stdout.readline()
+            waiting.send_signal(signal.SIGINT)
+            assert b"KeyboardInterrupt" in waiting.communicate(timeout=20)[1]
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from conftest import random_picture, write_jpeg
 from PIL import Image
-from test_files import FailingDisk
+from test_files import FailingDisk, must_not_block
 
 from shardio import converter, sources
 from shardio.converter import ConvertReport, Progress, convert
@@ -85,10 +85,11 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def assert_unfinished_and_whole(out: Path, finished: dict[str, str]) -> None:
-    """No set, no temporary file, and every file that can be seen is the one of the finished set."""
+    """No set, no temporary file but with a journal, and every file that can be seen is the one of the finished set."""
     found = hashes(out)
     assert "manifest.json" not in found
-    assert not [name for name in found if name.endswith(".tmp")], found
+    temporary = {name[1:].removesuffix(".tmp") for name in found if name.endswith(".tmp")}
+    assert temporary <= {Path(name).stem for name in found if name.endswith(".journal")}, found
     visible = {name: digest for name, digest in found.items() if not name.startswith(".")}
     assert visible.items() <= finished.items()
 
@@ -320,7 +321,7 @@ def test_every_kind_of_image_is_converted_whatever_its_name(tmp_path: Path, out:
     ):
         options = {"subsampling": 0} if mode == "CMYK" else {}
         picture.convert(mode).save(folder / f"{number}.JPEG", kind, **options)
-    report = convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 0})
+    report = convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 0}, accept_layout=True)
     assert report.num_samples == {"train": 6}
     assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE))) == 6
 
@@ -336,7 +337,7 @@ def test_pictures_are_turned_and_laid_over_a_background_where_that_is_asked_for(
     rgba = np.dstack([random_picture(rng, 20, 20), np.zeros((20, 20), np.uint8)])
     Image.fromarray(rgba).save(folder / "0.png")
     chosen = DecodeOptions(exif_rotate=True, background=(0, 128, 0))
-    convert(tmp_path / "src", out, **OPTIONS, exif_rotate=True, background="green")
+    convert(tmp_path / "src", out, **OPTIONS, exif_rotate=True, background="green", accept_layout=True)
     assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE)), options=chosen) == 9
     shards = open_shards(out)
     sizes = {row["key"]: (int(row["source_height"]), int(row["source_width"])) for row in shards.index}
@@ -464,7 +465,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
             (folder / f"{number}.jpg").write_bytes(b"")
         else:
             os.link(picture, folder / f"{number}.jpg")
-    options: dict[str, Any] = {"size": 4, "workers": 1, "max_bad": percent / 100}
+    options: dict[str, Any] = {"size": 4, "workers": 1, "max_bad": percent / 100, "accept_layout": True}
     assert convert(tmp_path / "src", tmp_path / "pass", **options).num_refused == min(percent, 99)
     if percent < 99:
         (folder / "99.jpg").unlink()
@@ -928,7 +929,7 @@ def test_progress_of_a_conversion_that_goes_on_begins_with_what_is_finished(imag
     seen: list[Progress] = []
     report = convert(image_tree, out, **OPTIONS, on_progress=seen.append)
     assert seen[0].done >= 3
-    assert seen[-1] == Progress(18, 0, 18)
+    assert seen[-1] == Progress(18, 0, 18, kept=9, found=9)
     assert report.num_converted == 9
     assert report.num_sources == 18
 
@@ -1162,7 +1163,7 @@ def test_a_worker_process_that_is_killed_ends_the_conversion_and_nothing_is_lost
     with pytest.raises(ConvertError, match="a worker process died") as caught:
         convert(larger_tree, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=kill)
     assert killed
-    assert "Finished shards are kept: run the same command again" in str(caught.value)
+    assert "Run the same command again, which goes on with what is kept" in str(caught.value)
     visible = {name: digest for name, digest in hashes(out).items() if not name.startswith(".")}
     assert visible.items() <= finished.items()
     assert len(visible) > 0
@@ -1190,3 +1191,25 @@ def test_ctrl_c_with_worker_processes_leaves_no_trace_and_the_same_call_goes_on(
     report = convert(larger_tree, out, **OPTIONS)
     assert 0 < report.num_converted < 240
     assert hashes(out) == finished
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_plan_is_named_and_not_waited_for(
+    image_tree: Path, tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    (tmp_path / "out" / ".convert").mkdir(parents=True)
+    put(tmp_path / "out" / ".convert" / "plan.json")
+    with (
+        must_not_block(),
+        pytest.raises(ConvertError, match=r"plan\.json: expected a regular file, found a .*: remove it"),
+    ):
+        convert(image_tree, tmp_path / "out", **OPTIONS)
+
+
+def test_what_is_no_list_of_rejects_is_named_and_not_waited_for(image_tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS)
+    (out / "rejects.jsonl").unlink()
+    os.mkfifo(out / "rejects.jsonl")
+    with must_not_block(), pytest.raises(FormatError, match=r"rejects\.jsonl: expected a regular file, found a FIFO"):
+        convert(image_tree, out, **OPTIONS)

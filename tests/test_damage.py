@@ -23,9 +23,9 @@ from simulated_cuda import Simulation
 
 import shardio.cuda
 import shardio.damage
+import shardio.kernels
 import shardio.loader
 import shardio.readers
-import shardio.rowcopy
 import shardio.shardset
 from shardio.counter_rng import make_keys, uniform
 from shardio.crop import Windows
@@ -458,7 +458,7 @@ def test_a_way_to_the_storage_that_is_cut_is_no_damage(
 
 
 @pytest.mark.filterwarnings("ignore:sample")
-@pytest.mark.skipif("plain" not in shardio.rowcopy.KERNELS, reason="installed without the native kernels")
+@pytest.mark.skipif("plain" not in shardio.kernels.KERNELS, reason="installed without the native kernels")
 @pytest.mark.parametrize("check", ["off", "sample"])
 @pytest.mark.parametrize("io", IOS)
 def test_what_was_cut_off_after_opening_is_replaced(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import sample_pixels
+from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 
 from shardio.dataset import ShardDataset
@@ -117,6 +118,46 @@ def test_transform_makes_of_each_image_what_it_likes(path: Path) -> None:
         value, label = dataset[i]
         assert value == pytest.approx(float(sample_pixels(i, SHAPE).mean()))
         assert label == i % 7
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")])
+def test_images_are_pils_if_asked_for(channels: int, mode: str, make_set: Callable[..., Path]) -> None:
+    shape = (6, 5, channels)
+    dataset = ShardDataset(make_set(NUM_SAMPLES, shape), image="pil")
+    for i in (0, 22):
+        image, label = pickle.loads(pickle.dumps(dataset))[i]
+        assert isinstance(image, Image.Image)
+        assert (image.mode, image.size) == (mode, (5, 6))
+        assert np.array_equal(np.asarray(image).reshape(shape), sample_pixels(i, shape))
+        assert label == i % 7
+        image.putpixel((0, 0), (1,) * channels)  # it is the caller's own
+    dataset.transform = lambda image: image.size
+    assert dataset[3] == ((5, 6), 3)
+
+
+def test_what_cannot_be_a_pil_image_is_refused_when_the_dataset_is_made(make_set: Callable[..., Path]) -> None:
+    with pytest.raises(
+        ValueError, match='image="pil": expected samples of 1 to 4 channels, found 5; use image="tensor"'
+    ):
+        ShardDataset(make_set(3, (2, 2, 5)), image="pil")
+    with pytest.raises(ValueError, match="image must be one of tensor, pil; found 'PIL'"):
+        ShardDataset(make_set(3), image="PIL")  # type: ignore[arg-type]
+
+
+def test_it_has_what_users_of_imagefolder_look_for(path: Path) -> None:
+    dataset = ShardDataset(path, "train", None, lambda label: f"label {label}")
+    assert dataset.targets == [i % 7 for i in range(NUM_SAMPLES)]
+    assert dataset.targets is dataset.targets
+    assert dataset.class_to_idx == {f"c{i}": i for i in range(7)}
+    assert dataset[9][1] == "label 2"
+    dataset.target_transform = None
+    assert "targets" not in dataset.__getstate__()  # which a worker makes anew if it wants them
+    assert pickle.loads(pickle.dumps(dataset)).targets == dataset.targets
+
+
+def test_many_samples_by_numbers_that_are_no_integers_are_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match="indices must be one-dimensional integers; found float64"):
+        ShardDataset(path).__getitems__([0.5, 1])  # type: ignore[list-item]
 
 
 def test_a_pickled_dataset_opens_the_set_anew(path: Path) -> None:

@@ -119,7 +119,7 @@ def test_spawned_processes_of_the_callers_make_the_same_set_and_one_that_dies_is
         for _ in range(2):  # once broken, the pool is of no use any more
             with pytest.raises(ConvertError, match="a worker process died") as caught:
                 convert(image_tree, other, **OPTIONS, executor=pool, on_progress=kill)
-            assert "Finished shards are kept: run the same command again" in str(caught.value)
+            assert "Run the same command again, which goes on with what is kept" in str(caught.value)
     visible = {name: digest for name, digest in hashes(other).items() if not name.startswith(".")}
     assert "manifest.json" not in visible
     assert visible.items() <= finished.items()
@@ -159,7 +159,7 @@ def test_a_pool_has_no_more_tasks_at_a_time_than_it_wants(image_tree: Path, out:
     tasks = tasks_of(image_tree, out)
     with ThreadPoolExecutor(1) as threads:
         pool = Bounded(threads)
-        records = run_on_pool(tasks, pool, lambda done, refused: None)
+        records = run_on_pool(tasks, pool, lambda *counts: None)
     assert [record.entry and record.entry.file for record in records] == [task.name for task in tasks]
     assert len(futures) == 6
     assert pool.waiting <= 2
@@ -208,7 +208,11 @@ FAILURES: dict[str, tuple[Exception, type[Exception], str]] = {
     "cancelled": (CancelledError(), ConvertError, "train-00002.npy: CancelledError"),
     "the machine's": (ConvertError("node17 has torch '1.0'"), ConvertError, "node17 has torch '1.0'"),
     "disk": (OSError(errno.EIO, "Input/output error", "/x"), OSError, "Input/output error"),
-    "full disk": (OSError(errno.ENOSPC, "No space left", "/x"), SpaceError, "/x: No space left.*make room"),
+    "full disk": (
+        OSError(errno.ENOSPC, "No space left", "/x"),
+        SpaceError,
+        "/x: No space left; 15 of 18 images are kept in .*: make room",
+    ),
     "stopped": (Stopped(), ConvertError, "train-00002.npy: was told by nobody to stop, and did: does its machine see"),
 }
 
@@ -246,7 +250,7 @@ def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
     picture = random_picture(np.random.default_rng(3), 160, 200)
     for number in range(600):
         write_jpeg(tmp_path / "src" / "a" / f"{number:03}.jpg", picture)
-    options: dict[str, Any] = {"size": 64, "shard_size": 4096 + 200 * 64 * 64 * 3}
+    options: dict[str, Any] = {"size": 64, "shard_size": 4096 + 200 * 64 * 64 * 3, "accept_layout": True}
 
     def stop(progress: Progress) -> None:
         if progress.done:

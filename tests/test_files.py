@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.errors import FormatError
+from shardio.errors import ConvertError, FormatError
 from shardio.files import (
     AtomicFile,
     _machine,
@@ -31,6 +31,8 @@ from shardio.files import (
     is_temporary,
     make_folder,
     open_regular,
+    open_untrusted,
+    read_untrusted,
     remove_temporaries,
     reserve,
     sweep_temporaries,
@@ -659,9 +661,9 @@ def _nothing(path: Path) -> None:
         (_link, "a regular file", "a symbolic link"),
         (_dangling, "a regular file", "a symbolic link"),
         (_loop, "a regular file", "a symbolic link"),
-        (os.mkfifo, "a regular file", "prw"),
-        (Path.mkdir, "a regular file", "drwx"),
-        (_socket, "a regular file", "a socket"),
+        (os.mkfifo, "a regular file", "a FIFO"),
+        (Path.mkdir, "a regular file", "a folder"),
+        (_socket, "a regular file", "a FIFO, socket or device"),
         (_nothing, "a file of the shard set", "nothing"),
     ],
     ids=["link", "dangling link", "loop", "fifo", "folder", "socket", "nothing"],
@@ -678,7 +680,7 @@ def test_only_regular_files_are_opened(tmp_path: Path, make: Callable[[Path], No
 
 
 def test_a_device_is_not_a_regular_file() -> None:
-    with pytest.raises(FormatError, match=r"^/dev/null: expected a regular file, found crw"):
+    with pytest.raises(FormatError, match=r"^/dev/null: expected a regular file, found a device"):
         open_regular(Path("/dev/null"))
 
 
@@ -689,3 +691,24 @@ def test_other_errors_of_opening_pass_through(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "open", _raiser(errno.EACCES))
     with pytest.raises(PermissionError):
         open_regular(tmp_path / "file")
+
+
+def test_a_file_that_is_written_in_place_has_no_second_name(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    os.close(open_untrusted(tmp_path / "x", os.O_WRONLY, sole_name=True))
+    os.link(tmp_path / "x", tmp_path / "y")
+    assert read_untrusted(tmp_path / "x") == b"abc"
+    with pytest.raises(
+        ConvertError, match=r"x: expected a regular file, found one that has a second name .*: remove it$"
+    ):
+        open_untrusted(tmp_path / "x", os.O_WRONLY, refusal=ConvertError, way_out=": remove it", sole_name=True)
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_CREAT])
+@pytest.mark.parametrize("make", [_link, _dangling, _loop, os.mkfifo, Path.mkdir, _socket])
+def test_only_regular_files_are_opened_for_writing(tmp_path: Path, make: Callable[[Path], None], flags: int) -> None:
+    make(tmp_path / "x")
+    before = names(tmp_path)
+    with must_not_block(), pytest.raises(FormatError, match="x: expected a regular file, found a"):
+        open_untrusted(tmp_path / "x", flags)
+    assert names(tmp_path) == before

@@ -112,6 +112,23 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path, workers: int
     assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
 
 
+def test_a_soft_label_is_told_with_its_item_and_the_way_out(tmp_path: Path) -> None:
+    message = (
+        r"dataset 'train', item 0: label must be an integer, found a list of 2: a set has one class for each image"
+    )
+    with pytest.raises(TypeError, match=message):
+        convert([(RGB, [0.1, 0.9])], tmp_path / "out", **OPTIONS)
+
+
+def test_splits_have_the_names_that_a_folder_tree_gives_them(tmp_path: Path) -> None:
+    convert({"Train": Pictures(12), "validation": pairs(7)}, tmp_path / "out", **OPTIONS)
+    convert({"train": Pictures(12), "val": pairs(7)}, tmp_path / "same", **OPTIONS)
+    assert open_shards(tmp_path / "out", "val").digest == open_shards(tmp_path / "same", "val").digest
+    message = "expected one dataset for the split 'val', found 'val' and 'validation'"
+    with pytest.raises(ValueError, match=message):
+        convert({"val": Pictures(3), "validation": Pictures(4)}, tmp_path / "two", **OPTIONS)
+
+
 def test_splits_are_a_mapping_of_datasets(tmp_path: Path) -> None:
     convert({"train": Pictures(12), "val": pairs(7), "extra": Pictures(3)}, tmp_path / "out", **OPTIONS)
     for split, count in (("train", 12), ("val", 7), ("extra", 3)):
@@ -159,7 +176,7 @@ def test_png_files_that_pillow_opens_lazily_give_the_set_of_the_tree(tmp_path: P
     deep = np.random.default_rng(0).integers(0, 1 << 16, (20, 30), dtype=np.uint16)
     Image.fromarray(deep).save(tmp_path / "src" / "a" / "07.png")
     convert(Opened(8, classes=["a"]), tmp_path / "out", **OPTIONS)
-    convert(tmp_path / "src", tmp_path / "reference", **OPTIONS)
+    convert(tmp_path / "src", tmp_path / "reference", **OPTIONS, accept_layout=True)
     shards = {name for name in hashes(tmp_path / "reference") if "-0" in name}
     assert len(shards) == 2
     for name in shards:
@@ -172,7 +189,7 @@ def test_pictures_of_all_sizes_are_resized_as_files_are(tmp_path: Path) -> None:
     for i, image in enumerate(images):
         image.save(tmp_path / "src" / "a" / f"{i:02}.png")
     convert([(image, 0) for image in images], tmp_path / "out", **OPTIONS)
-    convert(tmp_path / "src", tmp_path / "reference", **OPTIONS)
+    convert(tmp_path / "src", tmp_path / "reference", **OPTIONS, accept_layout=True)
     index = open_shards(tmp_path / "out").index
     np.testing.assert_array_equal(index["crc32"], open_shards(tmp_path / "reference").index["crc32"])
     assert index["source_height"].tolist() == [20 + i for i in range(12)]
@@ -446,6 +463,12 @@ def test_classes_that_are_no_names_are_refused(
         convert(Pictures(3, classes=classes), tmp_path / "out", **OPTIONS)
 
 
+def test_classes_that_no_manifest_can_hold_are_refused_before_anything_is_converted(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^dataset 'train': classes must be text, .* found 'b\\ud800'"):
+        convert(Pictures(3, classes=["a", "b\ud800", "c"]), tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
 def test_splits_must_have_the_same_classes(tmp_path: Path) -> None:
     splits = {"train": Pictures(3), "other": pairs(3), "val": Pictures(3, classes=["a", "c", "b"])}
     with pytest.raises(ValueError, match=r"^dataset 'val': expected the same classes as 'train', found others$"):
@@ -702,7 +725,7 @@ def test_encoded_items_are_turned_and_reduced_as_files_are_and_decoded_ones_left
     (folder / "1.jpg").write_bytes(data)
     made: dict[str, NDArray[np.uint8]] = {}
     for name, options in {"plain": {}, "turned": {"exif_rotate": True}, "fast": {"quality": "fast"}}.items():
-        convert(tmp_path / "tree", tmp_path / f"{name}-tree", **OPTIONS, **options)
+        convert(tmp_path / "tree", tmp_path / f"{name}-tree", **OPTIONS, **options, accept_layout=True)
         convert([(data, 0)], tmp_path / name, **OPTIONS, **options)
         made[name] = open_shards(tmp_path / name)[0].image
         np.testing.assert_array_equal(made[name], open_shards(tmp_path / f"{name}-tree")[0].image)

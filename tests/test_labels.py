@@ -1,11 +1,12 @@
-"""Labels and splits as people write them."""
+"""Labels as people write them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from shardio.labels import in_split_order, number_labels, split_name
+from shardio.labels import NO_VECTORS, check_label, number_labels
 
 
 def test_integers_are_labels_as_they_stand_and_classes_go_up_to_the_largest() -> None:
@@ -35,13 +36,43 @@ def test_of_integers_and_names_the_rarer_are_at_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "-1", "+3", "3.0", "1e5", "1000000", "9" * 30, ".", "..", "a\nb", "a\0b", "x" * 1025]
+    ("text", "hint"),
+    [
+        *((text, "") for text in ("", " ", "-1", "+3", "1000000", "9" * 30, ".", "..", "a\nb", "a\0b", "x" * 1025)),
+        *((text, " (without a decimal point: 3 and not 3.0)") for text in ("3.0", "1e5", ".5", "-0.5")),
+        *(
+            (text, f" ({NO_VECTORS})")
+            for text in ("[0.1, 0.9]", "[ 0. 1. ]", "(1,2)", "0.1;0.9", "1|0", ".1, 9e-1", "[3]")
+        ),
+    ],
 )
-def test_what_is_neither_an_integer_nor_a_name_is_at_fault(text: str) -> None:
+def test_what_is_neither_an_integer_nor_a_name_is_at_fault(text: str, hint: str) -> None:
     for others in ({"1", "2"}, {"a", "b"}, set()):
         found = number_labels({"train": {text, *others}})
-        assert found.faults == {("train", text): "a class name, or an integer from 0 to 999,999"}
+        assert found.faults == {("train", text): f"a class name, or an integer from 0 to 999,999{hint}"}
         assert text not in found.labels
+
+
+@pytest.mark.parametrize("text", ["1.2.3", "[a, 1]", "1, 2-dichloroethane", "0.5 mm", "(1)st", "v1,2", "2020-01-01"])
+def test_a_name_may_have_numbers_in_it(text: str) -> None:
+    assert number_labels({"train": {text}}).classes == (text,)
+
+
+@pytest.mark.parametrize("label", [3, np.int8(3), np.array(3), True, torch.tensor(3), torch.tensor([3])])
+def test_an_integer_of_any_type_is_a_label(label: object) -> None:
+    assert check_label(label) == int(label)  # type: ignore[call-overload]
+    assert type(check_label(label)) is int
+
+
+def test_a_float_or_a_vector_is_no_label_and_the_way_out_is_told() -> None:
+    for label in (3.0, np.float32(3), torch.tensor(3.0), "3", None, np.array(0.5)):
+        with pytest.raises(
+            TypeError, match=r"^label must be an integer, found .* \(\w+\): give int\(label\) if it is a"
+        ):
+            check_label(label)
+    for label in ([0.1, 0.9], (0, 1), np.array([0.1, 0.9]), torch.tensor([0.1, 0.9]), np.array([3]), []):
+        with pytest.raises(TypeError, match=rf"found a \w+ of {len(label)}: a set has one class for each image"):
+            check_label(label)
 
 
 def test_every_label_has_a_number_or_a_fault_and_never_both() -> None:
@@ -54,11 +85,3 @@ def test_every_label_has_a_number_or_a_fault_and_never_both() -> None:
             for text in texts:
                 assert (text in found.labels) != ((split, text) in found.faults)
         assert all(0 <= label < len(found.classes) for label in found.labels.values())
-
-
-def test_splits_have_the_names_that_a_folder_tree_gives_them() -> None:
-    meant = {"train": ["train", "Training", "TRAIN"], "val": ["val", "valid", "validation", "Val"], "test": ["test"]}
-    for name, words in meant.items():
-        assert {split_name(word) for word in words} == {name}
-    assert split_name("Fold-1") == "Fold-1"
-    assert in_split_order(["fold", "test", "a", "val", "train", "val"]) == ["train", "val", "test", "a", "fold"]

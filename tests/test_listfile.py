@@ -84,6 +84,11 @@ def test_quoted_fields_may_hold_commas_quotes_and_line_breaks(folder: Path) -> N
     assert found.classes == ("x, y",)
 
 
+def test_two_words_for_one_split_are_named_with_their_lines(folder: Path) -> None:
+    text = "path,label,split\na/1.jpg,x,Val\na/2.jpg,x,val\nb/3.jpg,x,train\nc/4.jpg,x,dev\n"
+    assert "line 5: expected the split 'Val', as in line 2, found 'dev'" in refused(folder, text, "list.csv")
+
+
 def test_a_column_tells_the_split(folder: Path) -> None:
     lines = ["a/1.jpg,x,train", "a/2.jpg,y,Validation", "b/3.jpg,x,test", "my dog.jpg,y,train", "c/4.jpg,x,fold_1"]
     found = listed(folder, "\n".join(["path,label,split", *lines]), "list.csv")

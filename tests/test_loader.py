@@ -484,6 +484,33 @@ def test_length_is_that_of_the_epoch_and_of_what_is_left(loader_of: MakeLoader) 
                 next(iterator)
 
 
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cuda", r"expected one that torch .* sees here, no CUDA device; found 'cuda'\. .*device=None"),
+        ("cuda:7", "no CUDA device; found 'cuda:7'"),
+        (torch.device("cuda", 1), "no CUDA device; found device"),
+        ("gpu", 'device must be "cpu", "cuda" or "cuda:N"; found .gpu.'),
+        (3.5, 'device must be "cpu", "cuda" or "cuda:N"; found 3.5'),
+        ("mps", 'device must be a CPU or a CUDA device; found mps: with device="cpu"'),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused_in_words(
+    device: Any, expected: str, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=expected):
+        loader_of(5, device=device)
+
+
+def test_a_gpu_that_is_not_here_is_refused_with_those_that_are(
+    loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"cuda:0 to cuda:1; found 'cuda:2'\. .*CUDA_VISIBLE_DEVICES"):
+        loader_of(5, device="cuda:2")
+
+
 def test_transform_makes_of_the_images_what_it_likes_in_the_consuming_thread(loader_of: MakeLoader) -> None:
     calls: list[tuple[int, torch.dtype, threading.Thread]] = []
 
@@ -618,7 +645,13 @@ def test_the_state_says_what_the_next_epoch_will_be(loader_of: MakeLoader) -> No
         ({"seed": -1}, ValueError, r"seed must be from 0 to 2\*\*64 - 1; found -1$"),
         ({"rank": 1}, LaunchError, "expected rank and world_size together, found rank=1, world_size=None$"),
         ({"rank": 3, "world_size": 3}, LaunchError, "expected a rank from 0 to world_size - 1, found rank 3 of 3"),
-        ({"device": "meta"}, ValueError, "device must be a CPU or a CUDA device; found meta$"),
+        ({"device": "meta"}, ValueError, "device must be a CPU or a CUDA device; found meta:"),
+        ({"prefetch": 1.5}, TypeError, "prefetch must be an integer; found 1.5$"),
+        ({"num_threads": "2"}, TypeError, "num_threads must be an integer; found '2'$"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer; found 2.5$"),
+        ({"batch_size": "256"}, TypeError, "batch_size must be an integer; found '256'$"),
+        ({"transform": 3}, TypeError, "transform must be something to call with each batch of images; found 3$"),
+        ({"digest": 4}, ValueError, "digest must be the 64 .*; found 4$"),
         ({"split": "test"}, SetNotFoundError, "expected a split 'test', found train$"),
     ],
 )

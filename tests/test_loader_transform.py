@@ -156,7 +156,7 @@ def squashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         picture = np.stack([rows * 2, columns * 2, np.full_like(rows, i)], axis=2).astype(np.uint8)
         (folder / "tree" / "a").mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture).save(folder / "tree" / "a" / f"{i:02}.png")
-    convert(folder / "tree", folder / "out", size=64, fit="squash", workers=1)
+    convert(folder / "tree", folder / "out", size=64, fit="squash", workers=1, accept_layout=True)
     return folder / "out"
 
 

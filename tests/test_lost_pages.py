@@ -24,8 +24,8 @@ from shardio.crop import Windows
 from shardio.dataset import ShardDataset
 from shardio.errors import FormatError
 from shardio.format import HEADER_NBYTES
+from shardio.kernels import KERNELS
 from shardio.loader import ShardLoader
-from shardio.rowcopy import KERNELS
 from shardio.shardset import ShardSet, open_shards
 
 pytestmark = pytest.mark.skipif("plain" not in KERNELS, reason="installed without the native kernels")

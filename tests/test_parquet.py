@@ -354,6 +354,8 @@ def test_columns_are_found(tmp_path: Path, name: str) -> None:
 BAD_TABLES: dict[str, tuple[Any, str]] = {
     "no image": (pa.table({"label": [1]}), "expected one column of images (binary, or struct with bytes), found none"),
     "no label": (pa.table({"image": [b"x"]}), "expected one column of labels (integers), found none"),
+    "a float": (pa.table({"image": [b"x"], "label": [3.0]}), "found 'label' of type double. Write it anew as integers"),
+    "a soft label": (pa.table({"image": [b"x"], "label": [[0.1]]}), "of type list<element: double>: a set has one"),
     "two labels": (
         pa.table({"img": [b"x"], "fine_label": [1], "coarse_label": [1]}),
         "found fine_label, coarse_label. Of several, the one that counts must be named 'label'",
@@ -439,7 +441,7 @@ def test_a_file_without_metadata_has_the_classes_of_the_others(tmp_path: Path) -
 def test_only_parquet_in_a_folder_or_its_data_makes_it_a_parquet_source(tmp_path: Path, image_tree: Path) -> None:
     assert not is_parquet(image_tree)
     assert not is_parquet(tmp_path / "gone.parquet")
-    for name in ("1/a.parquet", "2/data/train-00000-of-00001.parquet"):
+    for name in ("1/a.parquet", "2/data/train-00000-of-00001.parquet", "4/Dev/0.parquet"):
         put(tmp_path / name, table([b"x"], [0]))
         assert is_parquet(tmp_path / name)
         assert is_parquet(tmp_path / name.split("/")[0])

@@ -27,7 +27,7 @@ from test_files import FailingDisk
 from shardio.converter import convert
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SourceError
 from shardio.manifest import commit_manifest, load_manifest
-from shardio.repairer import repair
+from shardio.repairer import _Repair, repair
 from shardio.shardset import open_shards
 from shardio.verifier import verify
 
@@ -311,6 +311,24 @@ def test_a_changed_image_is_named_its_shard_left_as_it_is_and_all_else_repaired(
     assert (out / "train-00002.npy").read_bytes() == left
     expected = hashes(sound)
     assert {file for file, digest in hashes(out).items() if digest != expected[file]} == {"train-00002.npy"}
+
+
+def test_the_index_is_read_once_however_many_shards_have_changed(
+    own_source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = list(out.glob("train-0*.npy"))
+    for path in shards:
+        path.unlink()
+    for path in (own_source / "train").rglob("*.jpg"):
+        if path.exists() and path.stat().st_size:
+            write_jpeg(path, random_picture(np.random.default_rng(5), 30, 30))
+    read: list[str] = []
+    real = _Repair._read_index
+    monkeypatch.setattr(_Repair, "_read_index", lambda self, split: (read.append(split), real(self, split))[1])
+    with pytest.raises(ConvertError, match=f"{len(shards)} files cannot be made again"):
+        repair(out, own_source)
+    assert len(shards) > 2
+    assert read == ["train"]
 
 
 @pytest.mark.parametrize(

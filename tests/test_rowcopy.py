@@ -12,7 +12,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from shardio.rowcopy import DEFAULT_KERNEL, KERNELS, copy_rows, copy_windows
+from shardio.kernels import DEFAULT_KERNEL, KERNELS
+from shardio.rowcopy import copy_rows, copy_windows
 
 # From here on native kernels store past the caches.
 STREAMED = 1 << 20
@@ -184,7 +185,7 @@ def python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_environment_chooses_the_kernel(name: str) -> None:
-    result = python("from shardio.rowcopy import DEFAULT_KERNEL; print(DEFAULT_KERNEL)", SHARDIO_KERNEL=name)
+    result = python("from shardio.kernels import DEFAULT_KERNEL; print(DEFAULT_KERNEL)", SHARDIO_KERNEL=name)
     assert (result.stdout, result.stderr) == (f"{name}\n", "")
 
 
@@ -196,7 +197,7 @@ def test_a_kernel_that_does_not_run_here_is_refused() -> None:
 
 def test_without_the_native_kernels_numpy_copies() -> None:
     block = "import sys; sys.modules['shardio._rowcopy'] = None; "
-    code = "import shardio.rowcopy as r; print(r.KERNELS, r.DEFAULT_KERNEL)"
+    code = "import shardio.rowcopy, shardio.kernels as r; print(r.KERNELS, r.DEFAULT_KERNEL)"
     assert python(block + code, SHARDIO_KERNEL="").stdout == "('numpy',) numpy\n"
 
 

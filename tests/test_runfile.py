@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from test_files import must_not_block
 
+from shardio.errors import FormatError
 from shardio.runfile import RunFile, RunSlot
 
 
@@ -20,14 +22,14 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_waiting")
 def test_each_task_counts_in_a_slot_of_its_own(tmp_path: Path) -> None:
     run_file = RunFile(tmp_path, 3)
-    assert run_file.read().tolist() == [[0, 0]] * 3
+    assert run_file.read().tolist() == [[0, 0, 0]] * 3
     slots = [RunSlot(run_file.path, number) for number in range(3)]
     for number, slot in enumerate(slots):
         for _ in range(number):
             slot.report(1, 0)
         slot.report(1, 1)
         assert not slot.stopped()
-    assert run_file.read().tolist() == [[1, 1], [2, 1], [3, 1]]
+    assert run_file.read().tolist() == [[1, 1, 0], [2, 1, 0], [3, 1, 0]]
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -54,7 +56,7 @@ def test_a_task_looks_at_once_and_then_every_second(tmp_path: Path, monkeypatch:
     slot = RunSlot(run_file.path, 0)
     slot.report(5, 2)
     assert not slot.stopped()
-    assert run_file.read().tolist() == [[5, 2]]
+    assert run_file.read().tolist() == [[5, 2, 0]]
     slot.report(1, 0)
     run_file.remove()
     now += 0.9
@@ -79,3 +81,21 @@ def test_only_a_file_that_is_gone_says_stop(
         patch.setattr(os, call, fail)
         assert slot.stopped() == stops
     assert slot.stopped() == stops
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_counts_go_into_a_file_and_nothing_else(tmp_path: Path) -> None:
+    run_file = RunFile(tmp_path, 1)
+    slot = RunSlot(run_file.path, 0)
+    (tmp_path / "precious").write_bytes(bytes(8))
+    for put in (os.mkfifo, lambda path: path.symlink_to("precious"), lambda path: os.link(tmp_path / "precious", path)):
+        run_file.remove()
+        put(run_file.path)
+        slot.report(1, 0)
+        with must_not_block(), pytest.raises(FormatError, match=r"run\..*: expected a regular file, found"):
+            slot.stopped()
+    assert (tmp_path / "precious").read_bytes() == bytes(8)
+    run_file.remove()
+    os.mkfifo(run_file.path)
+    with must_not_block(), pytest.raises(FormatError, match="found a FIFO"):
+        run_file.read()

@@ -213,7 +213,13 @@ def test_folders_are_told_by_what_is_in_them(names: list[str], kind: str, tmp_pa
 
 
 def test_archives_beside_a_tree_could_be_either_and_are_refused(tmp_path: Path) -> None:
-    put(tmp_path, "ILSVRC2012_img_train.tar", "ILSVRC2012_devkit_t12/data/meta.mat", "train/n01/1.JPEG")
+    put(
+        tmp_path,
+        "ILSVRC2012_img_train.tar",
+        "ILSVRC2012_devkit_t12/data/meta.mat",
+        "train/n01/1.JPEG",
+        "train/n02/2.JPEG",
+    )
     with pytest.raises(SourceError, match=r"found both.*--source ilsvrc.*--source tree") as caught:
         scan(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path}: ")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import hashlib
 import itertools
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -127,8 +129,38 @@ def test_an_index_is_an_integer(make_set: Callable[..., Path]) -> None:
     for index in (np.int64(3), np.uint8(3), np.array(3)):
         assert shards[index].label == 3
     for index in (1.0, "1", None, [1], (1, 2), np.array([1, 2])):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=r"integer|scalar"):
             shards[index]
+    for index in (7, -8, 10**30):
+        with pytest.raises(IndexError, match=rf"index {index} is out of range: expected -7 to 6 for 7 samples"):
+            shards[index]
+    for index in (1.5, "a"):
+        with pytest.raises(TypeError, match=f"index must be an integer; found {index!r}"):
+            shards[index]
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda shards: pickle.loads(pickle.dumps(shards))])
+def test_a_copy_is_the_same_set_opened_anew(
+    make: Callable[[ShardSet], ShardSet], make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_set(7)
+    monkeypatch.chdir(path.parent)
+    shards = open_shards(path.name)
+    assert len(pickle.dumps(shards)) < 1000  # no pixels
+    monkeypatch.chdir("/")
+    again = make(shards)
+    assert again is not shards
+    assert (again.digest, again.split, len(again)) == (shards.digest, "train", 7)
+    assert np.array_equal(again[3].image, sample_pixels(3))
+
+
+def test_a_pickled_set_is_that_set_and_no_other_of_the_same_path(make_set: Callable[..., Path]) -> None:
+    path = make_set(7)
+    data = pickle.dumps(open_shards(path))
+    shutil.rmtree(path)
+    shutil.move(make_set(8), path)
+    with pytest.raises(FormatError, match="another set than the one that was pinned"):
+        pickle.loads(data)
 
 
 def test_everything_that_is_handed_out_is_a_read_only_view(make_set: Callable[..., Path]) -> None:
@@ -222,8 +254,10 @@ def test_a_pinned_set_of_which_one_sample_was_exchanged_and_published_again_is_r
         open_shards(out, digest=digest[:12])
 
 
-@pytest.mark.parametrize("pinned", ["", "abcdef01234", "A" * 12, "g" * 12, "a" * 65, " " + "a" * 12, "a" * 12 + "\n"])
-def test_what_is_no_digest_is_a_mistake_of_the_caller(pinned: str, make_set: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    "pinned", [4, "", "abcdef01234", "A" * 12, "g" * 12, "a" * 65, " " + "a" * 12, "a" * 12 + "\n"]
+)
+def test_what_is_no_digest_is_a_mistake_of_the_caller(pinned: Any, make_set: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="digest must be the 64 lower-case hexadecimal digits") as caught:
         open_shards(make_set(7), digest=pinned)
     assert not isinstance(caught.value, FormatError)
@@ -652,10 +686,10 @@ def test_a_fifo_or_a_folder_is_refused(make_set: Callable[..., Path], name: str)
     out = make_set(25)
     (out / name).unlink()
     os.mkfifo(out / name)
-    assert "expected a regular file, found prw" in opening_fails(out, name)
+    assert "expected a regular file, found a FIFO" in opening_fails(out, name)
     (out / name).unlink()
     (out / name).mkdir()
-    assert "expected a regular file, found drwx" in opening_fails(out, name)
+    assert "expected a regular file, found a folder" in opening_fails(out, name)
     assert nothing_is_left_of(out)
 
 

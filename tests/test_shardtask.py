@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 import simplejpeg
 from conftest import random_picture
+from test_files import must_not_block
 
 from shardio import writer
 from shardio.checksum import crc32
 from shardio.decode import decode_image
-from shardio.errors import DecodeError
+from shardio.errors import DecodeError, FormatError
 from shardio.files import is_temporary
 from shardio.format import WORK_FOLDER
 from shardio.plan import ShardTask
 from shardio.resize import Fit
-from shardio.shardtask import Control, Stopped, do_task, load_record
+from shardio.shardtask import Control, Stopped, do_task, load_record, refused_so_far
 from shardio.sources import Source
 from shardio.writer import BLOCK_NBYTES
 
@@ -118,15 +119,16 @@ def test_a_task_whose_sources_are_all_refused_has_no_shard(task: ShardTask, thre
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("after", [0, 1, 5, 39])
-def test_a_task_that_is_stopped_leaves_only_the_list_of_what_it_refused(
+def test_a_task_that_is_stopped_leaves_what_it_has_written_with_a_journal_and_the_list_of_what_it_refused(
     task: ShardTask, monkeypatch: pytest.MonkeyPatch, threads: int, after: int
 ) -> None:
     monkeypatch.setattr(writer, "BLOCK_NBYTES", 3 * SIDE * SIDE * 3)
     with pytest.raises(Stopped):
         do_task(task, Reports(stop_after=after).control(threads))
-    assert {path.name for path in task.out.iterdir()} == {WORK_FOLDER}
-    names = {path.name for path in (task.out / WORK_FOLDER).iterdir()}
-    assert names <= {f"{task.name}.refused.jsonl"}
+    temporary = {path.name for path in task.out.iterdir()} - {WORK_FOLDER}
+    assert len(temporary) == (after > 3)
+    names = {path.name for path in (task.out / WORK_FOLDER).iterdir()} - {f"{task.name}.refused.jsonl"}
+    assert names == {name[1:].removesuffix(".tmp") + ".journal" for name in temporary}
 
 
 @dataclass(frozen=True)
@@ -218,3 +220,23 @@ def test_every_decode_error_is_a_reject_and_no_other_exception_is(task: ShardTas
         do_task(replace(task, origin=odd), Reports().control(2))
     record = do_task(replace(task, origin=odd, sources=task.sources[:9]), Reports().control(2))
     assert [(int(r.key), r.reason) for r in record.rejects] == [(3, "empty"), (4, "empty"), (7, "unreadable")]
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_another_user_put_in_the_place_of_a_record_is_no_record(
+    task: ShardTask, put: Callable[[Path], None]
+) -> None:
+    record = task.out / WORK_FOLDER / f"{task.name}.json"
+    put(record)
+    with must_not_block():
+        assert load_record(task) is None
+
+
+def test_refused_sources_are_noted_in_a_file_and_nothing_else(task: ShardTask, tmp_path: Path) -> None:
+    noted = task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
+    os.mkfifo(noted)
+    with must_not_block():
+        with pytest.raises(FormatError, match=r"refused\.jsonl: expected a regular file, found a FIFO"):
+            refused_so_far(task)
+        do_task(task, Reports().control(1))
+        assert len(refused_so_far(task)) == len(BAD)

@@ -12,8 +12,10 @@ import pytest
 from conftest import put
 
 from shardio.errors import DecodeError, SourceError
+from shardio.plan import ConvertOptions, make_plan
 from shardio.sources import Collection, Source, read_file
-from shardio.tree import SPLIT_NAMES, scan_tree
+from shardio.splits import SPLIT_NAMES
+from shardio.tree import scan_tree
 
 ODD_NAMES = [b"a", b"a-b", b"a.b", b"a b", b"B", b"b", b"10", b"9", b"\xc3\xa9t\xc3\xa9", b"\xff\xfe", b"new\nline"]
 ODD_NAMES += [b'quo"te', b"it's", b"-rf", b"*", b"$(x)", b"%s", b"a\\b", b"~"]
@@ -165,20 +167,110 @@ def test_split_folders_may_be_links(tmp_path: Path) -> None:
     assert keys(scan_tree(tmp_path / "root")) == [b"train/a/1.jpg"]
 
 
-@pytest.mark.parametrize("stranger", ["extra/1.jpg", "n01/1.jpg", "Train/a/1.jpg", "empty/"])
-def test_other_folders_beside_splits_are_refused(tmp_path: Path, stranger: str) -> None:
-    put(tmp_path, "train/a/1.jpg", stranger)
-    with pytest.raises(SourceError, match="expected only the split folders train, val, test beside 'train'") as caught:
-        scan_tree(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}: ")
-    assert f"found {stranger.partition('/')[0]!r}. Convert a folder that holds nothing else" in str(caught.value)
+@pytest.mark.parametrize(
+    ("folders", "split"),
+    [
+        *(("train", "train"), ("Train", "train"), ("training", "train"), ("TRAINING", "train"), ("val", "val")),
+        *(("validation", "val"), ("Valid", "val"), ("dev", "val"), ("Test", "test"), ("testing", "test")),
+    ],
+)
+def test_known_words_for_splits_in_any_case_are_these_splits_with_their_keys(
+    tmp_path: Path, folders: str, split: str
+) -> None:
+    put(tmp_path, f"{folders}/a/deep/1.jpg", f"{folders}/b/2.jpg", content=folders.encode())
+    tree = scan_tree(tmp_path)
+    assert tree.classes == ("a", "b")
+    assert list(tree.splits) == [split]
+    assert [(source.key, source.label) for source in tree.splits[split]] == [
+        (f"{split}/a/deep/1.jpg".encode(), 0),
+        (f"{split}/b/2.jpg".encode(), 1),
+    ]
+    for source in tree.splits[split]:
+        assert tree.origin.read(source) == folders.encode()
+        assert (source.place is None) == (folders == split)
+    assert not tree.doubts
 
 
-def test_a_split_of_images_without_class_folders_is_refused(tmp_path: Path) -> None:
-    put(tmp_path, "train/a/1.jpg", "val/2.jpg", "val/3.jpg")
-    message = f"{tmp_path / 'val'}: expected class folders with images (val/CLASS/IMAGE), found no image in any"
+def test_other_words_for_splits_give_the_sources_that_the_usual_ones_give(tmp_path: Path) -> None:
+    names = ("a/1.jpg", "b/2.jpg", "c/3.jpg")
+    for one, other in (("train", "Training"), ("val", "dev"), ("test", "TEST")):
+        put(tmp_path / "usual", *(f"{one}/{name}" for name in names))
+        put(tmp_path / "other", *(f"{other}/{name}" for name in names))
+    usual, other = scan_tree(tmp_path / "usual"), scan_tree(tmp_path / "other")
+    plans = [make_plan(Path("/out"), tree, ConvertOptions()).describe() for tree in (usual, other)]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize(("one", "other"), [("val", "validation"), ("Train", "train"), ("dev", "valid")])
+def test_two_folders_for_one_split_are_both_named(tmp_path: Path, one: str, other: str) -> None:
+    put(tmp_path, f"{one}/a/1.jpg", f"{other}/a/2.jpg", "test/a/3.jpg")
+    split = "train" if "rain" in one else "val"
+    message = (
+        f"{tmp_path}: expected one folder for the split '{split}', found '{one}' and '{other}'. Rename one of them"
+    )
     with pytest.raises(SourceError, match=re.escape(message)):
         scan_tree(tmp_path)
+
+
+# --- layouts that look like mistakes ----------------------------------------------------------------------------------
+
+
+def doubts(root: Path) -> str:
+    return "; ".join(scan_tree(root).doubts)
+
+
+@pytest.mark.parametrize("stranger", ["extra/1.jpg", "n01/1.jpg", "annotations/x/1.xml", "empty/"])
+def test_other_folders_beside_splits_are_doubted_and_left_out(tmp_path: Path, stranger: str) -> None:
+    put(tmp_path, "Train/a/1.jpg", "Train/b/2.jpg", stranger)
+    tree = scan_tree(tmp_path)
+    name = stranger.partition("/")[0]
+    assert doubts(tmp_path) == (
+        f"expected only split folders beside 'Train', found '{name}' (1 in all), which would be left out"
+    )
+    assert keys(tree) == [b"train/a/1.jpg", b"train/b/2.jpg"]
+    assert tree.ignored == {"folder beside the splits": 1}
+
+
+@pytest.mark.parametrize("split", ["Test", "val"])
+def test_a_split_of_images_without_class_folders_is_doubted_and_left_out(tmp_path: Path, split: str) -> None:
+    put(tmp_path, "train/a/1.jpg", "train/b/2.jpg", f"{split}/3.jpg", f"{split}/4.jpg")
+    tree = scan_tree(tmp_path)
+    assert doubts(tmp_path).startswith(
+        f"expected class folders with images in '{split}' ({split}/CLASS/IMAGE), found no"
+    )
+    assert list(tree.splits) == ["train"]
+    assert tree.ignored == {"outside of class folders": 2}
+
+
+def test_a_single_class_is_doubted_and_the_folder_is_named_that_may_be_meant(tmp_path: Path) -> None:
+    put(tmp_path, "one/a/1.jpg", "one/a/2.jpg", "high/imagenet/train/n01/1.jpg", "high/imagenet/val/n01/2.jpg")
+    put(tmp_path, "high/README", "high/__MACOSX/x", "classes/images/n01/1.jpg", "classes/images/n02/2.jpg")
+    put(tmp_path, "split/train/data/n01/1.jpg", "split/train/data/n02/1.jpg")
+    assert doubts(tmp_path / "one") == "expected at least two classes, found one, 'a'"
+    for name, class_, inside in (
+        ("high", "imagenet", "'train'"),
+        ("classes", "images", "'n01'"),
+        ("split", "train/data", "'n01'"),
+    ):
+        assert doubts(tmp_path / name) == (
+            f"expected at least two classes, found one, {class_.rpartition('/')[2]!r}. Give {tmp_path / name / class_} "
+            f"as SRC if its folders ({inside}, 2 in all) are classes or splits"
+        )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("n01/train/1.jpg", "n01/test/2.jpg", "n02/train/3.jpg"), ("a/1.jpg", "imagenet/Train/n/1", "imagenet/dev/")],
+)
+def test_class_folders_that_hold_folders_of_splits_are_doubted(tmp_path: Path, names: tuple[str, ...]) -> None:
+    put(tmp_path, *names)
+    assert doubts(tmp_path).startswith("expected class folders, found ")
+    assert "with folders named like splits, " in doubts(tmp_path)
+
+
+def test_class_folders_with_folders_of_other_names_are_not_doubted(tmp_path: Path) -> None:
+    put(tmp_path, "toys/train/1.jpg", "toys/car/2.jpg", "animals/dog/3.jpg", "train/1.jpg")
+    assert not doubts(tmp_path)
 
 
 # --- nothing to convert -----------------------------------------------------------------------------------------------
@@ -217,6 +309,16 @@ def test_hidden_files_and_folders_are_ignored_and_counted(tmp_path: Path) -> Non
     assert tree.classes == ("a",)
     assert keys(tree) == [b"a/1.jpg"]
     assert tree.ignored == {"hidden": 5}
+
+
+def test_what_systems_leave_behind_is_neither_a_class_nor_a_source_and_is_counted(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "b/2.jpg")
+    plain = scan_tree(tmp_path)
+    put(tmp_path, "__MACOSX/._a/x", "__MACOSX/a/1.jpg", "a/Thumbs.db", "b/desktop.ini", "a/@eaDir/1.jpg", "lost+found/")
+    put(tmp_path, "$RECYCLE.BIN/1.jpg", "System Volume Information/1", "a/.ipynb_checkpoints/1.jpg", "THUMBS.DB")
+    tree = scan_tree(tmp_path)
+    assert (tree.classes, tree.splits) == (plain.classes, plain.splits)
+    assert tree.ignored == {"of the system": 8, "hidden": 1}
 
 
 def test_files_outside_of_class_folders_are_ignored_and_counted(tmp_path: Path) -> None:

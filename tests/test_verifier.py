@@ -305,10 +305,10 @@ def test_what_is_no_regular_file_is_found_without_blocking(out: Path, name: str,
     assert "expected a regular file, found a symbolic link" in only(found(out, quick=quick), name).detail
     (out / name).unlink()
     os.mkfifo(out / name)
-    assert "expected a regular file, found prw" in only(found(out, quick=quick), name).detail
+    assert "expected a regular file, found a FIFO" in only(found(out, quick=quick), name).detail
     (out / name).unlink()
     (out / name).mkdir()
-    assert "expected a regular file, found drwx" in only(found(out, quick=quick), name).detail
+    assert "expected a regular file, found a folder" in only(found(out, quick=quick), name).detail
 
 
 # --- index, rejects, manifest ----------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_a_manifest_that_is_no_regular_file_is_found(out: Path) -> None:
     assert "found a symbolic link" in only(found(out), "manifest.json").detail
     (out / "manifest.json").unlink()
     os.mkfifo(out / "manifest.json")
-    assert "found prw" in only(found(out), "manifest.json").detail
+    assert "found a FIFO" in only(found(out), "manifest.json").detail
 
 
 def test_a_manifest_of_another_set_is_found_by_its_checksums(tmp_path: Path, out: Path) -> None:

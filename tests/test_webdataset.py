@@ -287,6 +287,8 @@ def test_a_damaged_tar_is_named(tars: Path) -> None:
         ("imagenet1k-validation-63.tar", "val"),
         ("imagenet_VAL_0.tar", "val"),
         ("test.tar", "test"),
+        ("set-dev-0.tar", "val"),
+        ("Testing/000.tar", "test"),
         ("val/000.tar", "val"),
         ("validation/train-0.tar", "val"),
     ],
@@ -311,6 +313,24 @@ def test_a_split_that_only_some_tars_tell_or_that_is_two_is_refused(tmp_path: Pa
     assert "found 'train-0.tar' of 'train' beside 'more-0.tar'. Put them in folders train, val, test" in message
     (tmp_path / "more-0.tar").rename(tmp_path / "train-val-0.tar")
     assert "train-val-0.tar: expected the name of one split in it, found train and val" in refused(tmp_path)
+
+
+def test_tars_in_which_no_label_is_one_are_refused_before_they_are_converted(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "0.tar", *pair("1", "3.0"), *pair("2", "1.0"))
+    message = "expected samples with a label, found none in 2: the label of the sample '1.jpg' in 0.tar: expected a"
+    assert refused(path).startswith(f"{path}: {message}")
+    path = write_tar(tmp_path / "0.tar", ("1.jpg", b"x"), ("1.json", b'{"label": [0.1, 0.9]}'))
+    assert "expected an integer or a name as 'label', found [0.1, 0.9] (a set has one class for each" in refused(path)
+
+
+def test_two_words_for_one_split_are_both_named(tmp_path: Path) -> None:
+    write_tar(tmp_path / "val-0.tar", *pair("1"))
+    write_tar(tmp_path / "Val-1.tar", *pair("2"))
+    assert list(scan_webdataset(tmp_path).splits) == ["val"]
+    write_tar(tmp_path / "validation-0.tar", *pair("3"))
+    assert "expected one word for the split 'val', found 'val' and 'validation'" in refused(tmp_path)
+    path = write_tar(tmp_path / "tars" / "0.tar", *pair("dev/a/1", "a"), *pair("valid/a/2", "a"))
+    assert "expected one word for the split 'val', found 'dev' and 'valid'" in refused(path)
 
 
 def test_the_first_folder_of_all_samples_tells_the_split_if_no_tar_does(tmp_path: Path) -> None:

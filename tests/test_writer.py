@@ -13,6 +13,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from shardio.manifest import ShardEntry, load_manifest
 from shardio.setwriter import Reject, ShardWriter
 from shardio.shardset import open_shards
 from shardio.verifier import verify
-from shardio.writer import BLOCK_NBYTES, ShardFileWriter
+from shardio.writer import BLOCK_NBYTES, IndexRows, ShardFileWriter
 
 SHAPE = (3, 5, 3)
 NBYTES = 45
@@ -727,11 +728,27 @@ def test_without_classes_labels_are_any_int64(tmp_path: Path) -> None:
     assert open_shards(tmp_path / "out").classes == ()
 
 
+def test_what_a_sample_costs_does_not_depend_on_how_many_shards_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[IndexRows] = []
+    monkeypatch.setattr(IndexRows, "__len__", lambda rows: (counted.append(rows), len(rows.labels))[1])
+    calls = []
+    for count in (20, 40):
+        counted.clear()
+        with ShardWriter(tmp_path / str(count), SHAPE, shard_nbytes=1) as writer:
+            for i in range(count):
+                writer.append(sample_pixels(i, SHAPE), 0)
+        calls.append(len(counted))
+        assert open_shards(tmp_path / str(count)).index["key"].tolist() == [b"%d" % i for i in range(count)]
+    assert calls[1] == 2 * calls[0]
+
+
 @pytest.mark.parametrize("label", [0.5, 1.0, "1", None, np.float32(1)])
 def test_a_label_is_an_integer_and_nothing_is_cut_off(tmp_path: Path, label: int) -> None:
     with ShardWriter(tmp_path / "out", SHAPE) as writer:
         writer.append(sample_pixels(0, SHAPE), 0)
-        with pytest.raises((TypeError, ValueError)):
+        with pytest.raises(TypeError, match="label must be an integer, found "):
             writer.append(sample_pixels(0, SHAPE), label)
     assert open_shards(tmp_path / "out").labels.tolist() == [0]
 
@@ -911,3 +928,16 @@ def test_rejects_are_lines_of_ascii_json(key: bytes) -> None:
     assert set(document) == {"split", "key", "reason", "detail"}
     assert os.fsencode(document["key"]) == key
     assert document["detail"] == "a sentence with \u00fc\n"
+
+
+@pytest.mark.parametrize("which", ["classes", "class_names"])
+@pytest.mark.parametrize(
+    ("names", "kind", "found"),
+    [([0, 1], TypeError, "0"), ([b"a", "b"], TypeError, "b'a'"), (["a", "\ud800"], ValueError, "ud800")],
+)
+def test_classes_that_no_manifest_can_hold_are_refused_before_anything_is_written(
+    tmp_path: Path, which: str, names: list[Any], kind: type[Exception], found: str
+) -> None:
+    with pytest.raises(kind, match=f"{which} must be .*, found .*{found}"):
+        ShardWriter(tmp_path / "out", SHAPE, **{"classes": ["a", "b"], which: names})
+    assert not (tmp_path / "out").exists()

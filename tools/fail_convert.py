@@ -5,9 +5,10 @@
 
 A point is one call of one conversion that fails in one way: the process is killed before it or halfway through it, a
 Ctrl-C arrives, the disk is full or broken for this call or for good, or the power fails and what was not synced is lost
-(tools/faulty_disk.py). Whatever happened, no torn file may be seen, no finished shard or published set be lost, and the
-same conversion must then come to the same bytes, leaving nothing else. When every single point was tried, conversions
-fail again and again at random ones until there are as many points as asked for. With fewer, a random choice is made.
+(tools/faulty_disk.py). Whatever happened, no torn file may be seen, no finished shard or published set be lost, nor
+what was saved of an unfinished one, and the same conversion must then come to the same bytes, leaving nothing else.
+When every single point was tried, conversions fail again and again at random ones until there are as many points as
+asked for. With fewer, a random choice is made.
 
 Exit code 1 if anything was otherwise. Linux only.
 """
@@ -39,8 +40,9 @@ import torch
 from faulty_disk import Fault, FaultyDisk, kinds_of
 from kill_convert import Say, hash_files, recorded_shards, torn_files
 
-from shardio import converter, workers, writer
+from shardio import converter, shardtask, workers, writer
 from shardio.errors import ShardioError
+from shardio.journal import Journal
 from shardio.machine import usable_cores
 
 # A conversion of the few small images takes a fraction of a second: this is for one that hangs.
@@ -57,7 +59,9 @@ NEEDED = ("create", "write", "ftruncate", "fsync", "fdatasync", "link", "rename"
 PATCHED_OS: Any = os
 PATCHED_CONVERTER: Any = converter
 PATCHED_WORKERS: Any = workers
+PATCHED_SHARDTASK: Any = shardtask
 PATCHED_WRITER: Any = writer
+PATCHED_JOURNAL: Any = Journal
 
 
 @dataclass(frozen=True)
@@ -70,19 +74,21 @@ class Scenario:
     workers: int = 1
     per_block: int = 2
     direct: bool = False
+    saves: bool = False
+    """Every block of a shard is saved, as if it took 20 seconds."""
     max_bad: int = NUM_BAD
     """Of the conversion that fails; the one that goes on allows what there is."""
     begun: float = 0.0
     """Begun before, and killed after this share of its calls."""
 
-    def convert(self, images: Path, out: Path, max_bad: int) -> None:
+    def convert(self, images: Path, out: Path, max_bad: int, **options: Any) -> None:
         nbytes = self.size * self.size * 3
         PATCHED_WRITER.BLOCK_NBYTES = self.per_block * nbytes
         PATCHED_WRITER._DIRECT_NBYTES = 0 if self.direct else 1 << 62
+        PATCHED_SHARDTASK.SAVE_SECONDS = 0.0 if self.saves else 1e9
         shard_size = 4096 + self.per_shard * nbytes
-        converter.convert(
-            images, out, size=self.size, shard_size=shard_size, workers=self.workers, max_bad=max_bad, order="source"
-        )
+        options |= {"size": self.size, "shard_size": shard_size, "workers": self.workers, "order": "source"}
+        converter.convert(images, out, max_bad=max_bad, **options)
 
 
 SCENARIOS = (
@@ -91,6 +97,9 @@ SCENARIOS = (
     # 12,288 bytes are three pages.
     Scenario("past the page cache", size=64, per_shard=5, direct=True),
     Scenario("begun before", begun=0.5),
+    Scenario("saved within shards", per_shard=9, saves=True),
+    Scenario("saved past the page cache", size=64, per_shard=9, direct=True, saves=True),
+    Scenario("begun within a shard", per_shard=9, saves=True, begun=0.5),
     Scenario("too many bad images", max_bad=0),
 )
 
@@ -181,7 +190,9 @@ def convert_with(
     """In a child: convert into `folder`/out while the disk has `fault`, and tell what became of it."""
     finished: list[str] = []
     published: list[bool] = []
+    saved: dict[str, int] = {}
     do_task, publish_set = PATCHED_WORKERS.do_task, PATCHED_CONVERTER.publish_set
+    save, rewrite = Journal.save, Journal.rewrite
 
     def noting_task(task: Any, control: Any) -> Any:
         record = do_task(task, control)
@@ -193,12 +204,27 @@ def convert_with(
         published.append(True)
         return manifest
 
+    def noting_save(journal: Any, num_samples: int, *, durably: bool = True) -> bool:
+        there = save(journal, num_samples, durably=durably)
+        if there and durably:
+            saved[shard_of(journal)] = disk.content(journal._path).count(b"\n") - 1
+        return there
+
+    def noting_rewrite(journal: Any, outcomes: Any) -> None:
+        saved[shard_of(journal)] = len(outcomes)  # what is lost here had not been sound
+        rewrite(journal, outcomes)
+
+    def shard_of(journal: Any) -> str:
+        return str(journal._path.stem.rpartition(".")[0])
+
     def say(outcome: str, detail: str = "") -> None:
         facts = {"finished": finished, "published": bool(published), "failed": disk.failed, "calls": disk.calls}
+        facts["saved"] = saved
         tell({"outcome": outcome, "detail": detail, **facts})
 
     disk = FaultyDisk(folder, images, fault, lambda: say("died"))
     PATCHED_WORKERS.do_task, PATCHED_CONVERTER.publish_set = noting_task, noting_set
+    PATCHED_JOURNAL.save, PATCHED_JOURNAL.rewrite = noting_save, noting_rewrite
     disk.install()
     try:
         scenario.convert(images, folder / "out", scenario.max_bad)
@@ -215,12 +241,13 @@ def convert_with(
 def go_on(scenario: Scenario, images: Path, out: Path, tell: Callable[[Mapping[str, Any]], None]) -> None:
     """In a child: the same conversion on a disk that works."""
     PATCHED_OS.fsync = PATCHED_OS.fdatasync = lambda descriptor: None
+    kept = [0]
     try:
-        scenario.convert(images, out, NUM_BAD)
+        scenario.convert(images, out, NUM_BAD, on_progress=lambda progress: kept.append(progress.kept))
     except BaseException:
         tell({"error": traceback.format_exc()})
     else:
-        tell({"error": ""})
+        tell({"error": "", "kept": kept[-1]})
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -268,7 +295,7 @@ class Failer:
         if at := self._begun_at.get(scenario):
             fault = Fault(at, "kill halfway")
             in_child(lambda tell: convert_with(scenario, self.images, place, fault, tell))
-            if not recorded(place / "out"):
+            if not recorded(place / "out") and not scenario.saves:
                 raise RuntimeError(f"{scenario.name}: no shard is finished after {fault}")
         return place
 
@@ -277,6 +304,7 @@ class Failer:
         place = self._begin(job.scenario)
         out = place / "out"
         unread = False
+        saved: dict[str, int] = {}
         for fault in job.faults:
             before = recorded(out)
             told, code = in_child(partial(convert_with, job.scenario, self.images, place, fault))
@@ -292,9 +320,12 @@ class Failer:
                 if unread and told["outcome"] == "done":
                     break  # instead of a bad one: that is another set
                 self._check_files(job, out, before, told, unread)
+            saved |= told["saved"]
+            if fault.kind.startswith("EIO"):
+                saved = {}  # nothing of an unfinished file is believed then
         else:
             counts.temporary += len(list(out.rglob(".*.tmp")))
-            self._check_end(job, out, unread)
+            self._check_end(job, out, unread, saved)
         shutil.rmtree(place)
 
     def _check_outcome(self, job: Job, fault: Fault, told: Mapping[str, Any]) -> None:
@@ -325,9 +356,15 @@ class Failer:
             if gone := (before | set(told["finished"]) | recorded(out)) - kept:
                 self.counts.violation("lost", f"{job}: finished shards are gone: {sorted(gone)}")
 
-    def _check_end(self, job: Job, out: Path, unread: bool) -> None:
-        """The same conversion on a disk that works must end with the same files, and leave finished shards alone."""
+    def _check_end(self, job: Job, out: Path, unread: bool, saved: Mapping[str, int]) -> None:
+        """The same conversion on a disk that works must end with the same files, and leave alone what is finished.
+
+        It must go on behind the sources of unfinished shards that were `saved`.
+        """
         before = recorded_shards(out)
+        # One that has its own name is finished, but for its record.
+        unfinished = sum(count for name, count in saved.items() if not (out / name).exists())
+        whole = (out / "manifest.json").exists()
         told, code = in_child(partial(go_on, job.scenario, self.images, out))
         if told is None or code:
             hang = code == -signal.SIGALRM
@@ -346,6 +383,8 @@ class Failer:
             again = [one for one, inode in before.items() if (out / one).stat().st_ino != inode]
             if again and not unread:
                 self.counts.violation("lost", f"{job}: finished shards were made again: {again}")
+            if told["kept"] < unfinished and not unread and not whole:
+                self.counts.violation("lost", f"{job}: {unfinished} sources were saved, {told['kept']} kept")
 
 
 def all_points(calls: Mapping[Scenario, Sequence[str]], seed: int, only: str) -> list[Job]:

@@ -55,7 +55,7 @@ KINDS_OF_CLOSE: tuple[Kind, ...] = ("kill", "interrupt")
 """Of a file that was only read. Of one that was written it is called `close written`, and is a write."""
 
 _PATCHED = (
-    *("stat", "lstat", "fstat", "scandir", "listdir", "pread", "statvfs", "close", "open", "write", "pwrite"),
+    *("stat", "lstat", "fstat", "scandir", "listdir", "pread", "preadv", "statvfs", "close", "open", "write", "pwrite"),
     *("ftruncate", "posix_fallocate", "fsync", "fdatasync", "link", "rename", "replace", "mkdir", *REMOVALS),
 )
 
@@ -112,6 +112,10 @@ class FaultyDisk:
             self._names[place] = self._listed(place)
             for name in files:
                 self._contents[self._names[place][name]] = self._read(f"{place}/{name}")
+
+    def content(self, path: Path) -> bytes:
+        """What a file of ours holds, without a call that is counted."""
+        return self._read(os.fspath(path))
 
     # --- putting it in place -----------------------------------------------------------------------------------------
 
@@ -247,7 +251,17 @@ class FaultyDisk:
     def _refuse(self, fault: Fault, name: str, place: str) -> None:
         self.failed.append((name, place))
         code = errno.ENOSPC if fault.kind.startswith("ENOSPC") else errno.EIO
-        by_descriptor = ("write", "pwrite", "pread", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "fstat")
+        by_descriptor = (
+            "write",
+            "pwrite",
+            "pread",
+            "ftruncate",
+            "posix_fallocate",
+            "fsync",
+            "fdatasync",
+            "fstat",
+            "preadv",
+        )
         # As in os, an error of a call on a descriptor does not say which file.
         names = [] if name in by_descriptor or name.startswith(("file.", "close")) else [place]
         raise OSError(code, os.strerror(code), *names)
@@ -324,8 +338,12 @@ class _Survival:
             # The size is written with the name, and the bytes are not.
             return durable[: len(current)].ljust(len(current), b"\0")
         if self._kind == "power, anything may survive":
-            beginning = current[: self._random.randint(0, len(current))]
-            return self._random.choice([durable, current, beginning, bytes(len(current))])
+            # But for bytes that were synced and not written since: these are there.
+            end = self._random.randint(0, len(current))
+            unchanged = bytes(one if one == other else 0 for one, other in zip(durable, current, strict=False))
+            return self._random.choice(
+                [durable, current, current[:end] + durable[end:], unchanged.ljust(len(current), b"\0")]
+            )
         return durable
 
 

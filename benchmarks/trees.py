@@ -1,0 +1,102 @@
+"""What a tree costs by its shape: folders of very many images, very many classes, long paths.
+
+Every image is a link to one of a few files, so that little but names is in a tree. `convert`, `plan`, `info` and
+opening are processes of their own. The first tree is a usual one of as many images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+from common import BUILD, describe_machine
+
+SIZE = 8
+_LINKS = 30_000  # a file may have, on any filesystem
+
+OPEN = """
+import sys
+from shardio.shardset import open_shards
+shards = open_shards(sys.argv[1])
+assert len(shards.classes) > int(shards.labels.max()) and shards[len(shards) - 1].image.size
+"""
+
+
+# A small process between: at first a process counts the memory of the one that started it as its own.
+MEASURE = """
+import resource, subprocess, sys, time
+start = time.perf_counter()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def names(shape: str, images: int) -> Iterator[str]:
+    """The paths of so many images."""
+    for i in range(images):
+        if shape == "usual":
+            yield f"n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG"
+        elif shape == "one folder":
+            yield f"n{0 if i else 1:08d}/n{i:08d}.JPEG"
+        elif shape == "a class each":
+            yield f"n{i:08d}/{i}.JPEG"
+        else:  # 400 bytes each
+            yield f"n{i % 1000:08d}/{'/'.join(['x' * 190] * 2)}/{i}.JPEG"
+
+
+SHAPES = ("usual", "one folder", "a class each", "long paths")
+
+
+def make_tree(root: Path, shape: str, images: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
+    picture = simplejpeg.encode_jpeg(pixels)
+    for i, name in enumerate(names(shape, images)):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if i % _LINKS == 0:
+            original = path
+            path.write_bytes(picture)
+        else:
+            os.link(original, path)
+
+
+def measure(command: list[str]) -> tuple[float, float]:
+    """(seconds, the most megabytes of memory) of a process."""
+    done = subprocess.run([sys.executable, "-c", MEASURE, *command], check=True, capture_output=True, text=True)
+    seconds, kilobytes = done.stdout.split()
+    return float(seconds), float(kilobytes) / 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=70_000, help="in each tree (%(default)s)")
+    options = parser.parse_args()
+    folder = BUILD / "trees"
+    src, out = str(folder / "src"), str(folder / "out")
+    shardio = [sys.executable, "-m", "shardio"]
+    commands = {
+        "convert": [*shardio, "convert", src, out, "--size", str(SIZE), "--workers", "1"],
+        "plan": [*shardio, "plan", src, "--seconds", "0.01"],
+        "info": [*shardio, "info", out],
+        "open": [sys.executable, "-c", OPEN, out],
+    }
+    print(describe_machine())
+    print(f"{options.images:,} images in each tree")
+    print(f"{'':>14}" + "".join(f"{name:>22}" for name in commands))
+    for shape in SHAPES:
+        shutil.rmtree(folder, ignore_errors=True)
+        make_tree(folder / "src", shape, options.images)
+        found = [measure(command) for command in commands.values()]
+        print(f"{shape:>14}" + "".join(f"{seconds:>12.2f} s {mb:>5.0f} MB" for seconds, mb in found))
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

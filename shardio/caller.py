@@ -1,0 +1,21 @@
+"""Warnings at the line of the caller's that led to them, however deep inside of shardio they arise."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+_OWN = os.path.dirname(__file__) + os.sep
+# Calls what torch.compile leaves alone.
+_COMPILER = os.path.join("torch", "_dynamo", "")
+
+
+def warn_caller(text: str) -> None:
+    """A RuntimeWarning at the last line that was run outside of shardio."""
+    frame, levels = sys._getframe(), 1
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_OWN) or _COMPILER in frame.f_code.co_filename
+    ):
+        frame, levels = frame.f_back, levels + 1
+    warnings.warn(text, RuntimeWarning, stacklevel=levels)

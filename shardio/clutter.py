@@ -1,0 +1,35 @@
+"""What systems and programs leave in folders: never an image to convert, wherever it lies and whatever is in it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+# In lower case. Names that begin with a dot (.DS_Store, .ipynb_checkpoints, AppleDouble's ._*) need no list.
+_SYSTEM_NAMES = frozenset(
+    (
+        *("__macosx", "icon\r"),  # macOS, and zip files made there
+        *("thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"),  # Windows
+        *(
+            "@eadir",
+            "@tmp",
+            "@recycle",
+            "@recently-snapshot",
+            "#recycle",
+            "#snapshot",
+            "~snapshot",
+        ),  # NAS of all makers
+        "lost+found",  # ext4
+    )
+)
+
+
+def clutter(name: str) -> Literal["hidden", "of the system", ""]:
+    """Returns what kind of clutter an entry of a folder is, by its name alone; "" if it is none."""
+    if name.startswith("."):
+        return "hidden"
+    return "of the system" if name.lower() in _SYSTEM_NAMES else ""
+
+
+def clutter_in(path: str) -> Literal["hidden", "of the system", ""]:
+    """Returns what kind of clutter the first part of a path is that is any; "" if none is."""
+    return next(filter(None, map(clutter, path.split("/"))), "")

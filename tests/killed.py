@@ -1,0 +1,138 @@
+"""Scripts that are killed at a chosen call that changes files, in processes forked from one that has torch imported.
+
+    python killed.py SCRIPT MODULE...    # imports the modules first
+
+Each line of stdin is a start, as JSON: {"folder": path, "ranks": 2, "kill": [rank, call]}. Each rank writes down in
+calls-RANK.txt what it does to files in its folder, and is killed before its call number `call`, or after half of it
+where it writes a file. Each line of stdout has the ranks' exit codes of a start.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TIMEOUT_SECONDS = 120
+# torch imports the first of them when the first optimizer is made, and takes a second for it.
+PRELOADED = ["torch._dynamo", "torch.nn.parallel", "shardio.loader"]
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
+
+
+class Calls:
+    """What this process does to files in `folder`. It ends by SIGKILL at call number `last`."""
+
+    def __init__(self, folder: Path, rank: int, last: int | None) -> None:
+        self._folder = folder
+        self._log = os.open(folder / f"calls-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._left = -1 if last is None else last
+        sys.addaudithook(self._on_event)
+
+    def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in CHANGES or not (self._folder / arguments[0]).is_relative_to(self._folder):
+            return
+        if self._is_last(event, *(one for one in arguments if isinstance(one, str | Path))):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_last(self, *words: object) -> bool:
+        if self._left:
+            os.write(self._log, " ".join(map(str, words)).encode() + b"\n")
+        self._left -= 1
+        return self._left == -1
+
+    def writing(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        """`write(what, file or path)`."""
+
+        def call(what: Any, file: Any, *rest: Any, **options: Any) -> None:
+            name = file if isinstance(file, Path) else getattr(file, "name", file)
+            if not isinstance(name, str | Path):
+                write(what, file, *rest, **options)
+                return
+            last = self._is_last("write", os.path.abspath(name))
+            write(what, file, *rest, **options)
+            if last:
+                if name is not file:
+                    file.flush()
+                os.truncate(name, os.path.getsize(name) // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return call
+
+    def syncing(self, sync: Callable[[int], None]) -> Callable[[int], None]:
+        def call(descriptor: int) -> None:
+            sync(descriptor)
+            os.write(self._log, f"sync {os.readlink(f'/proc/self/fd/{descriptor}')}\n".encode())
+
+        return call
+
+
+def run_rank(script: str, start: dict[str, Any], rank: int, port: int) -> None:
+    folder = Path(start["folder"])
+    os.chdir(folder)
+    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": start["ranks"], "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in world.items()}, MASTER_ADDR="127.0.0.1")
+    with open(f"steps-{rank}.jsonl", "a", encoding="ascii") as file:
+        file.write("[]\n")  # where this start begins
+    kill = start.get("kill")
+    torch.manual_seed(0)
+    calls = Calls(folder, rank, kill[1] if kill and kill[0] == rank else None)
+    torch.save = calls.writing(torch.save)
+    if accelerate := sys.modules.get("accelerate.utils.other"):
+        accelerate.__dict__["safe_save_file"] = calls.writing(accelerate.__dict__["safe_save_file"])
+    os.fsync = calls.syncing(os.fsync)
+    sys.argv = [script]
+    runpy.run_path(script, run_name="__main__")
+
+
+def fork_rank(script: str, start: dict[str, Any], rank: int, port: int) -> int:
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        os.dup2(2, 1)  # what a script prints
+        run_rank(script, start, rank, port)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # One of gloo's threads may still let go of a Python object when the interpreter is at its end.
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def run(script: str, start: dict[str, Any]) -> list[int]:
+    """The ranks' exit codes. When one has failed, the others are killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    left = {fork_rank(script, start, rank, port): rank for rank in range(start["ranks"])}
+    codes = [0] * len(left)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while left:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            codes[left.pop(pid)] = os.waitstatus_to_exitcode(status)
+        if any(codes) or time.monotonic() > deadline:
+            for other in left:
+                os.kill(other, signal.SIGKILL)
+        if not pid:
+            time.sleep(0.005)
+    return codes
+
+
+if __name__ == "__main__":
+    for name in PRELOADED + sys.argv[2:]:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(run(sys.argv[1], json.loads(line))), flush=True)
