@@ -32,7 +32,6 @@ from shardio.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
 from shardio.executors import Pool, run_on_pool
 from shardio.files import (
-    is_temporary,
     make_folder,
     read_untrusted,
     remove_temporaries,
@@ -42,7 +41,7 @@ from shardio.files import (
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
 from shardio.journal import find_left, sweep_unfinished
-from shardio.local import check_local, holds_set
+from shardio.local import PLAN_NAME, check_apart, check_free, check_local, check_usable, holds_set
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.parquet import ParquetOrigin
@@ -73,7 +72,6 @@ from shardio.shardtask import (
 from shardio.sources import Collection
 from shardio.workers import run_tasks
 
-_PLAN_NAME = "plan.json"
 _REMOVAL_TRIES = 10
 # Looking whether the sources of finished shards have changed is waiting, on a network filesystem.
 _STAT_THREADS = 16
@@ -350,17 +348,15 @@ def _scan(
     accept_layout: bool,
     empty_classes: EmptyClasses,
 ) -> Collection:
-    if out.exists() and not out.is_dir():
-        raise ConvertError(f"{out}: expected a folder or nothing, found a file")
     if not isinstance(src, (str, os.PathLike)):
+        check_usable(out)
         return collect_datasets(src)
     check_images_local(src)
     src = Path(os.path.abspath(src))
-    _check_folders(src, out)
+    check_apart(src, out)
+    check_usable(out)
     # What OUT holds was accepted then, and is compared with the sources now.
-    accept_layout |= any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{_PLAN_NAME}"))
-    if not (out / MANIFEST_NAME).exists():
-        _check_free(out)
+    accept_layout |= any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}"))
     try:
         collection = scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
     except SourceError as error:
@@ -375,12 +371,6 @@ def _scan(
 def _ignored(plan: Plan) -> dict[str, int]:
     unused = plan.columns.num_unused if plan.columns else 0
     return {**plan.collection.ignored, **({"row of columns without an image": unused} if unused else {})}
-
-
-def _check_folders(src: Path, out: Path) -> None:
-    real_src, real_out = src.resolve(), out.resolve()
-    if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
-        raise ConvertError(f"{out}: expected a folder apart from the images' {src}, found one inside the other")
 
 
 # --- the state of OUT ------------------------------------------------------------------------------------------------
@@ -399,18 +389,6 @@ def _published(plan: Plan, out: Path) -> Manifest | None:
     return manifest
 
 
-def _check_free(out: Path) -> None:
-    """ConvertError if there is anything in OUT but an unfinished conversion."""
-    listed = os.listdir(out) if out.is_dir() else []
-    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
-    # Looked for after what it stands for: another process that began meanwhile may have made shards.
-    if found and not (out / WORK_FOLDER / _PLAN_NAME).exists():
-        raise ConvertError(
-            f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
-            "Convert into a new folder (SRC, the images, comes first, and OUT second)"
-        )
-
-
 @contextlib.contextmanager
 def _start(out: Path, monitor: _Monitor) -> Iterator[str]:
     """Take back what the block has made in OUT, and OUT itself, if it fails before an image is worked on.
@@ -418,7 +396,7 @@ def _start(out: Path, monitor: _Monitor) -> Iterator[str]:
     Yields the name of the mark by which others see, in the work folder, that this call relies on the plan there.
     """
     work = out / WORK_FOLDER
-    fresh = not (work / _PLAN_NAME).exists()
+    fresh = not (work / PLAN_NAME).exists()
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]
     mark = f"start.{secrets.token_hex(8)}"
     failed = True
@@ -442,8 +420,8 @@ def _take_back(out: Path) -> None:
         return
     for folder in (out, work):
         sweep_temporaries(folder)
-    if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {_PLAN_NAME}:
-        path = work / _PLAN_NAME
+    if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {PLAN_NAME}:
+        path = work / PLAN_NAME
         plan = read_untrusted(path) if path.exists() else None
         path.unlink(missing_ok=True)
         try:
@@ -461,7 +439,7 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     """
     work = out / WORK_FOLDER
     try:
-        _check_free(out)
+        check_free(out)
     except ConvertError:
         if (manifest := _published(plan, out)) is not None:
             return manifest
@@ -472,12 +450,12 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     here = {**plan.describe(), "libraries": library_versions()}
     began = True
     try:
-        write_atomic(work / _PLAN_NAME, json.dumps(here).encode("ascii"), replace=False)
+        write_atomic(work / PLAN_NAME, json.dumps(here).encode("ascii"), replace=False)
     except FileExistsError:
         began = False
         try:
             hint = ": remove it, or convert into a new folder"
-            there = json.loads(read_untrusted(work / _PLAN_NAME, refusal=ConvertError, way_out=hint))
+            there = json.loads(read_untrusted(work / PLAN_NAME, refusal=ConvertError, way_out=hint))
         except (ValueError, RecursionError):
             there = None
         if changed := difference(there if isinstance(there, dict) else {}, here):

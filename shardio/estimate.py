@@ -28,7 +28,8 @@ from shardio.amounts import (
 )
 from shardio.columns import check_columns_file, read_columns
 from shardio.decode import decode_image
-from shardio.errors import DecodeError
+from shardio.errors import ConvertError, DecodeError
+from shardio.local import check_apart, check_local, check_usable
 from shardio.machine import usable_cores
 from shardio.parquet import ParquetOrigin
 from shardio.plan import ConvertOptions, Quality, make_fit, make_plan
@@ -127,7 +128,7 @@ def estimate(
 ) -> Estimate:
     """Say what `convert` would do with these arguments. Nothing is written, and `out` need not exist.
 
-    The rate is measured for about `seconds`. SourceError and ValueError are those of `convert`.
+    The rate is measured for about `seconds`. Errors are those of `convert`, also if it could not have `out`.
     """
     check_images_local(src)
     src = Path(os.path.abspath(src))
@@ -139,6 +140,11 @@ def estimate(
     workers = usable_cores() if workers is None else workers
     max_bad = given("max_bad", max_bad, parse_max_bad)
     most_bad(max_bad, 0)  # before anything that takes time
+    if out is not None:
+        check_local(out, ConvertError, "a conversion needs a folder here")
+        out = Path(os.path.abspath(out))
+        check_apart(src, out)
+        check_usable(out)
     if columns is not None:
         check_columns_file(Path(columns))
     collection = scan(src, source, accept_layout=accept_layout, empty_classes=empty_classes)
@@ -158,7 +164,7 @@ def estimate(
         num_shards=len(plan.tasks),
         nbytes=plan.nbytes,
         spool_nbytes=_spool_nbytes(collection),
-        free_nbytes=None if out is None else _free_nbytes(Path(os.path.abspath(out))),
+        free_nbytes=None if out is None else _free_nbytes(out),
         num_measured=measured,
         refused=refused,
         max_bad=max_bad,

@@ -1,4 +1,4 @@
-"""Mistakes with the folders of a call, told in words: a URL where a folder must be, or two in the wrong order."""
+"""Mistakes with the folders of a call, told in words: a URL, two in the wrong order, an OUT that holds other things."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
-from shardio.errors import SetNotFoundError, ShardioError
+from shardio.errors import ConvertError, SetNotFoundError, ShardioError
+from shardio.files import is_temporary
 from shardio.format import MANIFEST_NAME, WORK_FOLDER
+
+PLAN_NAME = "plan.json"
+"""What says, in the work folder, which conversion is under way."""
 
 # As it is written, and as a Path has it, which makes one slash of two.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+")
@@ -19,6 +24,36 @@ def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out
     text = os.fspath(path)
     if (match := _URL.match(text)) and not os.path.lexists(match[1]):
         raise error(f"{match[1]}//...: expected a path on this machine, found a URL: {way_out}")
+
+
+def check_apart(src: Path, out: Path) -> None:
+    """ConvertError if one of the two folders is inside the other."""
+    real_src, real_out = src.resolve(), out.resolve()
+    if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
+        raise ConvertError(f"{out}: expected a folder apart from the images' {src}, found one inside the other")
+
+
+def check_usable(out: Path) -> None:
+    """ConvertError if no conversion can have OUT, whichever it is."""
+    if out.exists() and not out.is_dir():
+        raise ConvertError(f"{out}: expected a folder or nothing, found a file")
+    try:
+        check_free(out)
+    except ConvertError:
+        if not os.path.lexists(out / MANIFEST_NAME):  # which may have come meanwhile
+            raise
+
+
+def check_free(out: Path) -> None:
+    """ConvertError if there is anything in OUT but an unfinished conversion."""
+    listed = os.listdir(out) if out.is_dir() else []
+    found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
+    # Looked for after what it stands for: another process that began meanwhile may have made shards.
+    if found and not (out / WORK_FOLDER / PLAN_NAME).exists():
+        raise ConvertError(
+            f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
+            "Convert into a new folder (SRC, the images, comes first, and OUT second)"
+        )
 
 
 def holds_set(folder: str | os.PathLike[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import operator
@@ -158,7 +159,8 @@ class ShardWriter:
 
     `classes` may be empty: then labels are any int64. `class_names` are what people call them, in the same order.
     `columns` are numbers that the index shall hold for each sample: names and `int` (int64) or `float` (float64).
-    An exception inside the block publishes nothing, and the shards written so far are removed. `out` must not exist or
+    An exception inside the block publishes nothing, and the shards written so far are removed, and `out` if it was made
+    here. `out` must not exist or
     be an empty folder. Not thread safe.
     """
 
@@ -191,6 +193,7 @@ class ShardWriter:
         check_names_fit(self.classes, self.class_names)
         self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
         self._splits: dict[str, _OpenSplit] = {}
+        self._made = not self.out.exists()
         make_folder(self.out)
         sweep_temporaries(self.out)
         if found := sorted(entry.name for entry in self.out.iterdir()):
@@ -320,3 +323,6 @@ class ShardWriter:
                 (self.out / shard_name(name, number)).unlink(missing_ok=True)
             (self.out / index_name(name)).unlink(missing_ok=True)
         (self.out / REJECTS_NAME).unlink(missing_ok=True)
+        if self._made:
+            with contextlib.suppress(OSError):  # another process may have put something there
+                self.out.rmdir()

@@ -67,6 +67,8 @@ def test_the_wrong_order_is_told(image_tree: Path, make_set: Callable[..., Path]
         (lambda: convert(out, new), SourceError, "It is a shard set: SRC, the images, comes first, and OUT second"),
         (lambda: convert(unfinished, new), SourceError, "It is a shard set: SRC, the images, comes first"),
         (lambda: convert(out, image_tree), ConvertError, r"found 'train' in it.*\(SRC, the images, comes first, and"),
+        (lambda: estimate(out, image_tree), ConvertError, r"found 'train' in it.*\(SRC, the images, comes first, and"),
+        (lambda: estimate(image_tree, image_tree / "out"), ConvertError, "found one inside the other"),
         (lambda: convert(new, image_tree), ConvertError, r"found 'train' in it.*\(SRC, the images, comes first, and"),
         (lambda: repair(image_tree, out), SetNotFoundError, f"{out} is a set: OUT, the set, comes first, and SRC"),
         (lambda: stage(cache, out), SetNotFoundError, f"{out} is a set: SRC, the set, comes first, and CACHE"),

@@ -800,15 +800,18 @@ def test_no_samples_are_no_set(tmp_path: Path) -> None:
     with pytest.raises(ConvertError) as caught, ShardWriter(out, SHAPE):
         pass
     assert str(caught.value) == f"{out}: expected at least one sample, found none: nothing to publish"
-    assert names(out) == []
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("num_samples", range(6))
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
-def test_an_exception_publishes_nothing_and_removes_all_files(
-    tmp_path: Path, num_samples: int, error: BaseException
+@pytest.mark.parametrize("there", [False, True])
+def test_an_exception_publishes_nothing_and_leaves_what_was_there(
+    tmp_path: Path, num_samples: int, error: BaseException, there: bool
 ) -> None:
     out = tmp_path / "out"
+    if there:
+        out.mkdir()
 
     def fail_halfway() -> None:
         with ShardWriter(out, SHAPE, shard_nbytes=4096 + 2 * NBYTES) as writer:
@@ -819,7 +822,8 @@ def test_an_exception_publishes_nothing_and_removes_all_files(
 
     with pytest.raises(type(error)):
         fail_halfway()
-    assert names(out) == []
+    assert names(tmp_path) == (["out"] if there else [])
+    assert not list(tmp_path.glob("out/*"))
     # The folder can be used again.
     with ShardWriter(out, SHAPE) as writer:
         writer.append(sample_pixels(0, SHAPE), 0)
