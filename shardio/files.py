@@ -13,11 +13,13 @@ import errno
 import fcntl
 import functools
 import hashlib
+import io
 import os
 import secrets
 import stat
 import time
 from collections.abc import Iterator
+from itertools import starmap
 from pathlib import Path
 from types import TracebackType
 
@@ -47,8 +49,9 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with naming(folder):
+        # An int, which an exception from a signal handler may lose at once: `OpenFile` cannot be a folder.
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
@@ -224,14 +227,35 @@ def bypass_page_cache(descriptor: int, yes: bool) -> bool:
     return yes
 
 
-def open_regular(path: str | Path) -> tuple[int, int]:
-    """Open a file of a shard set for reading: (descriptor, size in bytes). FormatError unless it is a regular file.
+class OpenFile(io.FileIO):
+    """A file that closes when nobody uses it any more: reference counting knows that, and needs no line of Python."""
+
+    _finalizing = False  # FileIO, which would note that here, does not warn of it then
+
+
+def open_file(path: str | Path, flags: int, mode: int = 0o666) -> OpenFile:
+    """As `os.open`, but what comes owns the descriptor. Folders are refused: IsADirectoryError.
+
+    Only C runs from the one to the other. An exception that a signal handler raises comes before or after that, and
+    cannot lose the descriptor.
+    """
+    try:
+        (file,) = map(OpenFile, starmap(os.open, ((path, flags, mode),)))
+    except IsADirectoryError as error:
+        if isinstance(error.filename, int):  # FileIO leaves it open
+            os.close(error.filename)
+        raise
+    return file
+
+
+def open_regular(path: str | Path) -> tuple[OpenFile, int]:
+    """Open a file of a shard set for reading: (the file, its size in bytes). FormatError unless it is a regular file.
 
     No symbolic link in the last component, and no blocking on a FIFO. Size and type are read from the descriptor, so
     they are those of the very file that is then read or mapped.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open_file(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise FormatError(f"{path}: expected a file of the shard set, found nothing") from None
     except OSError as error:
@@ -239,13 +263,14 @@ def open_regular(path: str | Path) -> tuple[int, int]:
             raise FormatError(f"{path}: expected a regular file, found a symbolic link") from None
         if error.errno == errno.ENXIO:
             raise FormatError(f"{path}: expected a regular file, found a socket or device") from None
+        if error.errno == errno.EISDIR:
+            raise FormatError(
+                f"{path}: expected a regular file, found {stat.filemode(os.lstat(path).st_mode)}"
+            ) from None
         raise
-    try:
-        with naming(path):
-            status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise FormatError(f"{path}: expected a regular file, found {stat.filemode(status.st_mode)}")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor, status.st_size
+    with naming(path):
+        status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        file.close()
+        raise FormatError(f"{path}: expected a regular file, found {stat.filemode(status.st_mode)}")
+    return file, status.st_size

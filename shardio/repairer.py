@@ -8,6 +8,7 @@ reader that has the damaged file mapped keeps what it has mapped.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -307,8 +308,7 @@ class _Repair:
 
 def _crc32s(path: Path, nbytes: int) -> Iterator[int]:
     """Of the samples of a shard, each of so many bytes."""
-    descriptor, _ = open_regular(path)
-    with os.fdopen(descriptor, "rb") as file:
+    with io.BufferedReader(open_regular(path)[0]) as file:
         file.seek(HEADER_NBYTES)
         while pixels := file.read(nbytes):
             yield crc32(pixels)

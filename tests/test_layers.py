@@ -22,6 +22,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "version": (0, "b"),
     "checksum": (0, "b"),
     "counter_rng": (0, "t"),
+    "threads": (0, "t"),
     "_rowcopy": (0, "t"),
     "_resample": (0, "t"),
     "_rowread": (0, "t"),
