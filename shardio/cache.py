@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shardio.errors import CacheError, FormatError, SetNotFoundError
-from shardio.files import kind_of, make_folder, naming, open_untrusted, write_all
+from shardio.files import OpenFile, kind_of, make_folder, naming, open_untrusted, write_all
 from shardio.format import MANIFEST_NAME
 from shardio.local import check_local
 from shardio.machine import PROC, filesystem_kind, is_network
@@ -110,17 +110,17 @@ class Cache:
         self._make()
         path = self._lock_path(digest)
         while True:
-            descriptor = _open_lock(path)
+            lock = _open_lock(path)
             try:
                 with naming(path):
-                    _lock_shared(descriptor)
-                if os.fstat(descriptor).st_nlink:
+                    _lock_shared(lock.fileno())
+                if os.fstat(lock.fileno()).st_nlink:
                     self._check_copy(digest)
-                    return Lease(self, digest, descriptor)
+                    return Lease(self, digest, lock)
             except BaseException:
-                os.close(descriptor)
+                lock.close()
                 raise
-            os.close(descriptor)  # evicted between its opening and its lock
+            lock.close()  # evicted between its opening and its lock
 
     def _check_copy(self, digest: str) -> None:
         """CacheError if a link, say, would lead those who fill the copy into another folder."""
@@ -204,21 +204,19 @@ class Cache:
     def _remove(self, digest: str) -> bool:
         """Remove a copy and its locks, unless somebody holds it: whether it is gone. PermissionError, and it is as it
         was, if this user may not remove all of it."""
-        descriptor = self._lock_alone(digest)
-        if descriptor is None:
+        lock = self._lock_alone(digest)
+        if lock is None:
             time.sleep(_LOOKING_SECONDS)
-            descriptor = self._lock_alone(digest)
-        if descriptor is None:
+            lock = self._lock_alone(digest)
+        if lock is None:
             return False
         trash = self.folder / f".{digest}.{secrets.token_hex(4)}{_EVICTED_SUFFIX}"
-        try:
+        with lock:
             if not self.may_remove(digest):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.copy_path(digest)))
             with contextlib.suppress(FileNotFoundError):  # somebody else was faster
                 self.copy_path(digest).rename(trash)
             self._remove_locks(digest)
-        finally:
-            os.close(descriptor)
         with contextlib.suppress(PermissionError):  # the copy is gone: what this user may not remove, another sweeps
             _remove_trash(trash)
         return True
@@ -237,16 +235,12 @@ class Cache:
         everything = os.R_OK | os.W_OK | os.X_OK
         return all(os.access(path, everything, effective_ids=True) for path in (self.folder, folder))
 
-    def _lock_alone(self, digest: str) -> int | None:
-        """The descriptor of the lease's lock, held exclusively, for the caller to close; None if somebody holds it."""
-        descriptor = _open_lock(self._lock_path(digest))
-        try:
-            if _try_lock(descriptor) and os.fstat(descriptor).st_nlink:
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+    def _lock_alone(self, digest: str) -> OpenFile | None:
+        """The lease's lock, held exclusively, for the caller to close; None if somebody holds it."""
+        lock = _open_lock(self._lock_path(digest))
+        if _try_lock(lock.fileno()) and os.fstat(lock.fileno()).st_nlink:
+            return lock
+        lock.close()
         return None
 
     def _remove_locks(self, digest: str) -> None:
@@ -272,12 +266,10 @@ class Cache:
     def _remove_orphans(self, digest: str) -> None:
         if self.copy_path(digest).exists():
             return
-        if (descriptor := self._lock_alone(digest)) is not None:
-            try:
+        if (lock := self._lock_alone(digest)) is not None:
+            with lock:
                 if not self.copy_path(digest).exists():
                     self._remove_locks(digest)
-            finally:
-                os.close(descriptor)
 
     def copy_path(self, digest: str) -> Path:
         """The folder of a copy, be it there or not."""
@@ -298,12 +290,9 @@ class Cache:
         make_folder(self.folder)
         if os.listdir(self.folder):
             self._check()
-        with contextlib.suppress(FileExistsError):  # its existence counts, not its content
-            descriptor = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try:
-                write_all(descriptor, _MARKER)
-            finally:
-                os.close(descriptor)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with contextlib.suppress(FileExistsError), _open(marker, flags) as file:  # its existence counts
+            write_all(file.fileno(), _MARKER)
 
     def _check_local(self) -> None:
         kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
@@ -326,19 +315,17 @@ class Cache:
 
 
 class _Held:
-    """An open file that is locked until `close`, or until the process ends. Not thread safe.
+    """An open file that is locked until `close`, or until nobody refers to this, or the process ends. Not thread safe.
 
     A forked process has it too, and keeps it locked for as long as it lives; a program that is executed has not.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, lock: OpenFile) -> None:
+        self._lock = lock
 
     def close(self) -> None:
         """May be called again."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._lock.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -349,8 +336,8 @@ class _Held:
 class Lease(_Held):
     """That a copy stays: made by `Cache.lease`, ended by `close` or with the process."""
 
-    def __init__(self, cache: Cache, digest: str, descriptor: int) -> None:
-        super().__init__(descriptor)
+    def __init__(self, cache: Cache, digest: str, lock: OpenFile) -> None:
+        super().__init__(lock)
         self.cache = cache
         self.digest = digest
         self.path = cache.copy_path(digest)
@@ -389,24 +376,24 @@ class Lease(_Held):
         path = self.cache._fill_path(self.digest)
         allowed = True
         try:
-            descriptor = _open(path, os.O_RDWR | os.O_CREAT, sole_name=True)
+            lock = _open(path, os.O_RDWR | os.O_CREAT, sole_name=True)
         except PermissionError:
             if not path.exists():
                 raise
             allowed = False  # to write, but one may wait for the other user
-            descriptor = _open(path)
-        filling = Filling(descriptor)
+            lock = _open(path)
+        filling = Filling(lock)
         self._tried_filling = self._tried_filling or allowed
         try:
-            if not _try_lock(descriptor):
+            if not _try_lock(lock.fileno()):
                 filling.close()
                 return None
             if not allowed:
                 what = "another user has begun this copy, and only he may go on with it or evict it"
                 raise PermissionError(errno.EACCES, what, str(path))
             with contextlib.suppress(OSError):  # the disk is full: where the copy comes from is not worth a failure
-                os.ftruncate(descriptor, 0)
-                write_all(descriptor, json.dumps({"source": source}).encode())
+                os.ftruncate(lock.fileno(), 0)
+                write_all(lock.fileno(), json.dumps({"source": source}).encode())
         except BaseException:
             filling.close()
             raise
@@ -419,20 +406,20 @@ class Lease(_Held):
         return None
 
     def close(self) -> None:
-        if self._descriptor < 0:
-            return
-        self._touch()
-        super().close()
+        if not self._lock.closed:
+            self._touch()
+            super().close()
         if self._tried_filling:
             # Of a copy that was not even begun nothing stays: in a folder such as /tmp its files would keep all others
             # from making it. Whoever else has a lease keeps them.
             with contextlib.suppress(OSError, CacheError):
                 self.cache._remove_orphans(self.digest)
+            self._tried_filling = False
 
     def _touch(self) -> None:
         """Note when the copy was last used. Not everyone who may use it may do that."""
         with contextlib.suppress(OSError):
-            os.utime(self._descriptor)
+            os.utime(self._lock.fileno())
 
 
 class Filling(_Held):
@@ -442,9 +429,9 @@ class Filling(_Held):
         return self
 
     def close(self) -> None:
-        if self._descriptor >= 0:
+        if not self._lock.closed:
             # A process that was forked meanwhile has the open file too, and does not fill the copy.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            fcntl.flock(self._lock.fileno(), fcntl.LOCK_UN)
         super().close()
 
 
@@ -454,23 +441,23 @@ class Filling(_Held):
 _WAY_OUT = ": shardio has not put it there. Remove it, or choose another cache"
 
 
-def _open(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = False) -> int:
+def _open(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = False) -> OpenFile:
     """As `open_untrusted`: all who use a cache may put something where a lock is expected."""
     return open_untrusted(path, flags, refusal=CacheError, way_out=_WAY_OUT, sole_name=sole_name)
 
 
-def _open_lock(path: Path) -> int:
+def _open_lock(path: Path) -> OpenFile:
     """Open a lock file for reading, which is enough to lock it; it is made if need be, for all to read."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             return _open(path)
         # Never O_CREAT alone, which the kernel refuses for other users' files in folders such as /tmp.
         with contextlib.suppress(FileExistsError):  # made by somebody else in between
-            descriptor = _open(path, os.O_CREAT | os.O_EXCL)
+            lock = _open(path, os.O_CREAT | os.O_EXCL)
             with contextlib.suppress(OSError):  # a filesystem without permissions
                 # Whatever the umask says of data: a lock that others cannot open keeps them from the copy for ever.
-                os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) | 0o644)
-            return descriptor
+                os.fchmod(lock.fileno(), stat.S_IMODE(os.fstat(lock.fileno()).st_mode) | 0o644)
+            return lock
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -502,13 +489,11 @@ def _lock_shared(descriptor: int) -> None:
 
 def _is_held(path: Path) -> bool:
     try:
-        descriptor = _open(path)
+        lock = _open(path)
     except PermissionError:  # another user's, who shares it with nobody: it is not ours to remove
         return True
-    try:
-        return not _try_lock(descriptor)
-    finally:
-        os.close(descriptor)
+    with lock:
+        return not _try_lock(lock.fileno())
 
 
 def _lock_key(status: os.stat_result) -> str:
@@ -550,8 +535,7 @@ def _folder_nbytes(folder: Path) -> int:
 
 def _read_source(path: Path) -> str:
     try:
-        descriptor = _open(path)
-        with os.fdopen(descriptor, "rb") as file:
+        with _open(path) as file:
             source = json.loads(file.read(_MAX_SOURCE_NBYTES))["source"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):  # not there, being written, or not for us
         return ""

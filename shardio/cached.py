@@ -16,13 +16,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.cache import Cache
+from shardio.cache import Cache, Lease
 from shardio.checksum import crc32
 from shardio.crop import Windows
 from shardio.engine import Io, check_io, make_reader
@@ -33,6 +34,7 @@ from shardio.shardset import ShardSet, open_shards
 from shardio.stagedset import StagedSet, StorageReader
 from shardio.staging import Stager, take_lease
 from shardio.storage import Storage, open_storage
+from shardio.threads import DaemonThread, close_at_exit
 
 # The index comes first, and opening waits for it.
 _POLL_SECONDS = 0.02
@@ -49,22 +51,56 @@ class _State:
 
 class _Stop(threading.Event):
     """An Event without its lock, which a Ctrl-C in the middle of set() would leave locked, and which a finaliser that
-    runs in the middle of wait() would wait for."""
+    runs in the middle of wait() would wait for. It is also set when its `owner` dies, without a line of Python."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object) -> None:
         super().__init__()
-        self._is_on = False
+        self._reasons: list[object] = []
+        self._owner = weakref.ref(owner, self._reasons.append)
 
     def is_set(self) -> bool:
-        return self._is_on
+        return bool(self._reasons)
 
     def set(self) -> None:
-        self._is_on = True
+        self._reasons.append(None)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleeps for all of `timeout`, which must be short."""
-        time.sleep(0.0 if self._is_on else timeout or 0.0)
-        return self._is_on
+        time.sleep(0.0 if self._reasons else timeout or 0.0)
+        return self.is_set()
+
+
+class _Held:
+    """What a CachedSplit has to end. `close` may be called again, also where it was interrupted.
+
+    A thread that stages refers to this as well, and must not keep the CachedSplit.
+    """
+
+    def __init__(self, owner: CachedSplit, storage: Storage) -> None:
+        self.stop = _Stop(owner)
+        self.storage = storage
+        self.threads: list[DaemonThread] = []
+        self.lease: Lease | None = None
+
+    def tell_to_stop(self) -> None:
+        self.stop.set()
+        self.storage.close()
+
+    def close(self) -> None:
+        """A finaliser may run in any thread: in one that copies it must not wait for itself. Then that ends the
+        lease."""
+        self.tell_to_stop()
+        copies = threading.current_thread().name.startswith("shardio-stage")
+        if not (copies and any(thread.is_alive() for thread in self.threads)):
+            try:
+                for thread in self.threads:
+                    thread.wait()
+            finally:
+                self.end_lease()
+
+    def end_lease(self) -> None:
+        if self.lease is not None:
+            self.lease.close()
 
 
 class StagedReader:
@@ -138,13 +174,11 @@ class CachedSplit:
         self.split = split
         self._storage = open_storage(place)
         self._state = _State()
-        self._stop = _Stop()
-        self._threads: list[threading.Thread] = []
-        self._held = held = contextlib.ExitStack()
-        self._close = weakref.finalize(self, _close, self._stop, self._threads, self._storage, held)
+        self._held = _Held(self, self._storage)
+        close_at_exit(self)
         try:
-            self._lease, manifest = take_lease(self._storage, Cache(cache), digest)
-            held.callback(self._lease.close)
+            self._held.lease, manifest = take_lease(self._storage, Cache(cache), digest)
+            self._lease = self._held.lease
             if split not in manifest.splits:
                 raise SetNotFoundError(
                     f"{self._storage.name}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}"
@@ -153,6 +187,9 @@ class CachedSplit:
         except BaseException:
             self.close()
             raise
+
+    def __del__(self) -> None:
+        self.close()
 
     @property
     def num_samples(self) -> int:
@@ -182,14 +219,13 @@ class CachedSplit:
             self._lease,
             order=order,
             verify=verify,
-            stop=self._stop,
+            stop=self._held.stop,
             on_wait=lambda process: _tell(state, process),
             on_fill=tell_filling,
         )
-        arguments = (stager, state, name, self._stop, self._held)
-        thread = threading.Thread(target=_stage, args=arguments, name="shardio-stage", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        thread = DaemonThread(partial(_stage, stager, state, name, self._held), "shardio-stage")
+        self._held.threads.append(thread)
+        thread.begin()
         return thread
 
     def make_reader(self, shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
@@ -225,7 +261,7 @@ class CachedSplit:
         not_begun = [None]  # whoever of the gather threads pops it begins
 
         def verify_copy() -> None:
-            if not self._threads and not self._stop.is_set():
+            if not self._held.threads and not self._held.stop.is_set():
                 try:
                     not_begun.pop()
                 except IndexError:
@@ -244,42 +280,24 @@ class CachedSplit:
 
     def stop(self) -> None:
         """Have the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
-        _stop(self._stop, self._storage)
+        self._held.tell_to_stop()
 
     def close(self) -> None:
         """End the copying and the lease. The set that was opened goes on with what is there, and what it has mapped."""
-        self._close()
-
-
-def _stop(stop: threading.Event, storage: Storage) -> None:
-    stop.set()
-    storage.close()
-
-
-def _close(
-    stop: threading.Event, threads: list[threading.Thread], storage: Storage, held: contextlib.ExitStack
-) -> None:
-    """A finaliser may run in any thread: in one that copies it must not wait for itself. Then that ends the lease."""
-    _stop(stop, storage)
-    if threading.current_thread().name.startswith("shardio-stage") and any(thread.is_alive() for thread in threads):
-        return
-    try:
-        for thread in threads:
-            thread.join()
-    finally:
-        held.close()
+        if (held := getattr(self, "_held", None)) is not None:  # of one that was not made, nothing
+            held.close()
 
 
 def _tell(state: _State, process: int | None) -> None:
     state.text = "copied by another process" if process is None else f"copied by process {process}"
 
 
-def _stage(stager: Stager, state: _State, name: str, stop: threading.Event, held: contextlib.ExitStack) -> None:
+def _stage(stager: Stager, state: _State, name: str, held: _Held) -> None:
     """In the staging thread: it has nobody to raise an error to, and training can go on without the copy."""
     try:
         state.text = "complete" if stager.run() else "stopped"
     except Exception as error:
-        if stop.is_set():
+        if held.stop.is_set():
             state.text = "stopped"
             return
         state.text = f"failed: {error}"
@@ -287,8 +305,8 @@ def _stage(stager: Stager, state: _State, name: str, stop: threading.Event, held
             text = printable(f"training goes on, reading {name} without a copy: {error}")
             warnings.warn(text, RuntimeWarning, stacklevel=2)
     finally:
-        if stop.is_set():
-            held.close()
+        if held.stop.is_set():
+            held.end_lease()
 
 
 def _by_need(split: Split, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:

@@ -56,7 +56,7 @@ class Terms:
                 "versions everywhere"
             )
         try:
-            os.close(open_untrusted(self.run_file, os.O_RDWR))
+            open_untrusted(self.run_file, os.O_RDWR).close()
         except OSError as error:
             raise ConvertError(
                 f"{host} cannot write to {self.run_file}: {error.strerror}. OUT must be the same folder on all "

@@ -13,11 +13,13 @@ import errno
 import fcntl
 import functools
 import hashlib
+import io
 import os
 import secrets
 import stat
 import time
 from collections.abc import Container, Iterator
+from itertools import starmap
 from pathlib import Path
 from types import TracebackType
 
@@ -47,8 +49,9 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with naming(folder):
+        # An int, which an exception from a signal handler may lose at once: `OpenFile` cannot be a folder.
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
@@ -129,12 +132,13 @@ class AtomicFile:
         found = _open_left_over(temporary) if is_of_this_machine(temporary.name) else None
         if found is None:
             return None
-        descriptor, locked = found
-        if not locked or os.fstat(descriptor).st_nlink > 1:  # under its other name it may be another user's own
-            os.close(descriptor)
-            return None
-        file = cls.__new__(cls)
-        file.path, file._temporary, file.descriptor = path, temporary, descriptor
+        left, locked = found
+        with left:
+            if not locked or os.fstat(left.fileno()).st_nlink > 1:  # under its other name it may be another user's own
+                return None
+            file = cls.__new__(cls)
+            file.path, file._temporary = path, temporary
+            file.descriptor = os.dup(left.fileno())  # which has the lock, too
         return file
 
     def leave(self) -> None:
@@ -212,30 +216,30 @@ def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool | None:
     return True
 
 
-def _open_left_over(path: Path) -> tuple[int, bool] | None:
-    """Open a temporary file that no process is writing: its descriptor, and whether it is locked, as it is wherever
-    there are locks. None if there is none such."""
+def _open_left_over(path: Path) -> tuple[OpenFile, bool] | None:
+    """Open a temporary file that no process is writing: it, and whether it is locked, as it is wherever there are
+    locks. None if there is none such."""
     # Published or swept by another process in between, being written, or not ours to touch.
     try:
-        descriptor = open_untrusted(path, os.O_RDWR)
+        file = open_untrusted(path, os.O_RDWR)
     except (OSError, FormatError):
         return None
     try:
-        locked = try_lock(descriptor)
-        status = os.fstat(descriptor)
+        locked = try_lock(file.fileno())
+        status = os.fstat(file.fileno())
         if (
             locked is not False
             and is_abandoned(path.name, status.st_mtime, locked=bool(locked))
             # The writer may have published the file, under its other name, before it was locked here.
             and os.path.samestat(status, os.lstat(path))
         ):
-            return descriptor, bool(locked)
+            return file, bool(locked)
     except OSError:
         pass
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
-    os.close(descriptor)
+    file.close()
     return None
 
 
@@ -245,13 +249,10 @@ def is_left_over(path: Path) -> bool | None:
     if not is_of_this_machine(path.name):
         return None
     try:
-        descriptor = open_untrusted(path, os.O_RDWR)
+        with open_untrusted(path, os.O_RDWR) as file:
+            return try_lock(file.fileno())
     except (OSError, FormatError):
         return False
-    try:
-        return try_lock(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sweep_temporaries(folder: Path, kept: Container[str] = ()) -> int:
@@ -267,7 +268,7 @@ def sweep_temporaries(folder: Path, kept: Container[str] = ()) -> int:
             with contextlib.suppress(OSError):
                 Path(entry.path).unlink()
                 swept += 1
-            os.close(found[0])
+            found[0].close()
     return swept
 
 
@@ -312,6 +313,27 @@ def bypass_page_cache(descriptor: int, yes: bool) -> bool:
     return yes
 
 
+class OpenFile(io.FileIO):
+    """A file that closes when nobody uses it any more: reference counting knows that, and needs no line of Python."""
+
+    _finalizing = False  # FileIO, which would note that here, does not warn of it then
+
+
+def open_file(path: str | Path, flags: int, mode: int = 0o666) -> OpenFile:
+    """As `os.open`, but what comes owns the descriptor. Folders are refused: IsADirectoryError.
+
+    Only C runs from the one to the other. An exception that a signal handler raises comes before or after that, and
+    cannot lose the descriptor.
+    """
+    try:
+        (file,) = map(OpenFile, starmap(os.open, ((path, flags, mode),)))
+    except IsADirectoryError as error:
+        if isinstance(error.filename, int):  # FileIO leaves it open
+            os.close(error.filename)
+        raise
+    return file
+
+
 def open_untrusted(
     path: str | Path,
     flags: int = os.O_RDONLY,
@@ -319,8 +341,8 @@ def open_untrusted(
     refusal: type[ShardioError] = FormatError,
     way_out: str = "",
     sole_name: bool = False,
-) -> int:
-    """Open a file in whose place another user may have put anything: a descriptor, for the caller to close.
+) -> OpenFile:
+    """Open a file in whose place another user may have put anything.
 
     Nothing is waited for, and no symbolic link in the last component is followed. Raises `refusal`, whose message ends
     with `way_out`, unless a regular file is there; with `sole_name`, which a file that is written in place needs, also
@@ -332,7 +354,7 @@ def open_untrusted(
 
     try:
         # O_NONBLOCK: a FIFO is opened at once, or not at all. For a regular file it means nothing.
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+        file = open_file(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         found = {
             errno.ELOOP: "a symbolic link",
@@ -344,15 +366,15 @@ def open_untrusted(
         raise refuse(found) from None
     try:
         with naming(path):
-            status = os.fstat(descriptor)
+            status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise refuse(kind_of(status.st_mode))
         if sole_name and status.st_nlink > 1:
             raise refuse("one that has a second name (a hard link)")
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
-    return descriptor
+    return file
 
 
 def kind_of(mode: int) -> str:
@@ -367,26 +389,21 @@ def kind_of(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-def open_regular(path: str | Path) -> tuple[int, int]:
-    """Open a file of a shard set for reading, as `open_untrusted`: (descriptor, size in bytes). FormatError if there is
-    none.
+def open_regular(path: str | Path) -> tuple[OpenFile, int]:
+    """Open a file of a shard set for reading, as `open_untrusted`: (the file, its size in bytes). FormatError if there
+    is none.
 
     Size and type are read from the descriptor, so they are those of the very file that is then read or mapped.
     """
     try:
-        descriptor = open_untrusted(path)
+        file = open_untrusted(path)
     except FileNotFoundError:
         raise FormatError(f"{path}: expected a file of the shard set, found nothing") from None
-    try:
-        with naming(path):
-            return descriptor, os.fstat(descriptor).st_size
-    except BaseException:
-        os.close(descriptor)
-        raise
+    with naming(path):
+        return file, os.fstat(file.fileno()).st_size
 
 
 def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatError, way_out: str = "") -> bytes:
     """All of a file that `open_untrusted` opens."""
-    descriptor = open_untrusted(path, refusal=refusal, way_out=way_out)
-    with naming(path), os.fdopen(descriptor, "rb") as file:
-        return file.read()
+    with naming(path), open_untrusted(path, refusal=refusal, way_out=way_out) as file:
+        return file.readall()

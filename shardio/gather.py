@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from shardio.crop import Windows
 from shardio.readers import Reader
 from shardio.ring import Slot
+from shardio.threads import DaemonThread
 
 
 class Pending:
@@ -129,6 +131,8 @@ Finish = Callable[[Slot, int], None]
 """What is done to a whole batch (slot, size) by the gather thread that copied its last part."""
 
 _Job = tuple[Pending | Hints, Callable[[], None]]
+# What is no job is the end of them: None, or a weak reference that has died.
+_Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
 
 
 @dataclass
@@ -141,21 +145,20 @@ class _Switch:
 class GatherThreads:
     """`num_threads` daemon threads that serve one queue. Thread safe.
 
-    They hold no reference to whoever owns this object, so that an owner that is forgotten can close it from its
-    finaliser. After `close`, what is still queued fails with RuntimeError instead of being copied.
+    After `close`, what is still queued fails with RuntimeError instead of being copied. The threads hold no reference
+    to this object, and end also when it dies: a weak reference that they hold puts itself into the queue then, without
+    a line of Python being run. So they end even if an exception from a signal handler has cut a finaliser short.
     """
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: _Jobs = queue.SimpleQueue()
         self._closed = _Switch()
-        self._threads: list[threading.Thread] = []
+        serve = partial(_serve, self._jobs, self._closed, weakref.ref(self, self._jobs.put))
+        self._threads = [DaemonThread(serve, f"shardio-gather-{i}") for i in range(num_threads)]
         try:
-            for i in range(num_threads):
-                arguments = (self._jobs, self._closed)
-                thread = threading.Thread(target=_serve, args=arguments, name=f"shardio-gather-{i}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            for thread in self._threads:
+                thread.begin()
         except BaseException:
             self.close()
             raise
@@ -187,12 +190,14 @@ class GatherThreads:
         self._jobs.put((hints, partial(reader.will_read, indices, windows)))
 
     def close(self) -> None:
-        """End the threads and wait for them: no longer than they need for what they are copying. Idempotent."""
+        """End the threads and wait for them: no longer than they need for what they are copying. Idempotent.
+
+        May be called again where it was interrupted, and by a finaliser, in any thread.
+        """
         self._closed.on = True
         self._jobs.put(None)
         for thread in self._threads:
-            if thread is not threading.current_thread():  # a finaliser may run in any thread
-                thread.join()
+            thread.wait()
 
 
 def _copy(
@@ -208,17 +213,18 @@ def _refuse() -> None:
     raise RuntimeError("the loader was closed while a batch was being gathered")
 
 
-def _refuse_queued(jobs: queue.SimpleQueue[_Job | None]) -> None:
+def _refuse_queued(jobs: _Jobs) -> None:
     try:
         while True:
-            if (job := jobs.get_nowait()) is not None:
+            if isinstance(job := jobs.get_nowait(), tuple):
                 job[0].run_part(_refuse)
     except queue.Empty:
         jobs.put(None)  # one may have been taken from a thread that has not seen it yet
 
 
-def _serve(jobs: queue.SimpleQueue[_Job | None], closed: _Switch) -> None:
-    while (job := jobs.get()) is not None:
+def _serve(jobs: _Jobs, closed: _Switch, owner: weakref.ref[GatherThreads]) -> None:
+    """`owner` is only kept here."""
+    while isinstance(job := jobs.get(), tuple):
         pending, copy = job
         pending.run_part(_refuse if closed.on else copy)
         # Or this frame would keep the batch's memory alive while it waits for the next job.

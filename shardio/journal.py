@@ -118,14 +118,11 @@ class Journal:
             return self._exists
         if not self._exists:
             lines.insert(0, _to_line(self._identity))
-        with naming(self._path):
-            descriptor = open_untrusted(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, sole_name=True)
-            try:
-                write_all(descriptor, b"".join(lines))
-                if durably:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with naming(self._path), open_untrusted(self._path, flags, sole_name=True) as file:
+            write_all(file.fileno(), b"".join(lines))
+            if durably:
+                os.fsync(file.fileno())
         if durably and not self._exists:
             for folder in (self._out, self._path.parent):
                 fsync_folder(folder)

@@ -77,17 +77,14 @@ def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
 
     OSError, such as PermissionError, if that cannot be known.
     """
-    descriptor = -1
     locked: bool | None = True
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = open_untrusted(lock, access)
-    try:
-        if descriptor >= 0 and (locked := try_lock(descriptor, operation)) is False:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError):
+            file = stack.enter_context(open_untrusted(lock, access))
+            locked = try_lock(file.fileno(), operation)
+        if locked is False:
             yield False
             return
         folder = folder_of(lock)
         written = [path.stat().st_mtime for path in (lock, folder, *folder.glob("*")) if os.path.lexists(path)]
         yield is_abandoned(lock.name, max(written, default=0), locked=bool(locked))
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)

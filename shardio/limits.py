@@ -139,8 +139,8 @@ def _opened_direct(paths: Sequence[Path]) -> Iterator[list[int]]:
     with ExitStack() as stack:
         descriptors: list[int] = []
         for path in paths:
-            descriptors.append(open_regular(path)[0])
-            stack.callback(os.close, descriptors[-1])
+            file, _ = open_regular(path)
+            descriptors.append(stack.enter_context(file).fileno())
             with naming(path):
                 set_direct(descriptors[-1])
         yield descriptors

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
+import sys
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from shardio.readers import Reader
 from shardio.ring import Ring, Slot, new_slot
 from shardio.sampler import Sampler, Tail
 from shardio.shardset import ShardSet, open_shards
+from shardio.threads import close_at_exit
 from shardio.torchlike import LoaderDataset, RankSampler, refuse_options
 from shardio.transform import Transform
 
@@ -68,6 +70,64 @@ class _Place(NamedTuple):
 
     epoch: int
     consumed: int
+
+
+class _Held:
+    """What a loader has to end. `close` may be called again, also where it was interrupted, and in any thread.
+
+    It belongs to the loader alone, and dies with it. Then all of it ends even if an exception from a signal handler
+    cuts `__del__` short: descriptors close, and threads end, when what owns them dies. (`weakref.finalize` would keep
+    all that for ever if its call were cut short.)
+    """
+
+    def __init__(self) -> None:
+        self.closing = False
+        self._is_over = False
+        self.cached: CachedSplit | None = None
+        self.reader: Reader | None = None
+        self.threads: GatherThreads | None = None
+        self.ring: Ring | None = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Each step is done whatever happens in one before, such as a Ctrl-C."""
+        self.closing = True
+        if self._is_over:
+            return
+        with contextlib.ExitStack() as steps:  # the last comes first
+            if self.cached is not None:
+                steps.callback(self.cached.close)
+            if self.ring is not None:
+                steps.callback(self.ring.clear)
+            if self.threads is not None:
+                steps.callback(self.threads.close)
+            # Before the threads are waited for: one that is asking a storage that does not answer gives up.
+            if self.reader is not None:
+                steps.callback(self.reader.close)
+            if self.cached is not None:
+                steps.callback(self.cached.stop)
+        self._is_over = True
+
+
+_Make = TypeVar("_Make", bound=Callable[..., None])
+
+
+def _closed_on_error(make: _Make) -> _Make:
+    """Closes a loader that cannot be made: whoever keeps the error keeps its frames, and with them the loader."""
+
+    @functools.wraps(make)
+    def make_or_close(self: ShardLoader, *arguments: Any, **options: Any) -> None:
+        self._held = _Held()
+        close_at_exit(self._held)
+        try:
+            make(self, *arguments, **options)
+        except BaseException:
+            self.close()
+            raise
+
+    return cast(_Make, make_or_close)
 
 
 class ShardLoader:
@@ -133,7 +193,10 @@ class ShardLoader:
     DataLoader, and has the `dataset`, `batch_size` and `sampler` of one; it is not to be given to one.
     """
 
+    _held: _Held
+
     @eager
+    @_closed_on_error
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -175,7 +238,7 @@ class ShardLoader:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be something to call with each batch of images; found {transform!r}")
         self.world: World = find_world(rank, world_size)
-        self._cached = None if cache is None else CachedSplit(path, cache, split, digest)
+        self._cached = self._held.cached = None if cache is None else CachedSplit(path, cache, split, digest)
         if self._cached is None:
             self.shards = open_shards(path, split, digest=digest)
         order = make_order(
@@ -210,7 +273,7 @@ class ShardLoader:
         shape = self._crop.cropped_shape if self._crop else self.shards.sample_shape
         # Enough for all batches under way at a time, so that a steady loop makes no new slot.
         under_way = prefetch + 2 + (prefetch + MOST_AHEAD if self._copier else 0)
-        self._ring = Ring(under_way, lambda: make(batch_size, shape))
+        self._ring = self._held.ring = Ring(under_way, lambda: make(batch_size, shape))
         self._next = _Place(0, 0)
         self._received = _Place(0, 0)
         # Of the iterator that moves `_received`: the one that began last. Not the iterator: it refers to the loader,
@@ -237,13 +300,12 @@ class ShardLoader:
                 second=self._cached.make_second(self.shards) if self._cached else None,
             )
             self._reader = self._guard
+        self._held.reader = self._reader
         self._squashed = _is_squashed(self.shards)
         self._read_ahead = read_ahead_batches(self._sampler.batch_size * sample_nbytes(shape), memory_left())
         if num_threads is None:
             num_threads = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
-        self._threads = GatherThreads(num_threads)
-        # Runs when the loader is forgotten, and at the latest when the interpreter exits.
-        self._close = weakref.finalize(self, _close, self._threads, self._ring, self._reader, self._cached)
+        self._threads = self._held.threads = GatherThreads(num_threads)
 
     @property
     def num_threads(self) -> int:
@@ -420,12 +482,13 @@ class ShardLoader:
         }
 
     def close(self) -> None:
-        """End the gather threads. Batches already delivered stay valid. May be called again."""
-        self._close()
+        """End the gather threads. Batches already delivered stay valid. May be called again, also where an exception,
+        of a signal handler say, has interrupted it: then it goes on."""
+        self._held.close()
 
     @property
     def closed(self) -> bool:
-        return not self._close.alive
+        return self._held.closing
 
     def __enter__(self) -> ShardLoader:
         return self
@@ -457,9 +520,19 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._device = DevicePrefetch(loader._copier, loader._ring, loader._counts) if loader._copier else None
         # Of the batches on the device that were not taken.
         self._drawn: deque[_Drawn] = deque()
-        self._abandon = weakref.finalize(self, _abandon, self._pending, self._hints, loader._ring, self._device)
-        self._abandon.atexit = False
         self._take_place()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_device") and not sys.is_finalizing():  # nor where its making was interrupted
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Leave batches that nobody will take, and their slots. May be called again."""
+        self._hints.abandon()
+        while self._pending:
+            self._pending.popleft().abandon(self._loader._ring.release)
+        if self._device is not None:
+            self._device.close()
 
     def _take_place(self) -> None:
         self._place = self._loader._next
@@ -673,28 +746,6 @@ def _sizes(reader: Reader, shape: SampleShape, crop: Crop | None, indices: NDArr
 
 def _note_sizes(reader: Reader, shape: SampleShape, crop: Crop | None, slot: Slot, size: int) -> None:
     slot.sizes = _sizes(reader, shape, crop, slot.indices[:size])
-
-
-def _close(threads: GatherThreads, ring: Ring, reader: Reader, cached: CachedSplit | None) -> None:
-    """Each step is done whatever happens in one before, such as a Ctrl-C."""
-    with contextlib.ExitStack() as steps:  # the last comes first
-        if cached is not None:
-            steps.callback(cached.close)
-        steps.callback(ring.clear)
-        steps.callback(threads.close)
-        # Before the threads are waited for: one that is asking a storage that does not answer gives up.
-        steps.callback(reader.close)
-        if cached is not None:
-            steps.callback(cached.stop)
-
-
-def _abandon(pending: deque[Pending], hints: Hints, ring: Ring, device: DevicePrefetch | None) -> None:
-    """What an iterator leaves behind: batches that nobody will take, and their slots."""
-    hints.abandon()
-    while pending:
-        pending.popleft().abandon(ring.release)
-    if device is not None:
-        device.close()
 
 
 def _make_crop(crop: int | tuple[int, int], at: CropAt, seed: int, sample_shape: SampleShape) -> Crop:

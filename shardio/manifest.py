@@ -7,6 +7,7 @@ The manifest is the commit record of a shard set: it is written last, and a fold
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -436,8 +437,8 @@ def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> 
     path = Path(folder) / MANIFEST_NAME
     if not os.path.lexists(path):
         raise SetNotFoundError(f"{path}: not found: {_what_is_there(Path(folder))}")
-    descriptor, nbytes = open_regular(path)
-    with naming(path), os.fdopen(descriptor, "rb") as file:
+    opened, nbytes = open_regular(path)
+    with naming(path), io.BufferedReader(opened) as file:
         check_manifest_nbytes(path, nbytes)
         # One byte more than allowed is asked for: the file may have grown since.
         data = file.read(MAX_MANIFEST_NBYTES + 1)

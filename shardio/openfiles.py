@@ -6,24 +6,14 @@ A process may open only so many files, and a set may have more. On network files
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from shardio.files import OpenFile
+
 K = TypeVar("K")
-
-
-class OpenFile:
-    """A descriptor that closes when nobody uses it any more, which reference counting knows without a lock."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.descriptor)
 
 
 class OpenFiles(Generic[K]):
@@ -34,7 +24,7 @@ class OpenFiles(Generic[K]):
     work, as assignment and clear() do: closing a file lets other threads run, who would find the dictionary torn.
     """
 
-    def __init__(self, open_file: Callable[[K], int], most: int) -> None:
+    def __init__(self, open_file: Callable[[K], OpenFile], most: int) -> None:
         self.most = most
         self._open_file = open_file
         self._open: OrderedDict[K, OpenFile] = OrderedDict()
@@ -49,8 +39,7 @@ class OpenFiles(Generic[K]):
             with contextlib.suppress(KeyError):
                 self._open.move_to_end(key)
             return file
-        opened = OpenFile(self._open_file(key))
-        file = self._open.setdefault(key, opened)
+        file = self._open.setdefault(key, self._open_file(key))
         if len(self._open) > self.most:  # by one, or by as many as there are threads here
             self._forget_oldest()
         if self._closed:

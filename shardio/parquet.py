@@ -156,7 +156,7 @@ class ParquetOrigin:
 
     def _read_spool(self, where: bytes, number: int) -> bytes | None:
         path = self._spool_path(where)
-        with naming(path), os.fdopen(open_untrusted(path), "rb", buffering=0) as file:
+        with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
             offset, nbytes = _ENTRY.unpack(os.pread(file.fileno(), _ENTRY.size, start))
             if nbytes == _NO_IMAGE:

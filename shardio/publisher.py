@@ -159,7 +159,7 @@ def _copy_file(source: Path, entry: FileEntry, folder: Path, progress: Callable[
     path, copy = source / entry.file, folder / entry.file
     sha256 = hashlib.sha256()
     block = memoryview(bytearray(min(_BLOCK_NBYTES, max(entry.nbytes, 1))))
-    with os.fdopen(open_sized(path, entry), "rb", buffering=0) as file, copy.open("xb", buffering=0) as new:
+    with open_sized(path, entry) as file, copy.open("xb", buffering=0) as new:
         with naming(copy):
             reserve(new.fileno(), entry.nbytes)
         while True:

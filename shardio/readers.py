@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from shardio.crop import Windows
 from shardio.errors import FormatError
-from shardio.files import naming, open_regular
+from shardio.files import OpenFile, naming, open_regular
 from shardio.format import HEADER_NBYTES, sample_nbytes, shard_header
 from shardio.kernels import _rowread
 from shardio.manifest import FileEntry
@@ -161,21 +161,17 @@ class _File(NamedTuple):
     direct: bool
 
 
-def _open_one(files: Sequence[_File], number: int) -> int:
+def _open_one(files: Sequence[_File], number: int) -> OpenFile:
     path, entry, header, direct = files[number]
-    descriptor = open_checked(path, entry, header)
-    try:
-        if direct:
-            with naming(path):
-                set_direct(descriptor)
-        elif hasattr(os, "posix_fadvise"):
-            # The kernel shall read what is asked for and nothing around it.
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    file = open_checked(path, entry, header)
+    if direct:
+        with naming(path):
+            set_direct(file.fileno())
+    elif hasattr(os, "posix_fadvise"):
+        # The kernel shall read what is asked for and nothing around it.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+    return file
 
 
 class FileReader:
@@ -224,7 +220,7 @@ class FileReader:
         if _rowread is not None:
             file = self._files.get(self._index_number)
             places = np.arange(len(column)) * column.itemsize
-            done = _rowread.read_rows(file.descriptor, offsets, places, column.itemsize, cells, False)
+            done = _rowread.read_rows(file.fileno(), offsets, places, column.itemsize, cells, False)
             del file
         for cell, offset in zip(cells[done:], offsets[done:].tolist(), strict=True):
             self._fill(self._index_number, [cell], offset, len(cell))
@@ -277,7 +273,7 @@ class FileReader:
             file = self._files.get(int(shards[first]))
             some = slice(first, stop)
             done = _rowread.read_rows(
-                file.descriptor, offsets[some], places[some], self._row_nbytes, out, self._drop_behind
+                file.fileno(), offsets[some], places[some], self._row_nbytes, out, self._drop_behind
             )
             del file
             self._tally.add(done * self._row_nbytes)
@@ -357,15 +353,15 @@ class FileReader:
         """One request for what comes after the first `done` bytes; how many more are done now, at least one."""
         file = self._files.get(number)
         try:
-            count = os.preadv(file.descriptor, _behind(buffers, done), offset + done)
+            count = os.preadv(file.fileno(), _behind(buffers, done), offset + done)
             self._tally.add(count)
             if done + count < wanted:
-                self._check_length(number, file.descriptor)
+                self._check_length(number, file.fileno())
                 count -= count % self._alignment
                 if not count:
                     raise OSError(errno.EIO, f"only {done} of {wanted} bytes came")
             if self._drop_behind:
-                _drop(file.descriptor, offset + done, count)
+                _drop(file.fileno(), offset + done, count)
             return count
         finally:
             del file  # or whoever keeps an error would keep the file open
@@ -409,20 +405,16 @@ def direct_alignment(path: Path) -> int | None:
     Found by trying, since not every filesystem and kernel says it, and some accept the flag but no read.
     """
     try:
-        descriptor, _ = open_regular(path)
+        file, _ = open_regular(path)
     except (OSError, FormatError):
         return None
-    try:
-        set_direct(descriptor)
+    with contextlib.suppress(OSError), file:
+        set_direct(file.fileno())
         memory = aligned_empty((2 * _ALIGNMENTS[-1],))
         for alignment in _ALIGNMENTS:
             with contextlib.suppress(OSError):
-                if os.preadv(descriptor, [memory[alignment : 2 * alignment].data], alignment):
+                if os.preadv(file.fileno(), [memory[alignment : 2 * alignment].data], alignment):
                     return alignment
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
     return None
 
 

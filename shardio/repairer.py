@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -330,8 +331,7 @@ class _Repair:
 
 def _crc32s(path: Path, nbytes: int) -> Iterator[int]:
     """Of the samples of a shard, each of so many bytes."""
-    descriptor, _ = open_regular(path)
-    with os.fdopen(descriptor, "rb") as file:
+    with io.BufferedReader(open_regular(path)[0]) as file:
         file.seek(HEADER_NBYTES)
         while pixels := file.read(nbytes):
             yield crc32(pixels)

@@ -65,8 +65,9 @@ class Ring:
         self._make = make
         # A full deque drops its oldest entry. Entries are slots, or the tickets by which lent slots came back.
         self._free: deque[Slot | _Ticket] = deque(maxlen=capacity)
-        # Lent slots know the deque, and may outlive the ring.
-        weakref.finalize(self, self._free.clear).atexit = False
+
+    def __del__(self) -> None:
+        self._free.clear()  # lent slots know the deque, and may outlive the ring
 
     def acquire(self) -> Slot:
         """A slot that nobody else owns. Never waits."""

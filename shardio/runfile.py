@@ -70,11 +70,8 @@ class RunSlot:
 
     def _look(self) -> None:
         try:
-            descriptor = open_untrusted(self._path, os.O_WRONLY, sole_name=True)
-            try:
-                os.pwrite(descriptor, self._counts.tobytes(), self._offset)
-            finally:
-                os.close(descriptor)
+            with open_untrusted(self._path, os.O_WRONLY, sole_name=True) as file:
+                os.pwrite(file.fileno(), self._counts.tobytes(), self._offset)
         except OSError as error:
             # Anything else, such as a full disk, is for the shard itself to meet: counts are not worth a failure.
             self._stopped = error.errno in (errno.ENOENT, errno.ESTALE)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shardio.crop import Windows
 from shardio.eager import eager
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.files import open_regular
+from shardio.files import OpenFile, open_regular
 from shardio.format import (
     HEADER_NBYTES,
     SampleShape,
@@ -72,33 +72,30 @@ def position_of(index: SupportsIndex, count: int) -> int:
     return number % count
 
 
-def open_sized(path: str | Path, entry: FileEntry) -> int:
-    """Open a file of the set and check its type and size; its descriptor, for the caller to close."""
-    descriptor, nbytes = open_regular(path)
+def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
+    """Open a file of the set and check its type and size."""
+    file, nbytes = open_regular(path)
     if nbytes != entry.nbytes:
-        os.close(descriptor)
+        file.close()
         raise FormatError(
             f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; "
             "copy the file again, or convert again"
         )
-    return descriptor
+    return file
 
 
-def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> int:
+def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> OpenFile:
     """As open_sized, and check that the file begins with `header`, byte for byte."""
-    descriptor = open_sized(path, entry)
-    try:
-        found = os.pread(descriptor, HEADER_NBYTES, 0)
-        if found != header:
-            at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
-            raise FormatError(
-                f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
-                "copy the file again, or convert again"
-            )
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    file = open_sized(path, entry)
+    found = os.pread(file.fileno(), HEADER_NBYTES, 0)
+    if found != header:
+        file.close()
+        at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
+        raise FormatError(
+            f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
+            "copy the file again, or convert again"
+        )
+    return file
 
 
 def check_not_cut(path: str | Path, entry: FileEntry, nbytes: int) -> None:
@@ -117,12 +114,10 @@ def reading_failed(error: OSError, path: str | Path, what: str, offset: int, att
     return OSError(error.errno, text, str(path))
 
 
-def _place(mapping: RowMapping, number: int, descriptor: int) -> None:
-    """Map a file that was checked; its descriptor is open no longer than that."""
-    try:
-        mapping.place(number, descriptor)
-    finally:
-        os.close(descriptor)
+def _place(mapping: RowMapping, number: int, file: OpenFile) -> None:
+    """Map a file that was checked; it is open no longer than that."""
+    with file:
+        mapping.place(number, file.fileno())
 
 
 def _owns(path: str) -> bool:
@@ -169,7 +164,7 @@ class ShardSet(Sequence[Sample]):
 
     def _check_sizes(self) -> None:
         for shard in self._split.shards:
-            os.close(open_sized(self.path_of(shard), shard))
+            open_sized(self.path_of(shard), shard).close()
 
     def _map_shards(self) -> None:
         for number in range(len(self._split.shards)):
@@ -180,8 +175,8 @@ class ShardSet(Sequence[Sample]):
         header = shard_header(shard.num_samples, self.sample_shape)
         _place(self._mapping, number, open_checked(self.path_of(shard), shard, header))
 
-    def _open_index(self) -> int:
-        """A descriptor of the index, checked."""
+    def _open_index(self) -> OpenFile:
+        """The index, checked."""
         index = self._split.index
         return open_checked(self.path_of(index), index, self._split.index_header)
 
@@ -391,13 +386,12 @@ class ShardSet(Sequence[Sample]):
             entry, what, nbytes = self._split.index, f"the {column} of sample {index}", self._table.shape[1]
             offset = HEADER_NBYTES + index * nbytes
         path = self.path_of(entry)
-        descriptor, found = open_regular(path)
-        try:
+        file, found = open_regular(path)
+        with file:
             check_not_cut(path, entry, found)
-            os.pread(descriptor, nbytes, offset)
-        except OSError as error:
-            return reading_failed(error, path, what, offset, attempts)
-        finally:
-            os.close(descriptor)
+            try:
+                os.pread(file.fileno(), nbytes, offset)
+            except OSError as error:
+                return reading_failed(error, path, what, offset, attempts)
         hint = "the file of this name can be read: if it was replaced since it was opened, open the set again"
         return reading_failed(OSError(errno.EIO, os.strerror(errno.EIO)), path, what, offset, attempts, hint)

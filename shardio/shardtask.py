@@ -31,7 +31,7 @@ from shardio.checksum import crc32
 from shardio.decode import decode_image, decode_object
 from shardio.duplicates import HASH_NBYTES, UNREAD, hash_source
 from shardio.errors import DecodeError, FormatError
-from shardio.files import AtomicFile, naming, open_untrusted, read_untrusted, write_all, write_atomic
+from shardio.files import AtomicFile, OpenFile, naming, open_untrusted, read_untrusted, write_all, write_atomic
 from shardio.format import WORK_FOLDER, index_dtype
 from shardio.journal import Journal, Left, Outcome, Refusal, Sample, find_left
 from shardio.machine import filesystem_kind, is_network
@@ -264,14 +264,14 @@ def _open_shard(task: ShardTask, control: Control) -> Iterator[tuple[ShardFileWr
         if file is not None:
             stack.callback(file.leave)
         if copy_from is not None:
-            stack.callback(os.close, copy_from)
+            stack.enter_context(copy_from)
         shard = stack.enter_context(ShardFileWriter(path, (*task.fit.size, 3), len(task.sources), file))
         journal = Journal(shard.temporary, identity)
         try:
             if left is not None:
                 kept = _still_right(task, Journal(left.temporary, identity).read())
                 crc32s = [outcome.result.crc32 for outcome in kept if isinstance(outcome.result, Sample)]
-                for _ in shard.recover(crc32s, copy_from):
+                for _ in shard.recover(crc32s, None if copy_from is None else copy_from.fileno()):
                     if control.stopped():
                         raise Stopped
                 kept = _before_sample(kept, shard.num_written)
@@ -288,7 +288,7 @@ def _open_shard(task: ShardTask, control: Control) -> Iterator[tuple[ShardFileWr
             raise
 
 
-def _take_over(task: ShardTask) -> tuple[Left | None, AtomicFile | None, int | None]:
+def _take_over(task: ShardTask) -> tuple[Left | None, AtomicFile | None, OpenFile | None]:
     """What an earlier try has left of the shard: its file to go on with, or to copy from if it is another machine's."""
     if task.expected_sha256 is not None:
         return None, None, None
@@ -366,8 +366,8 @@ def _refused_path(task: ShardTask) -> Path:
 
 def _note_refused(task: ShardTask, reject: Reject) -> None:
     path = _refused_path(task)
-    descriptor = open_untrusted(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, sole_name=True)
-    with naming(path), os.fdopen(descriptor, "ab", buffering=0) as file:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with naming(path), open_untrusted(path, flags, sole_name=True) as file:
         write_all(file.fileno(), reject.to_line())
 
 

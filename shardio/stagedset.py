@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardio.crop import Windows
 from shardio.eager import eager
 from shardio.errors import FormatError
-from shardio.files import write_all
+from shardio.files import OpenFile, write_all
 from shardio.manifest import FileEntry, Manifest
 from shardio.readers import ReadCounts, Tally
 from shardio.shardset import Sample, ShardSet, position_of
@@ -74,7 +74,7 @@ class StagedSet(ShardSet):
         """Shards that were not in the copy at the last look."""
         return int(self._is_away.sum())
 
-    def _open_index(self) -> int:
+    def _open_index(self) -> OpenFile:
         entry = self._split.index
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
@@ -91,7 +91,8 @@ class StagedSet(ShardSet):
                     f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {sha256.hexdigest()}; "
                     "`shardio verify` tells what else is damaged"
                 )
-            return os.dup(file.fileno())
+            (copy,) = map(OpenFile, map(os.dup, (file.fileno(),)))  # as `open_file` does it
+            return copy
 
     def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
         away: NDArray[np.bool_] = self._is_away[self.locate(indices)[0]]

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import queue
 import threading
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from shardio.local import hinting_at_order
 from shardio.manifest import FileEntry, Manifest, commit_manifest, is_digest
 from shardio.shardset import open_checked, open_sized
 from shardio.storage import FolderStorage, Storage, open_storage
+from shardio.threads import DaemonThread
 
 # Long enough for the streaming rate of disks and servers, short enough to stop soon.
 _PIECE_NBYTES = 8 << 20
@@ -197,7 +197,7 @@ class Stager:
         header = self._headers.get(entry.file)
         path = copy.path_of(entry)
         try:
-            os.close(open_sized(path, entry) if header is None else open_checked(path, entry, header))
+            (open_sized(path, entry) if header is None else open_checked(path, entry, header)).close()
         except FormatError:
             return False
         return True
@@ -296,10 +296,10 @@ class Stager:
                     self._failed = True
                     raise
 
-        threads: list[_Call] = []
+        threads = [DaemonThread(work, f"shardio-stage-{i}") for i in range(min(self._workers, len(entries)))]
         try:
-            while len(threads) < min(self._workers, len(entries)):
-                threads.append(_Call(work, f"shardio-stage-{len(threads)}"))
+            for thread in threads:
+                thread.begin()
             for thread in threads:
                 thread.result()
         except BaseException:
@@ -358,7 +358,7 @@ class Stager:
         sha256 = hashlib.sha256()
         size = min(_PIECE_NBYTES, entry.nbytes)
         here, there = memoryview(bytearray(size)), memoryview(bytearray(size))
-        hashing: _Call | None = None
+        hashing: DaemonThread | None = None
         poured = 0
         try:
             with contextlib.nullcontext() if file is None else _Writer(file) as writer:
@@ -369,7 +369,7 @@ class Stager:
                     storage.read_into(entry, offset, piece)
                     if hashing is not None:  # of the piece before; then its buffer is free for the next one
                         hashing.result()
-                    hashing = _Call(partial(sha256.update, piece), "shardio-stage-hash")
+                    hashing = _begin(partial(sha256.update, piece), "shardio-stage-hash")
                     if writer is not None:
                         writer.write(piece)
                     self._progress(len(piece))
@@ -392,7 +392,7 @@ class _Writer:
     def __init__(self, file: AtomicFile) -> None:
         self._file = file
         self._unsynced_nbytes = 0
-        self._sync: _Call | None = None
+        self._sync: DaemonThread | None = None
 
     def __enter__(self) -> _Writer:
         return self
@@ -404,7 +404,7 @@ class _Writer:
             self._unsynced_nbytes += len(piece)
             if self._unsynced_nbytes >= _SYNC_NBYTES and not (self._sync and self._sync.is_alive()):
                 self._end_sync()
-                self._sync = _Call(partial(os.fdatasync, self._file.descriptor), "shardio-stage-sync")
+                self._sync = _begin(partial(os.fdatasync, self._file.descriptor), "shardio-stage-sync")
                 self._unsynced_nbytes = 0
 
     def _end_sync(self) -> None:
@@ -422,37 +422,10 @@ class _Writer:
                 self._end_sync()
 
 
-class _Call(threading.Thread):
-    """A call in a thread of its own, begun at once. Unlike for an executor's threads, the interpreter does not wait for
-    it before finalisers run, which may tell it to stop."""
-
-    def __init__(self, call: Callable[[], None], name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._call = call
-        self._error: BaseException | None = None
-        self._is_over = False
-        self._signal: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._call()
-        except BaseException as error:
-            self._error = error
-        self._is_over = True
-        self._signal.put(None)
-
-    def wait(self) -> None:
-        # After a join that Ctrl-C interrupts, Python 3.11 takes the thread for ended, whatever it does.
-        if not self._is_over:  # the flag, because an interrupted wait may have taken the signal with it
-            self._signal.get()
-        self.join()
-
-    def result(self) -> None:
-        """Wait for its end, and raise what it has raised."""
-        self.wait()
-        if self._error is not None:
-            raise self._error
+def _begin(call: Callable[[], object], name: str) -> DaemonThread:
+    thread = DaemonThread(call, name)
+    thread.begin()
+    return thread
 
 
 def _absolute(name: str) -> str:

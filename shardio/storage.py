@@ -12,7 +12,7 @@ import stat
 import time
 from typing import Protocol
 
-from shardio.files import kind_of
+from shardio.files import OpenFile, kind_of
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.openfiles import OpenFiles, most_open
 from shardio.places import candidates, catalogue_roots, holds_set, is_url, not_in_catalogue
@@ -68,7 +68,7 @@ class FolderStorage:
         return f"{self._folder}/{entry.file}"
 
     def check(self, entry: FileEntry) -> None:
-        os.close(open_sized(self.path_of(entry), entry))
+        open_sized(self.path_of(entry), entry).close()
 
     def find_fault(self, manifest: Manifest) -> str:
         for entry in manifest.files:
@@ -100,9 +100,9 @@ class FolderStorage:
         """At least one byte."""
         file = self._files.get((path, entry))
         try:
-            if count := os.preadv(file.descriptor, [buffer], offset):
+            if count := os.preadv(file.fileno(), [buffer], offset):
                 return count
-            check_not_cut(path, entry, os.fstat(file.descriptor).st_size)
+            check_not_cut(path, entry, os.fstat(file.fileno()).st_size)
             raise OSError(errno.EIO, "no bytes came")
         finally:
             del file  # or whoever keeps an error would keep the file open
@@ -111,7 +111,7 @@ class FolderStorage:
         self._files.close()
 
 
-def _open_sized(file: tuple[str, FileEntry]) -> int:
+def _open_sized(file: tuple[str, FileEntry]) -> OpenFile:
     return open_sized(*file)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import math
 import os
 import secrets
@@ -219,18 +220,18 @@ class _Verifier:
         damaged: list[int] = []
         failure: OSError | None = None
         try:
-            descriptor = open_checked(path, shard, shard_header(shard.num_samples, self.manifest.sample_shape))
+            opened = open_checked(path, shard, shard_header(shard.num_samples, self.manifest.sample_shape))
         except FormatError as error:
             return Problem(shard.file, str(error))
         except OSError as error:
             return _unreadable(path, error)
-        with os.fdopen(descriptor, "rb") as file:
+        with io.BufferedReader(opened) as file:
             if rows is None:
                 return None
             rows = rows[first : first + shard.num_samples]
             if hasattr(os, "posix_fadvise"):  # nothing around a sample need be read
                 with contextlib.suppress(OSError):
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             positions = subset.positions(shard.num_samples, number).tolist()
             for position in positions:
                 try:
@@ -254,8 +255,7 @@ class _Verifier:
         """One file against its entry. Files without a fixed header (rejects) are checked by size and checksum alone."""
         path = self.folder / entry.file
         try:
-            descriptor = open_sized(path, entry) if header is None else open_checked(path, entry, header)
-            with os.fdopen(descriptor, "rb", buffering=0) as file:
+            with open_sized(path, entry) if header is None else open_checked(path, entry, header) as file:
                 if self.quick:
                     return None
                 sha256 = hashlib.sha256()
@@ -286,9 +286,8 @@ def _describe(damaged: Sequence[int], rows: NDArray[np.void], first: int) -> str
 
 def _read_rows(folder: Path, split: Split) -> NDArray[np.void]:
     """The split's index, read and not mapped. FormatError or OSError if it cannot be trusted."""
-    descriptor = open_checked(folder / split.index.file, split.index, split.index_header)
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read()
+    with open_checked(folder / split.index.file, split.index, split.index_header) as file:
+        data = file.readall()
     found = hashlib.sha256(data).hexdigest()
     if found != split.index.sha256:
         raise FormatError(f"{folder / split.index.file}: sha256: expected {split.index.sha256}, found {found}")
@@ -301,8 +300,7 @@ def _damaged(path: Path, manifest: Manifest, rows: NDArray[np.void]) -> Iterator
     if not os.path.lexists(path):
         yield from range(len(rows))
         return
-    descriptor, _ = open_regular(path)
-    with os.fdopen(descriptor, "rb") as file:
+    with io.BufferedReader(open_regular(path)[0]) as file:
         file.seek(HEADER_NBYTES)
         for position, expected in enumerate(rows["crc32"].tolist()):
             pixels = file.read(nbytes)

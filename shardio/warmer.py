@@ -97,21 +97,22 @@ def _files(manifest: Manifest, name: str) -> Iterator[tuple[FileEntry, bytes]]:
 
 def _read_piece(path: Path, entry: FileEntry, header: bytes, offset: int, progress: Callable[[int], None]) -> None:
     stop = min(offset + _PIECE_NBYTES, entry.nbytes)
-    descriptor = open_checked(path, entry, header)
-    try:
-        # A mapping of its own: given back at once, where malloc might keep it.
-        with naming(path), mmap.mmap(-1, _PIECE_NBYTES) as scratch, memoryview(scratch) as view:
-            while offset < stop:
-                with view[: stop - offset] as rest:
-                    count = os.preadv(descriptor, [rest], offset)
-                if not count:
-                    raise FormatError(
-                        f"{path}: expected {entry.nbytes} bytes, found {offset}; copy the file again, or convert again"
-                    )
-                progress(count)
-                offset += count
-    finally:
-        os.close(descriptor)
+    # A mapping of its own: given back at once, where malloc might keep it.
+    with (
+        open_checked(path, entry, header) as file,
+        naming(path),
+        mmap.mmap(-1, _PIECE_NBYTES) as scratch,
+        memoryview(scratch) as view,
+    ):
+        while offset < stop:
+            with view[: stop - offset] as rest:
+                count = os.preadv(file.fileno(), [rest], offset)
+            if not count:
+                raise FormatError(
+                    f"{path}: expected {entry.nbytes} bytes, found {offset}; copy the file again, or convert again"
+                )
+            progress(count)
+            offset += count
 
 
 def _resident_share(sets: list[ShardSet]) -> float | None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -30,6 +31,7 @@ from shardio.files import (
     fsync_folder,
     is_temporary,
     make_folder,
+    open_file,
     open_regular,
     open_untrusted,
     read_untrusted,
@@ -616,15 +618,13 @@ def test_a_writer_swept_before_it_had_its_lock_begins_again(tmp_path: Path, monk
 def test_open_regular_gives_a_descriptor_of_its_own_and_the_size(tmp_path: Path) -> None:
     for content in (b"", b"abc", bytes(10_000)):
         (tmp_path / "x").write_bytes(content)
-        descriptor, nbytes = open_regular(tmp_path / "x")
-        try:
+        file, nbytes = open_regular(tmp_path / "x")
+        with file:
             assert nbytes == len(content)
-            assert os.pread(descriptor, 20_000, 0) == content
-            assert not os.get_inheritable(descriptor)
+            assert os.pread(file.fileno(), 20_000, 0) == content
+            assert not os.get_inheritable(file.fileno())
             with pytest.raises(OSError):
-                os.write(descriptor, b"x")
-        finally:
-            os.close(descriptor)
+                os.write(file.fileno(), b"x")
 
 
 def _link(path: Path) -> None:
@@ -695,7 +695,7 @@ def test_other_errors_of_opening_pass_through(tmp_path: Path, monkeypatch: pytes
 
 def test_a_file_that_is_written_in_place_has_no_second_name(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
-    os.close(open_untrusted(tmp_path / "x", os.O_WRONLY, sole_name=True))
+    open_untrusted(tmp_path / "x", os.O_WRONLY, sole_name=True).close()
     os.link(tmp_path / "x", tmp_path / "y")
     assert read_untrusted(tmp_path / "x") == b"abc"
     with pytest.raises(
@@ -712,3 +712,22 @@ def test_only_regular_files_are_opened_for_writing(tmp_path: Path, make: Callabl
     with must_not_block(), pytest.raises(FormatError, match="x: expected a regular file, found a"):
         open_untrusted(tmp_path / "x", flags)
     assert names(tmp_path) == before
+
+
+def test_an_open_file_closes_when_it_is_forgotten_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    file = open_file(tmp_path / "x", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = file.fileno()
+    assert os.pread(descriptor, 9, 0) == b"abc"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_folder_is_refused_and_not_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(IsADirectoryError):
+        open_file(tmp_path, os.O_RDONLY | os.O_CLOEXEC)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -401,8 +401,8 @@ def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest
     queued = [threads.submit(stand_in(before), np.arange(4), fresh_slot()) for _ in range(3)]
     assert entered.wait(DEADLINE_SECONDS)
     (worker,) = threads._threads
-    join = worker.join
-    monkeypatch.setattr(worker, "join", lambda: (closing.set(), join()))
+    wait = worker.wait
+    monkeypatch.setattr(worker, "wait", lambda: (closing.set(), wait()))
     closer = threading.Thread(target=threads.close, daemon=True)
     closer.start()
     assert closing.wait(DEADLINE_SECONDS)

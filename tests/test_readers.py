@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import shardio.readers
 from shardio.crop import Windows
 from shardio.errors import FormatError
+from shardio.files import OpenFile
 from shardio.mapping import resident_share
 from shardio.readers import FileReader, MappedReader, Reader, direct_alignment
 from shardio.ring import aligned_empty
@@ -425,7 +426,7 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
     open_checked = shardio.readers.open_checked
     limit = descriptors() + 3
 
-    def limited(*arguments: Any) -> int:
+    def limited(*arguments: Any) -> OpenFile:
         if descriptors() >= limit:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return open_checked(*arguments)
@@ -698,7 +699,7 @@ def test_the_index_is_read_through_the_page_cache(make_set: Callable[..., Path],
     reader = reader_of(open_shards(make_set(20)), "direct 4096")
     assert np.array_equal(reader.labels_of(np.array([3, 19])), [3 % 7, 19 % 7])
     assert isinstance(reader, FileReader)
-    assert not fcntl.fcntl(reader._files.get(reader._index_number).descriptor, fcntl.F_GETFL) & os.O_DIRECT
+    assert not fcntl.fcntl(reader._files.get(reader._index_number).fileno(), fcntl.F_GETFL) & os.O_DIRECT
 
 
 # O_DIRECT.

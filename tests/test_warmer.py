@@ -10,6 +10,7 @@ import pytest
 
 import shardio.warmer
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
+from shardio.files import OpenFile
 from shardio.shardset import open_shards
 from shardio.warmer import warm
 
@@ -76,10 +77,10 @@ def test_what_is_not_there_or_cut_is_named(make_set: Callable[..., Path], monkey
         warm(path, split="val")
     open_checked = shardio.warmer.open_checked
 
-    def cut(*arguments: object) -> int:
-        descriptor = open_checked(*arguments)  # type: ignore[arg-type]
+    def cut(*arguments: object) -> OpenFile:
+        file = open_checked(*arguments)  # type: ignore[arg-type]
         os.truncate(path / "train-00002.npy", 4100)
-        return descriptor
+        return file
 
     with monkeypatch.context() as patch:
         patch.setattr(shardio.warmer, "open_checked", cut)
