@@ -80,13 +80,12 @@ class _Held:
     all that for ever if its call were cut short.)
     """
 
-    def __init__(self) -> None:
-        self.closing = False
-        self._is_over = False
-        self.cached: CachedSplit | None = None
-        self.reader: Reader | None = None
-        self.threads: GatherThreads | None = None
-        self.ring: Ring | None = None
+    closing = False
+    cached: CachedSplit | None = None
+    reader: Reader | None = None
+    threads: GatherThreads | None = None
+    ring: Ring | None = None
+    _is_over = False
 
     def __del__(self) -> None:
         self.close()

@@ -67,7 +67,8 @@ class Ring:
         self._free: deque[Slot | _Ticket] = deque(maxlen=capacity)
 
     def __del__(self) -> None:
-        self._free.clear()  # lent slots know the deque, and may outlive the ring
+        if hasattr(self, "_free"):  # not where its making was interrupted
+            self._free.clear()  # lent slots know the deque, and may outlive the ring
 
     def acquire(self) -> Slot:
         """A slot that nobody else owns. Never waits."""
