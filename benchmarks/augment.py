@@ -3,7 +3,8 @@
 On the CPU, on one core, in turn, and all from decoded pixels in memory; what comes of it are batches of uint8, or
 normalised ones of float32:
 
-shardio      shardio.augment, on batches as the loader gives them.
+shardio      shardio.augment, on batches as the loader gives them; and one batch by operations of torch, as
+             where it was installed without a C compiler.
 torchvision  transforms.v2 on uint8 tensors, one by one, contiguous and in channels_last memory, and stacked. In the
              environment of --torchvision-python.
 Pillow       crop, resize and transpose of one PIL image after the other, as torchvision does with these; and stacked.
@@ -30,6 +31,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -38,6 +40,7 @@ from common import describe_gpu, describe_machine, generated_set, in_turn, print
 from gpu import from_the_loader, rates_in_turn
 from PIL import Image
 
+import shardio.transform
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype
 from shardio.boxes import Draws
 from shardio.format import sample_nbytes
@@ -134,6 +137,16 @@ def way_of_shardio(transform: Transform, images: torch.Tensor, batch_size: int) 
     return augment
 
 
+def without_kernels(way: Way) -> Way:
+    """What the transforms do where shardio was installed without a C compiler."""
+
+    def augment() -> int:
+        with mock.patch.object(shardio.transform, "resample", partial(resample, native=False)):
+            return way()
+
+    return augment
+
+
 def way_of_pillow(
     finish: Callable[[torch.Tensor], torch.Tensor], images: list[Image.Image], batch_size: int, size: int
 ) -> Way:
@@ -157,6 +170,9 @@ def measure_libraries(shards: ShardSet, options: argparse.Namespace) -> None:
     ways: dict[str, dict[str, Way]] = {
         output: {
             "shardio": way_of_shardio(transform, tensors, options.batch_size),
+            "shardio without its kernels in C": without_kernels(
+                way_of_shardio(transform, tensors[: options.batch_size], options.batch_size)
+            ),
             "Pillow": way_of_pillow(finishes[output], pictures, options.batch_size, options.size),
         }
         for output, transform in transforms(options.size).items()

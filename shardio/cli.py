@@ -1106,6 +1106,9 @@ def _run() -> int:
         hint = ": raise the limit (`ulimit -n`) or use fewer workers" if error.errno == errno.EMFILE else ""
         _say(f"shardio: error: {error}{hint}", err=True)
         return 1
+    except ImportError as error:  # a library that is missing or broken, or a kernel that is not here
+        _say(f"shardio: error: {error}", err=True)
+        return 1
     except ValueError as error:  # an option's value that only the code behind it can judge
         _say(f"shardio: error: {error}", err=True)
         return 2

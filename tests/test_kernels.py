@@ -95,6 +95,15 @@ def python(code: str, **environ: str) -> list[str]:
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+def test_a_kernel_that_is_not_here_is_one_line_on_the_command_line() -> None:
+    command = [sys.executable, "-m", "shardio", "--version"]
+    environ = {**os.environ, "SHARDIO_KERNEL": "sse9"}
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("shardio: error: SHARDIO_KERNEL: expected one of numpy")
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_program_without_kernels_trains_with_one_warning_and_none_at_import(make_set: Callable[..., Path]) -> None:
     script = f"""{HIDE}
 import warnings
