@@ -76,7 +76,7 @@ class CachedCopy:
     processes: tuple[int, ...]
     """Those that hold a lease, as far as /proc/locks tells: it does not show those of other containers."""
     problem: str = ""
-    """Why nobody can tell whether it is in use, which then counts as such: what lies there is no lock."""
+    """Why it is unknown whether it is in use, which then counts as such: what lies there is no lock."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class Cache:
             )
 
 
-class _Held:
+class _LockedFile:
     """An open file that is locked until `close`, or until nobody refers to this, or the process ends. Not thread safe.
 
     A forked process has it too, and keeps it locked for as long as it lives; a program that is executed has not.
@@ -333,7 +333,7 @@ class _Held:
         self.close()
 
 
-class Lease(_Held):
+class Lease(_LockedFile):
     """That a copy stays: made by `Cache.lease`, ended by `close` or with the process."""
 
     def __init__(self, cache: Cache, digest: str, lock: OpenFile) -> None:
@@ -422,7 +422,7 @@ class Lease(_Held):
             os.utime(self._lock.fileno())
 
 
-class Filling(_Held):
+class Filling(_LockedFile):
     """The right to write into a copy, until `close`; to be had from `Lease.try_filling`, and ended before the lease."""
 
     def __enter__(self) -> Filling:

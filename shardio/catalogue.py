@@ -137,7 +137,7 @@ def _left_overs(root: str) -> tuple[LeftOver, ...]:
 
 
 def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
-    """None if it is no set. `silent` are the roots whose servers have let somebody wait for as long as anybody does."""
+    """None if it is no set. `silent` are the roots whose servers did not answer within the time limit."""
     place = join_place(root, name)
     path = without_credentials(place) if is_url(place) else place
     if root in silent:

@@ -29,9 +29,10 @@ from shardio.columns import check_columns_file, read_columns
 from shardio.dask_cluster import check_scheduler, run_on_dask
 from shardio.decode import Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
-from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
+from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.executors import Pool, run_on_pool
 from shardio.files import (
+    is_temporary,
     make_folder,
     read_untrusted,
     remove_temporaries,
@@ -41,7 +42,7 @@ from shardio.files import (
 from shardio.format import MANIFEST_NAME, REJECTS_NAME, WORK_FOLDER
 from shardio.indexed import Dataset, DatasetOrigin, collect_datasets
 from shardio.journal import find_left, sweep_unfinished
-from shardio.local import PLAN_NAME, check_apart, check_free, check_local, check_usable, holds_set
+from shardio.local import PLAN_NAME, check_apart, check_free, check_local, check_usable
 from shardio.machine import usable_cores
 from shardio.manifest import Manifest, load_manifest
 from shardio.parquet import ParquetOrigin
@@ -58,7 +59,7 @@ from shardio.plan import (
     make_plan,
 )
 from shardio.resize import FitMode, Resample
-from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan
+from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan_for
 from shardio.setwriter import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.shardtask import (
     Mended,
@@ -355,14 +356,7 @@ def _scan(
     src = Path(os.path.abspath(src))
     check_apart(src, out)
     check_usable(out)
-    # What OUT holds was accepted then, and is compared with the sources now.
-    accept_layout |= any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}"))
-    try:
-        collection = scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
-    except SourceError as error:
-        if holds_set(src):
-            raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
-        raise
+    collection = scan_for(out, src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
     if isinstance(collection.origin, ParquetOrigin):
         return replace(collection, origin=replace(collection.origin, spool=out / WORK_FOLDER))
     return collection
@@ -416,7 +410,7 @@ def _start(out: Path, monitor: _Monitor) -> Iterator[str]:
 def _take_back(out: Path) -> None:
     """Remove the plan, unless another call relies on it, or anything is finished. OSError if OUT is not left empty."""
     work = out / WORK_FOLDER
-    if not work.exists():
+    if not work.exists() or not all(name == PLAN_NAME or is_temporary(name) for name in os.listdir(work)):
         return
     for folder in (out, work):
         sweep_temporaries(folder)
@@ -445,8 +439,11 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
             return manifest
         raise
     make_folder(out)
-    make_folder(work)
-    (work / mark).touch()
+    while True:
+        make_folder(work)
+        with contextlib.suppress(FileNotFoundError):  # another call has just taken back what it had begun
+            (work / mark).touch()
+            break
     here = {**plan.describe(), "libraries": library_versions()}
     began = True
     try:

@@ -1,4 +1,6 @@
-"""Functions that torch.compile leaves alone: it breaks its graph around a call, and traces nothing of what is in it.
+"""What torch's compiler does to a call: functions that it leaves alone, and whether torch.export records an operation.
+
+torch.compile breaks its graph around a call of an `eager` function, and traces nothing of what is in it.
 
 Threads, mapped memory and NumPy's random integers cannot be traced, and there is nothing in them to be made faster.
 """
@@ -26,10 +28,22 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal disabled
-        if "torch._dynamo" not in sys.modules:
+        # While it is being imported nothing is compiled, and waiting for the import could be waiting for the thread
+        # that imports it, which may be waiting for this one to end.
+        spec = getattr(sys.modules.get("torch._dynamo"), "__spec__", None)
+        if spec is None or getattr(spec, "_initializing", False):
             return function(*args, **kwargs)
         if disabled is None:
             disabled = cast(Callable[P, R], sys.modules["torch"].compiler.disable(function))
         return disabled(*args, **kwargs)
 
     return call
+
+
+def is_recorded(images: object) -> bool:
+    """Whether torch.export records what is done to this tensor, which then has no values.
+
+    `torch.compiler.is_compiling` tells another thing: it is true in all threads as long as any of them compiles.
+    """
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(images, module.FakeTensor)

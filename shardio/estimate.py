@@ -34,7 +34,7 @@ from shardio.machine import usable_cores
 from shardio.parquet import ParquetOrigin
 from shardio.plan import ConvertOptions, Quality, make_fit, make_plan
 from shardio.resize import FitMode, Resample
-from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan
+from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan_for
 from shardio.setwriter import DEFAULT_SHARD_NBYTES
 from shardio.sources import Collection, FileOrigin, Given, Source
 from shardio.torchthreads import one_torch_thread
@@ -147,7 +147,7 @@ def estimate(
         check_usable(out)
     if columns is not None:
         check_columns_file(Path(columns))
-    collection = scan(src, source, accept_layout=accept_layout, empty_classes=empty_classes)
+    collection = scan_for(out, src, source, accept_layout=accept_layout, empty_classes=empty_classes)
     table = None if columns is None else read_columns(Path(columns), collection.splits)
     plan = make_plan(Path(os.devnull), collection, options, table)
     shards = Counter(task.split for task in plan.tasks)

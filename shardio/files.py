@@ -314,7 +314,7 @@ def bypass_page_cache(descriptor: int, yes: bool) -> bool:
 
 
 class OpenFile(io.FileIO):
-    """A file that closes when nobody uses it any more: reference counting knows that, and needs no line of Python."""
+    """A file that closes when its last reference is gone, without a line of Python being run."""
 
     _finalizing = False  # FileIO, which would note that here, does not warn of it then
 
@@ -359,6 +359,7 @@ def open_untrusted(
         found = {
             errno.ELOOP: "a symbolic link",
             errno.ENXIO: "a FIFO, socket or device",
+            errno.EOPNOTSUPP: "a socket",  # on macOS
             errno.EISDIR: "a folder",
         }.get(error.errno or 0)
         if found is None:

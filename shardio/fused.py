@@ -6,7 +6,6 @@ memory. Grey levels are those of `shardio.resample`, within one. Without CUDA or
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 
 import numpy as np
@@ -14,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.boxes import Boxes
+from shardio.caller import warn_caller
+from shardio.eager import is_recorded
+from shardio.errors import printable
 from shardio.resample import Interpolation, Statistics, affine_of, make_spans, to_device
 
 try:
@@ -32,7 +34,7 @@ def can_fuse(images: torch.Tensor, size: tuple[int, int]) -> bool:
     """Whether `resample_fused` makes pictures of this size of these images."""
     line_nbytes = images.shape[1] * max(images.shape[3], size[1])
     fits = images.is_cuda and line_nbytes <= _MOST_NBYTES and images.numel() > 0
-    return fits and triton is not None and not torch.compiler.is_compiling() and _works(images.device)
+    return fits and triton is not None and not is_recorded(images) and _works(images.device)
 
 
 @cache
@@ -46,7 +48,7 @@ def _works(device: torch.device) -> bool:
         )
     except Exception as error:
         text = f"Triton does not work on {device}: images are resampled by torch's operations, which is slower: {error}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warn_caller(printable(text))
         return False
     return True
 

@@ -61,8 +61,8 @@ def missing_kernels() -> str:
 
 
 def warn_of_missing_kernels() -> None:
-    """A RuntimeWarning, once per process, unless SHARDIO_KERNEL says that they are not wanted."""
+    """A RuntimeWarning, once per process, unless SHARDIO_KERNEL=numpy says that they are not wanted."""
     global _warned
-    if not _warned and not _FORCED and (text := missing_kernels()):
+    if not _warned and _FORCED != "numpy" and (text := missing_kernels()):
         _warned = True
         warn_caller(f"{text}; SHARDIO_KERNEL=numpy says that it is meant so")

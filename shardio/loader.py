@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import sys
 import time
@@ -25,7 +24,7 @@ from shardio.crop import Crop, CropAt, Windows
 from shardio.damage import Check, GuardedReader, OnDamage, check_choices
 from shardio.eager import eager
 from shardio.engine import Io, make_reader, read_ahead_batches
-from shardio.errors import LaunchError
+from shardio.errors import LaunchError, printable
 from shardio.format import SampleShape, sample_nbytes
 from shardio.gather import Finish, GatherThreads, Hints, Pending
 from shardio.kernels import kernels_in_use, warn_of_missing_kernels
@@ -114,7 +113,7 @@ _Make = TypeVar("_Make", bound=Callable[..., None])
 
 
 def _closed_on_error(make: _Make) -> _Make:
-    """Closes a loader that cannot be made: whoever keeps the error keeps its frames, and with them the loader."""
+    """Closes a loader that cannot be made: an error that is kept keeps its frames, and with them the loader."""
 
     @functools.wraps(make)
     def make_or_close(self: ShardLoader, *arguments: Any, **options: Any) -> None:
@@ -313,7 +312,7 @@ class ShardLoader:
     def __repr__(self) -> str:
         shape = self._crop.cropped_shape if self._crop else self.shards.sample_shape
         closed = ", closed" if self.closed else ""
-        return (
+        return printable(
             f"<ShardLoader {self.shards.path}, {self.shards.split}: {len(self)} batches of {self.batch_size} "
             f"x {shape}, rank {self.world.rank} of {self.world.world_size}, on {self.device}{closed}>"
         )
@@ -713,8 +712,13 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
 def _ours(transform: object) -> Transform | None:
     """The transform of shardio.augment that this is, or that torch.compile was given: it compiles nothing of that, and
     would hide that seed, epoch and samples are wanted."""
-    unwrapped = inspect.unwrap(transform) if callable(transform) else None
-    return unwrapped if isinstance(unwrapped, Transform) else None
+    original = transform
+    # Only torch's own wrappers are looked through: a user's may do more than what it wraps.
+    while getattr(original, "__globals__", {}).get("__name__", "").startswith("torch.") and hasattr(
+        original, "__wrapped__"
+    ):
+        original = original.__wrapped__
+    return original if isinstance(original, Transform) else None
 
 
 def _drawn(slot: Slot, size: int) -> _Drawn:
@@ -780,7 +784,8 @@ def _checked_device(device: str | torch.device) -> torch.device:
         )
     if chosen.type == "cuda":
         count = torch.cuda.device_count()
-        if (chosen.index or 0) >= count:
+        # torch makes other numbers of those that do not fit into eight bits.
+        if not 0 <= (chosen.index or 0) < count or (isinstance(device, str) and str(chosen) != device):
             seen = f"cuda:0 to cuda:{count - 1}" if count else "no CUDA device"
             raise ValueError(
                 f"device: expected one that torch {torch.__version__} sees here, {seen}; found {device!r}. Look at "

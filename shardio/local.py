@@ -13,7 +13,7 @@ from shardio.files import is_temporary
 from shardio.format import MANIFEST_NAME, WORK_FOLDER
 
 PLAN_NAME = "plan.json"
-"""What says, in the work folder, which conversion is under way."""
+"""The file in the work folder that says which conversion is under way."""
 
 # As it is written, and as a Path has it, which makes one slash of two.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+")
@@ -56,7 +56,7 @@ def check_free(out: Path) -> None:
         )
 
 
-def holds_set(folder: str | os.PathLike[str]) -> bool:
+def looks_like_a_set(folder: str | os.PathLike[str]) -> bool:
     """Whether the folder looks like a shard set, finished or not."""
     return any(os.path.lexists(os.path.join(folder, name)) for name in (MANIFEST_NAME, WORK_FOLDER))
 
@@ -67,6 +67,6 @@ def hinting_at_order(second: str | os.PathLike[str], hint: str) -> Iterator[None
     try:
         yield
     except SetNotFoundError as error:
-        if holds_set(second):
+        if looks_like_a_set(second):
             raise SetNotFoundError(f"{error}. {os.fspath(second)} is a set: {hint}") from None
         raise

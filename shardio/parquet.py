@@ -273,6 +273,7 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
 
     found = []
     for folder, folders, files in os.walk(root, onerror=refuse):
+        ignored.update(filter(None, map(clutter, folders)))
         folders[:] = [name for name in folders if not clutter(name)]
         for name in files:
             path = Path(folder, name)

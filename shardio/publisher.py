@@ -24,7 +24,7 @@ from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.files import AtomicFile, fsync_folder, naming, reserve, sweep_temporaries, write_all
 from shardio.format import MANIFEST_NAME, is_safe_name
 from shardio.leftovers import folder_of, sweep_left_overs
-from shardio.local import check_local, hinting_at_order
+from shardio.local import check_local, hinting_at_order, looks_like_a_set
 from shardio.manifest import FileEntry, Manifest, commit_manifest, load_manifest
 from shardio.shardset import open_sized
 from shardio.verifier import verify
@@ -75,8 +75,9 @@ def publish(
     source, target = Path(os.path.realpath(out)), Path(target)
     with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
         manifest = load_manifest(source)
-    with contextlib.suppress(OSError):  # no folder, or one that may not be read
-        sweep_left_overs(target.parent)
+    if not looks_like_a_set(target.parent):  # whose temporary files are a conversion's own
+        with contextlib.suppress(OSError):  # no folder, or one that may not be read
+            sweep_left_overs(target.parent)
     _check_target(source, target)
     with AtomicFile(target) as lock:  # never committed
         folder = folder_of(lock.temporary)

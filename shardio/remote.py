@@ -27,9 +27,9 @@ from shardio.places import join_place, without_credentials, without_credentials_
 _PATIENCE_SECONDS = 60.0
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 8.0
-# For all of a manifest or a listing, other attempts included: nobody waits for longer before he looks what is wrong.
+# For all of a manifest or a listing, other attempts included. People look what is wrong before they wait for longer.
 SMALL_FILE_SECONDS = 60.0
-# Of indexes and shards, which may be long in coming, no piece may.
+# Indexes and shards may be long in coming, but no piece of one.
 _SILENCE_SECONDS = 60.0
 # Between two looks whether a request is still wanted.
 _LOOK_SECONDS = 0.1

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.boxes import Boxes
+from shardio.eager import is_recorded
 from shardio.kernels import _resample as _native
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -49,8 +50,8 @@ def resample(
     has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
-    # torch.export, which sets is_compiling, records operations of torch, and no kernel of ours.
-    if native and images.device.type == "cpu" and not torch.compiler.is_compiling():
+    # torch.export records operations of torch, and no kernel of ours.
+    if native and images.device.type == "cpu" and not is_recorded(images):
         return _resample_natively(images, spans, flips, size, interpolation, antialias, statistics)
     # MPS has no float64.
     exact = torch.float32 if images.device.type == "mps" else torch.float64

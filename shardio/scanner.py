@@ -15,10 +15,11 @@ from typing import Literal, get_args
 
 from shardio.clutter import clutter
 from shardio.errors import SourceError
+from shardio.format import MANIFEST_NAME, WORK_FOLDER
 from shardio.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.kaggle import images_folder, scan_kaggle
 from shardio.listfile import scan_list
-from shardio.local import check_local
+from shardio.local import PLAN_NAME, check_local, looks_like_a_set
 from shardio.parquet import is_parquet, scan_parquet
 from shardio.sources import Collection, Source
 from shardio.splits import known_split
@@ -81,6 +82,22 @@ def scan(
             f"{src}: {'; '.join(doubts)}. If SRC is meant so, say `--accept-layout`, from Python `accept_layout=True`"
         )
     return collection
+
+
+def scan_for(
+    out: Path | None, src: Path, kind: SourceKind, *, accept_layout: bool, empty_classes: EmptyClasses
+) -> Collection:
+    """As `scan`, for a conversion into `out`. What that holds of one was accepted then, and is compared with the
+    sources anyway: nothing is asked again."""
+    if out is not None and any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")):
+        accept_layout = True
+        empty_classes = "keep" if empty_classes == "refuse" else empty_classes
+    try:
+        return scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
+    except SourceError as error:
+        if looks_like_a_set(src):
+            raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
+        raise
 
 
 def _doubt_words(collection: Collection) -> Iterator[str]:

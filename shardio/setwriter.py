@@ -160,8 +160,7 @@ class ShardWriter:
     `classes` may be empty: then labels are any int64. `class_names` are what people call them, in the same order.
     `columns` are numbers that the index shall hold for each sample: names and `int` (int64) or `float` (float64).
     An exception inside the block publishes nothing, and the shards written so far are removed, and `out` if it was made
-    here. `out` must not exist or
-    be an empty folder. Not thread safe.
+    here. `out` must not exist or be an empty folder. Not thread safe.
     """
 
     def __init__(

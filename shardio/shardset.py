@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from shardio.crop import Windows
 from shardio.eager import eager
-from shardio.errors import FormatError, SetNotFoundError
+from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.files import OpenFile, open_regular
 from shardio.format import (
     HEADER_NBYTES,
@@ -87,7 +87,11 @@ def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
 def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> OpenFile:
     """As open_sized, and check that the file begins with `header`, byte for byte."""
     file = open_sized(path, entry)
-    found = os.pread(file.fileno(), HEADER_NBYTES, 0)
+    try:
+        found = os.pread(file.fileno(), HEADER_NBYTES, 0)
+    except BaseException:
+        file.close()
+        raise
     if found != header:
         file.close()
         at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
@@ -221,7 +225,7 @@ class ShardSet(Sequence[Sample]):
         return int(self._starts[-1])
 
     def __repr__(self) -> str:
-        return (
+        return printable(
             f"<ShardSet {self.path}, {self.split}: {len(self)} samples of {self.sample_shape}, "
             f"{len(self.classes)} classes, digest {self.digest[:12]}>"
         )

@@ -11,8 +11,9 @@ import hashlib
 import os
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from typing import Protocol, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,11 @@ from shardio.crop import Windows
 from shardio.eager import eager
 from shardio.errors import FormatError
 from shardio.files import OpenFile, write_all
+from shardio.format import MANIFEST_NAME
 from shardio.manifest import FileEntry, Manifest
 from shardio.readers import ReadCounts, Tally
-from shardio.shardset import Sample, ShardSet, position_of
-from shardio.storage import Storage
+from shardio.shardset import Sample, ShardSet, open_shards, position_of
+from shardio.storage import FolderStorage, Storage
 
 # Between two looks for shards that have come.
 _LOOK_SECONDS = 1.0
@@ -73,6 +75,17 @@ class StagedSet(ShardSet):
     def num_away(self) -> int:
         """Shards that were not in the copy at the last look."""
         return int(self._is_away.sum())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As of any ShardSet; until the copy is whole, the source is opened anew."""
+        if self.look() and os.path.lexists(self.path / MANIFEST_NAME):
+            return super().__reduce__()
+        if isinstance(self._storage, FolderStorage):
+            return partial(open_shards, digest=self.digest), (self._storage.name, self.split)
+        raise TypeError(
+            f"a set that is being copied from {self._storage.name} cannot be pickled or copied: wait until the copy is "
+            "whole, or open it in the process that uses it"
+        )
 
     def _open_index(self) -> OpenFile:
         entry = self._split.index

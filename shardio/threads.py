@@ -69,7 +69,7 @@ class DaemonThread(threading.Thread):
             return
         if not self._is_over:  # the flag, because an interrupted wait may have taken the signal with it
             self._over_signal.get()
-            self._over_signal.put(None)  # for another who waits
+        self._over_signal.put(None)  # for another thread that waits, also if a wait was interrupted before this
         if self.ident is not None:
             self.join()
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.boxes import Boxes, Draws
-from shardio.eager import eager
+from shardio.eager import eager, is_recorded
 from shardio.kernels import warn_of_missing_kernels
 from shardio.resample import Interpolation, Statistics, normalized, resample
 
@@ -234,7 +234,7 @@ class Transform(ABC):
             raise ValueError(f"sizes must be of shape {(count, 2)}, each at least 1; found {found.shape}{least}")
         if labels is not None and labels.shape != (count,):
             raise ValueError(f"labels must be of shape {(count,)}; found {tuple(labels.shape)}")
-        draws = (_NoDraws if torch.compiler.is_compiling() else Draws)(seed, epoch, numbers.astype(np.int64), view)
+        draws = (_NoDraws if is_recorded(images) else Draws)(seed, epoch, numbers.astype(np.int64), view)
         batch = Batch(images, draws, found, labels)
         changed, targets = self._finish(batch)
         return changed if targets is None else (changed, targets)
@@ -261,8 +261,8 @@ def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
 
 
 def check_number(name: str, value: object) -> None:
-    """TypeError if it is none."""
-    if not isinstance(value, Real):
+    """TypeError if it is none. A tensor or an array of one number is one."""
+    if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
         raise TypeError(f"{name} must be a number; found {value!r}")
 
 

@@ -61,7 +61,7 @@ def _scan_splits(
         scan.ignored["folder beside the splits"] += len(strangers)
         scan.doubts.append(
             f"expected only split folders beside {next(iter(named))!r}, found {strangers[0]!r} ({len(strangers):,} in "
-            "all), which would be left out"
+            "all), which would be left out. If all of them are classes, give a list of images and labels as SRC"
         )
     folder_of = {split: name for name, split in named.items()}
     first: tuple[str, tuple[str, ...]] | None = None

@@ -101,9 +101,11 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
         return src.parent, [src.name], ignored
     tars = []
     for entry in _entries(src):
-        inside = _entries(src / entry.name) if entry.is_dir() else []
-        for one in inside if entry.is_dir() else [entry]:
-            if kind := clutter(entry.name) or clutter(one.name):
+        if kind := clutter(entry.name):
+            ignored[kind] += 1
+            continue
+        for one in _entries(src / entry.name) if entry.is_dir() else [entry]:
+            if kind := clutter(one.name):
                 ignored[kind] += 1
             elif one.name.endswith(".tar"):
                 tars.append(os.path.relpath(one.path, src))

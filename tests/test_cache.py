@@ -289,7 +289,7 @@ def open_to_all(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("open_to_all")
 def test_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
     put_copy(cache, A)
-    assert as_nobody(f"cache.lease('{A}').is_complete(), cache.copies()[0].in_use", cache) == "True True"
+    assert as_nobody(f"(held := cache.lease('{A}')).is_complete(), cache.copies()[0].in_use", cache) == "True True"
     assert as_nobody("[copy.nbytes for copy in cache.evict(keep=0).kept]", cache) == "[1000]"
     assert as_nobody(f"cache.lease('{B}')", cache) == f"PermissionError {B}.lock"
     assert as_nobody(f"cache.lease('{A}').try_filling('')", cache) == f"PermissionError {A}.fill"

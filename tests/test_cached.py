@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -108,6 +109,19 @@ def test_training_begins_before_anything_is_copied_and_ends_on_the_copy(src: Pat
         for here, there in zip(second, plain, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
         assert loader.stats()["staging"]["path"] == str(cache / loader.shards.digest)
+
+
+def test_a_set_that_is_being_copied_is_pickled_as_its_source_and_then_as_the_copy(
+    src: Path, cache: Path, gate: Gate
+) -> None:
+    with loaded(src, cache) as loader:
+        before = pickle.loads(pickle.dumps(loader.shards))
+        assert before.path == src
+        gate.opened.set()
+        wait_for(loader)
+        after = pickle.loads(pickle.dumps(loader.shards))
+        assert after.path == cache / loader.shards.digest
+        assert before.digest == after.digest == loader.shards.digest
 
 
 def test_shards_are_copied_in_the_order_in_which_they_are_needed(src: Path, cache: Path, gate: Gate) -> None:

@@ -210,7 +210,7 @@ ROWS = [f"{path},1" for path in PATHS]
 BAD_CSV: dict[str, tuple[list[str], str]] = {
     "nothing": ([], "expected one column named 'path', found no header"),
     "no path column": (["file,x", *ROWS], "expected one column named 'path', found file, x"),
-    "another delimiter": (["path\tx", "n01/a.jpg\t1"], "expected one column named 'path', found path\tx"),
+    "another delimiter": (["path\tx", "n01/a.jpg\t1"], "expected one column named 'path', found path\\tx"),
     "two path columns": (["path,path", *ROWS], "expected one column named 'path', found 2 of them"),
     "a path alone": (["path", *PATHS], "expected columns of numbers beside 'path', found none"),
     "a name twice": (["path,x,x", *(f"{row},2" for row in ROWS)], "columns must be named apart; found 'x' twice"),

@@ -346,7 +346,7 @@ def test_info_shows_names_and_columns(make_set: Callable[..., Path], tmp_path: P
     assert (plain["class_names"], plain["columns"]) == ([], {"train": {}})
     assert "columns" not in info(make_set(7))
     write_golden(tmp_path / "odd", class_names=("\x1b[2J", "\udcff"), columns={})
-    assert "n02124075 is ?[2J; n02099601 is ?\n" in info(tmp_path / "odd")
+    assert "n02124075 is \\x1b[2J; n02099601 is \\udcff\n" in info(tmp_path / "odd")
 
 
 # --- ShardWriter -----------------------------------------------------------------------------------------------------

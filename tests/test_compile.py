@@ -5,11 +5,14 @@ The compiler is imported only by what the tests call, as in a program that has j
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -178,6 +181,34 @@ def test_an_exported_transform_gives_the_same_pixels(transform: Transform) -> No
 def test_a_random_transform_is_not_exported(transform: Transform) -> None:
     with pytest.raises(ValueError, match=r"torch.export: expected transforms without random numbers, found .*; export"):
         exported(transform)
+
+
+def test_transforms_are_not_disturbed_by_what_another_thread_compiles(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(path, transform=RANDOM) as loader:
+        expected = [batch for batch, _ in loader]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # in all threads, as long as one compiles
+    with loader_of(path, transform=RANDOM) as loader:
+        assert all(map(torch.equal, (batch for batch, _ in loader), expected))
+
+
+def test_an_eager_function_waits_for_no_import_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    importing = ModuleType("torch._dynamo")
+    importing.__spec__ = ModuleSpec("torch._dynamo", None)
+    importing.__spec__._initializing = True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch._dynamo", importing)
+    monkeypatch.setattr(torch.compiler, "disable", lambda function: pytest.fail("the compiler is asked for"))
+    assert eager(len)("abc") == 3
+
+
+def test_a_function_that_wraps_a_transform_is_called_itself(path: Path) -> None:
+    @functools.wraps(RANDOM)
+    def seven(batch: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(batch, 7)
+
+    with loader_of(path, transform=seven) as loader:
+        assert all((batch == 7).all() for batch, _ in loader)
 
 
 def test_training_imports_neither_the_compiler_nor_pillow(path: Path) -> None:

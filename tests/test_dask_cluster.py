@@ -152,7 +152,7 @@ def test_ctrl_c_stops_the_cluster_too_and_the_same_command_goes_on(
     _, stderr = conversion.communicate(timeout=PATIENCE_SECONDS)
     assert conversion.returncode == 130, stderr
     kept, said = [line for line in stderr.splitlines() if line]
-    assert kept.endswith(f" images are kept in {out}: the same command goes on")
+    assert kept.endswith(f" images are kept in {out}; run the same command again to go on")
     assert said == "shardio: interrupted"
     # A worker that had just published a shard still has its record to write.
     wait_until(

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,6 @@ import numpy as np
 import pytest
 from test_converter import Interrupt, hashes
 from test_shardtask import BAD, SIDE, Memory, Reports, jpeg
-from tqdm import tqdm
 
 from shardio import cli, files, journal, plan, shardtask, writer
 from shardio.converter import Progress, convert
@@ -635,9 +635,10 @@ def test_the_bar_counts_what_was_kept_as_found_and_not_as_done(
     bars: list[Any] = []
     clock = [1000.0]
 
-    class Bar(tqdm):  # type: ignore[type-arg]
+    class Bar(cli._Bar):
         def __init__(self, **options: Any) -> None:
-            super().__init__(**{**options, "disable": False, "ncols": 100, "mininterval": 0})
+            monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+            super().__init__(**{**options, "mininterval": 0})
             self._time = lambda: clock[0]
             self.start_t = self.last_print_t = clock[0]
             bars.append(self)
@@ -655,7 +656,7 @@ def test_the_bar_counts_what_was_kept_as_found_and_not_as_done(
             on_progress(Progress(37_016 + more, 0, 40_000, 0, 37_016, 37_016))
         raise KeyboardInterrupt("37,116 of 40,000 images are kept in out")
 
-    monkeypatch.setattr("shardio.cli.tqdm", Bar)
+    monkeypatch.setattr(cli, "_Bar", Bar)
     monkeypatch.setattr("shardio.converter.convert", fake)
     with pytest.raises(KeyboardInterrupt):
         cli._convert(tmp_path, tmp_path / "out", as_json=False)
@@ -666,7 +667,7 @@ def test_the_bar_counts_what_was_kept_as_found_and_not_as_done(
     assert (state["n"] - state["initial"]) / state["elapsed"] <= 51
     text = capsys.readouterr().err
     assert "shardio: going on: 37,016 of 40,000 images were kept\n" in text
-    assert text.endswith("shardio: 37,116 of 40,000 images are kept in out: the same command goes on\n")
+    assert text.endswith("shardio: 37,116 of 40,000 images are kept in out; run the same command again to go on\n")
     rates = [float(found.replace(",", "")) for found in re.findall(r"([\d.,]+) images/s", text)]
     assert rates
     assert max(rates) <= 101

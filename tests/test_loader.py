@@ -490,6 +490,7 @@ def test_length_is_that_of_the_epoch_and_of_what_is_left(loader_of: MakeLoader) 
     [
         ("cuda", r"expected one that torch .* sees here, no CUDA device; found 'cuda'\. .*device=None"),
         ("cuda:7", "no CUDA device; found 'cuda:7'"),
+        ("cuda:99999", "no CUDA device; found 'cuda:99999'"),
         (torch.device("cuda", 1), "no CUDA device; found device"),
         ("gpu", 'device must be "cpu", "cuda" or "cuda:N"; found .gpu.'),
         (3.5, 'device must be "cpu", "cuda" or "cuda:N"; found 3.5'),

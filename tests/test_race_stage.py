@@ -47,19 +47,19 @@ counts = race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None, u
 print("".join(text + "\\n" for text in counts.violations))
 """
 EVICTION_WITHOUT_LOCKS = """
-cache.Cache._lock_alone = lambda self, digest: cache.open_file(os.devnull, os.O_RDONLY)
+cache.Cache._lock_alone = lambda self, digest: files.open_file(os.devnull, os.O_RDONLY)
 """
 LOCKS_OF_FILES_THAT_ARE_GONE = """
 def lease(self, digest):
     self._make()
-    descriptor = cache._open_lock(self._lock_path(digest))
+    lock = cache._open_lock(self._lock_path(digest))
     cache.time.sleep(0.01)  # or it would take more rounds
-    cache.fcntl.flock(descriptor, cache.fcntl.LOCK_SH)
-    return cache.Lease(self, digest, descriptor)
+    cache.fcntl.flock(lock.fileno(), cache.fcntl.LOCK_SH)
+    return cache.Lease(self, digest, lock)
 cache.Cache.lease = lease
 """
 TWO_WHO_FILL = """
-cache.Lease.try_filling = lambda self, source: cache.Filling(cache.open_file(os.devnull, os.O_RDONLY))
+cache.Lease.try_filling = lambda self, source: cache.Filling(files.open_file(os.devnull, os.O_RDONLY))
 """
 NAMED_TOO_EARLY = """
 def init(self, path):
@@ -95,6 +95,7 @@ def test_a_cache_that_is_not_careful_is_noticed(fault: str, noticed: str) -> Non
     result = run_python("-c", CARELESS.format(fault=fault, rounds=rounds, noticed=noticed))
     assert result.returncode == 0, result.stderr
     assert re.search(noticed, result.stdout), result.stdout
+    assert not re.search("AttributeError|NameError|TypeError", result.stdout), result.stdout  # of the fault itself
 
 
 def test_a_source_that_is_touched_is_noticed(tmp_path: Path) -> None:

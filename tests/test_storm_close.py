@@ -106,6 +106,18 @@ def test_several_threads_may_wait_for_the_end_of_one() -> None:
         assert not one.is_alive()
 
 
+def test_a_wait_that_was_interrupted_leaves_the_others_their_signal() -> None:
+    thread = DaemonThread(lambda: None, "shardio-test")
+    thread.begin()
+    thread.join()
+    thread._over_signal.get()  # by a wait that an exception ended in the next moment
+    thread.wait()
+    other = threading.Thread(target=thread._over_signal.get, daemon=True)  # one that looked at the flag before
+    other.start()
+    other.join(10)
+    assert not other.is_alive()
+
+
 def test_gather_threads_end_when_they_are_forgotten_and_never_closed() -> None:
     threads = GatherThreads(3)
     workers = list(threads._threads)

@@ -81,9 +81,10 @@ def test_a_loader_that_is_forgotten_ends_though_its_dataset_and_sampler_were_ask
     loader = loader_of()
     dataset = loader.dataset
     assert len(loader.sampler) == 20
-    close = loader._close
+    threads = list(loader._threads._threads)
     del loader
-    assert not close.alive
+    assert threads
+    assert not any(thread.is_alive() for thread in threads)
     assert dataset[3][1] == 3
 
 
@@ -193,12 +194,14 @@ def test_a_loader_says_what_it_is_in_one_line(loader_of: MakeLoader) -> None:
     assert repr(loader) == text + ", closed>"
 
 
-def test_sets_datasets_and_samples_say_what_they_are_in_one_line(make_set: Callable[..., Path]) -> None:
+def test_sets_datasets_and_samples_say_what_they_are_in_one_line(make_set: Callable[..., Path], tmp_path: Path) -> None:
     path = make_set(NUM_SAMPLES, SHAPE)
     dataset = ShardDataset(path)
     text = f"<ShardSet {path}, train: 23 samples of (6, 5, 3), 7 classes, digest {dataset.shards.digest[:12]}>"
     assert repr(dataset.shards) == text
     assert repr(dataset) == f"<ShardDataset of {text}>"
+    (tmp_path / "a\n\x1b[31m").symlink_to(dataset.path)
+    assert "\\n\\x1b[31m" in repr(ShardDataset(tmp_path / "a\n\x1b[31m"))
     assert repr(dataset.shards[9]) == "Sample(image=uint8 (6, 5, 3), label=2)"
     image, label = dataset.shards[9]
     assert (np.array_equal(image, sample_pixels(9, SHAPE)), label) == (True, 2)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +17,9 @@ import pytest
 from conftest import sample_pixels
 from test_files import must_not_block
 
+from shardio import files
 from shardio.errors import SetNotFoundError
+from shardio.files import OpenFile
 from shardio.format import SampleShape
 from shardio.manifest import Manifest
 from shardio.setwriter import Reject, SplitContent, publish_set
@@ -504,16 +508,8 @@ def test_a_subset_is_no_quick_check_and_only_a_subset_has_a_seed(out: Path) -> N
 
 
 def test_a_sample_of_a_subset_that_cannot_be_read_is_damaged_and_the_others_are_read(out: Path) -> None:
-    real, reads = os.fdopen, itertools.count()
-
-    def fdopen(descriptor: int, *args: Any, **options: Any) -> Any:
-        file = real(descriptor, *args, **options)
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "val-00000.npy":
-            return FailingFile(file, lambda: next(reads) == 2)
-        return file
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fdopen", fdopen)
+    reads = itertools.count()
+    with failing_reads(lambda name: name == "val-00000.npy" and next(reads) == 2):
         report = verify(out, subset=1.0, workers=1)
     problem = only(report.problems, "val-00000.npy")
     assert problem.samples == (2,)
@@ -556,16 +552,45 @@ class FailingFile:
         return getattr(self._file, name)
 
 
-def verify_with_a_failing_read(out: Path, fails: Callable[[str], bool]) -> VerifyReport:
-    """As verify, but `fails` is asked, with the file's name, before each read of it."""
-    real = os.fdopen
+def name_of(file: io.FileIO) -> str:
+    return Path(os.readlink(f"/proc/self/fd/{file.fileno()}")).name
 
-    def fdopen(descriptor: int, *args: Any, **options: Any) -> FailingFile:
-        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
-        return FailingFile(real(descriptor, *args, **options), lambda: fails(name))
+
+@contextlib.contextmanager
+def failing_reads(fails: Callable[[str], bool]) -> Iterator[None]:
+    """`fails` is asked, with the file's name, before each read of a file of a set, through a buffer or without."""
+    buffered = io.BufferedReader
+
+    class Failing(OpenFile):
+        def _ask(self) -> None:
+            if fails(name_of(self)):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        def read(self, *args: Any) -> Any:
+            self._ask()
+            return super().read(*args)
+
+        def readall(self) -> Any:
+            self._ask()
+            return super().readall()
+
+        def readinto(self, block: Any) -> Any:
+            self._ask()
+            return super().readinto(block)
+
+    def buffer(file: Any) -> Any:
+        name = name_of(file)
+        file.__class__ = OpenFile  # what the buffer reads is not asked for a second time
+        return FailingFile(buffered(file), lambda: fails(name))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fdopen", fdopen)
+        patch.setattr(files, "OpenFile", Failing)
+        patch.setattr(io, "BufferedReader", buffer)
+        yield
+
+
+def verify_with_a_failing_read(out: Path, fails: Callable[[str], bool]) -> VerifyReport:
+    with failing_reads(fails):
         return verify(out, workers=1)
 
 
@@ -600,19 +625,19 @@ def test_every_single_failing_read_is_a_problem_and_not_a_crash(out: Path) -> No
 
 
 def test_an_index_that_changes_between_two_looks_is_a_problem_and_not_a_crash(out: Path) -> None:
-    real, looks = os.fdopen, 0
+    looks = 0
 
-    def fdopen(descriptor: int, *args: Any, **options: Any) -> IO[Any]:
-        nonlocal looks
-        if os.readlink(f"/proc/self/fd/{descriptor}") == str(out / "val-index.npy"):
-            looks += 1
-            if looks == 2:
-                flip(out / "val-index.npy", 4096)
-        file: IO[Any] = real(descriptor, *args, **options)
-        return file
+    class Looking(OpenFile):
+        def __init__(self, descriptor: int) -> None:
+            nonlocal looks
+            super().__init__(descriptor)
+            if name_of(self) == "val-index.npy":
+                looks += 1
+                if looks == 2:
+                    flip(out / "val-index.npy", 4096)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fdopen", fdopen)
+        patch.setattr(files, "OpenFile", Looking)
         report = verify(out, workers=1)
     assert looks == 2
     problem = only(report.problems, "val-index.npy")
