@@ -550,11 +550,13 @@ def _make_shards(
     """
     names = {task.name for task in mine}
     others = [task for task in plan.tasks if task.name not in names]
-    records = _load_records(mine)
+    undone = {task.name for task in without_record(mine)}
+    found = _load_records(mine)
+    records = {name: record for name, record in found.items() if not record.has_unreadable}
+    outdated = (names - undone | found.keys()) - records.keys()
     for task in mine:
-        if task.name in records and records[task.name].has_unreadable:
+        if task.name in outdated:
             discard_record(task)
-            del records[task.name]
     todo = [task for task in mine if task.name not in records]
     origin = plan.collection.origin
     spooling = origin if todo and isinstance(origin, ParquetOrigin) else None

@@ -73,7 +73,8 @@ class Journal:
         self._waiting: deque[Outcome] = deque()
         self._num_sources = 0
         self._num_samples = 0
-        self._exists = False
+        self.exists = False
+        """Whether anything was saved. Of a short task nothing is."""
         self.saved_at = time.monotonic()
 
     def read(self) -> list[Outcome]:
@@ -94,7 +95,7 @@ class Journal:
         """Have the journal hold these and nothing else, as durably as `save` does."""
         write_atomic(self._path, _to_line(self._identity), *map(self._next_line, outcomes))
         fsync_folder(self._out)
-        self._exists = True
+        self.exists = True
 
     def add(self, outcome: Outcome) -> None:
         """Note what became of the next source. It is in the journal when it is saved."""
@@ -115,18 +116,18 @@ class Journal:
         while self._waiting and self._num_samples + isinstance(self._waiting[0].result, Sample) <= num_samples:
             lines.append(self._next_line(self._waiting.popleft()))
         if not lines:
-            return self._exists
-        if not self._exists:
+            return self.exists
+        if not self.exists:
             lines.insert(0, _to_line(self._identity))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with naming(self._path), open_untrusted(self._path, flags, sole_name=True) as file:
             write_all(file.fileno(), b"".join(lines))
             if durably:
                 os.fsync(file.fileno())
-        if durably and not self._exists:
+        if durably and not self.exists:
             for folder in (self._out, self._path.parent):
                 fsync_folder(folder)
-        self._exists = True
+        self.exists = True
         self.saved_at = time.monotonic()
         return True
 

@@ -3,6 +3,7 @@
 A task can be done any number of times, by anyone, with the same bytes. Its record, written after the shard is
 published, lets a later run of the same conversion skip it, for as long as its sources have not changed. Until then a
 journal says how far it is, and a later run goes on behind the last source that is durable and has not changed.
+The record of a task that has a journal is also written ahead of the shard's name, for a run that is killed in between.
 """
 
 from __future__ import annotations
@@ -212,7 +213,6 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
     if control.stopped():
         raise Stopped
     sources_sha256 = task.origin.fingerprint(task.sources)
-    entry = None
     repairs = task.expected_sha256 is not None
     if not repairs:
         _refused_path(task).unlink(missing_ok=True)  # of an earlier try
@@ -236,18 +236,27 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
                     control.report(1, int(not is_sample))
                 is_due = not repairs and time.monotonic() - journal.saved_at >= SAVE_SECONDS
                 shard.write_block(block, rows, journal.save if is_due else None)
-        if len(shard.rows):
-            entry = shard.finish(task.expected_sha256)
-        else:
-            shard.discard()
-        index_rows = shard.rows.to_array(task.key_nbytes)
-    record = ShardRecord(
-        entry, index_rows, tuple(results.rejects), tuple(results.mended), sources_sha256, results.hashes
-    )
-    if not repairs:
+        record = ShardRecord(
+            shard.complete() if len(shard.rows) else None,
+            shard.rows.to_array(task.key_nbytes),
+            tuple(results.rejects),
+            tuple(results.mended),
+            sources_sha256,
+            results.hashes,
+        )
+        if repairs:
+            if record.entry is not None and record.entry.sha256 == task.expected_sha256:
+                shard.publish()
+            return record
+        if record.entry is not None:
+            if journal.exists:  # else the shard took so little time that it may as well be made again
+                write_atomic(_ahead_path(task), _dump_record(record, file=_identify_file(shard.temporary)))
+            shard.publish()
         write_atomic(_record_path(task), _dump_record(record))
-        with contextlib.suppress(OSError):  # a journal without its temporary file is swept
-            journal.remove()
+        shard.discard()  # which has a file still if it has no sample
+    with contextlib.suppress(OSError):  # they do no harm
+        journal.remove()
+        _ahead_path(task).unlink(missing_ok=True)
     return record
 
 
@@ -341,6 +350,32 @@ def _record_path(task: ShardTask) -> Path:
     return task.out / WORK_FOLDER / f"{task.name}.json"
 
 
+def _ahead_path(task: ShardTask) -> Path:
+    """The record, written before the shard is published, so that a kill between the two loses nothing."""
+    return task.out / WORK_FOLDER / f"{task.name}.ahead"
+
+
+def _identify_file(path: Path) -> list[int]:
+    """Stays the same when the file is renamed, and differs from any other's that had the name before or comes later."""
+    status = path.stat()
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def _adopt_ahead(task: ShardTask) -> None:
+    """Have what was written ahead be the record, if the shard there is the very file that it was written for.
+
+    That file was synced before it got its name, so it is as whole as one with a record.
+    """
+    path = _ahead_path(task)
+    try:
+        is_published = json.loads(read_untrusted(path))["file"] == _identify_file(task.out / task.name)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return
+    if is_published:
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            path.replace(_record_path(task))
+
+
 def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
     """Those of the tasks that nobody has recorded as done. FileNotFoundError if there is no work folder any more.
 
@@ -356,7 +391,8 @@ def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
 
 def discard_record(task: ShardTask) -> None:
     """Have the task count as not done: nobody publishes its shard, which is about to be replaced by another."""
-    _record_path(task).unlink(missing_ok=True)
+    for path in (_ahead_path(task), _record_path(task)):
+        path.unlink(missing_ok=True)
 
 
 def _refused_path(task: ShardTask) -> Path:
@@ -387,7 +423,7 @@ def refused_so_far(task: ShardTask) -> list[bytes]:
     return [line for _, line in sorted(found.items())]
 
 
-def _dump_record(record: ShardRecord) -> bytes:
+def _dump_record(record: ShardRecord, **more: object) -> bytes:
     document = {
         "entry": record.entry and asdict(record.entry),
         "rows": base64.b64encode(record.rows.tobytes()).decode("ascii"),
@@ -395,12 +431,14 @@ def _dump_record(record: ShardRecord) -> bytes:
         "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
         "sources_sha256": record.sources_sha256,
         "hashes": record.hashes and base64.b64encode(record.hashes).decode("ascii"),
+        **more,
     }
     return json.dumps(document).encode("ascii")
 
 
 def load_record(task: ShardTask) -> ShardRecord | None:
     """The record of a task that is done and whose sources are still the same; None if it must be done."""
+    _adopt_ahead(task)
     try:
         document = json.loads(read_untrusted(_record_path(task)))
         entry = document["entry"] and ShardEntry(**document["entry"])

@@ -296,10 +296,16 @@ class ShardFileWriter:
             self._sync.result()
             self._sync = None
 
-    def finish(self, expected_sha256: str | None = None) -> ShardEntry:
-        """Publish the shard, durably, and return its manifest entry. ValueError if it has no sample.
+    def finish(self) -> ShardEntry:
+        """Complete the shard and publish it; returns its manifest entry. Raises ValueError if it has no sample."""
+        entry = self.complete()
+        self.publish()
+        return entry
 
-        With `expected_sha256`, nothing is published if the shard is another one: the entry tells.
+    def complete(self) -> ShardEntry:
+        """Write what is left, under the temporary name still, and return the manifest entry.
+
+        Nothing can be written after that. Raises ValueError if the shard has no sample.
         """
         num_samples = len(self.rows)
         if not num_samples:
@@ -316,10 +322,11 @@ class ShardFileWriter:
                 write_all(self._file.descriptor, shard_header(num_samples, self.sample_shape))
                 os.ftruncate(self._file.descriptor, nbytes)
                 self._sha256 = _hash_file(self._file.descriptor)
-        entry = ShardEntry(self.path.name, nbytes, self._sha256.hexdigest(), num_samples)
-        if expected_sha256 in (None, entry.sha256):
-            self._file.commit()
-        return entry
+        return ShardEntry(self.path.name, nbytes, self._sha256.hexdigest(), num_samples)
+
+    def publish(self) -> None:
+        """Make the completed shard durable, and give it its name."""
+        self._file.commit()
 
     def suspend(self, save: Callable[[int], bool]) -> None:
         """Stop writing, and call `save`, as `write_block` does, for all samples that are written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -9,7 +10,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 from test_converter import Interrupt, hashes
 from test_shardtask import BAD, SIDE, Memory, Reports, jpeg
 
-from shardio import cli, files, journal, plan, shardtask, writer
+from shardio import cli, converter, files, journal, plan, shardtask, writer
 from shardio.converter import Progress, convert
 from shardio.decode import DecodeOptions
 from shardio.duplicates import HASH_NBYTES
@@ -30,7 +31,7 @@ from shardio.format import WORK_FOLDER
 from shardio.journal import find_left, sweep_unfinished
 from shardio.plan import ShardTask
 from shardio.resize import Fit
-from shardio.shardtask import Control, ShardRecord, Stopped, do_task
+from shardio.shardtask import Control, ShardRecord, Stopped, discard_record, do_task, load_record, without_record
 from shardio.sources import Source
 
 PER_BLOCK = 3
@@ -129,7 +130,7 @@ def go_on(task: ShardTask, whole: ShardRecord, threads: int = 1) -> int:
 
 
 def nothing_unfinished(task: ShardTask) -> bool:
-    return not [path for path in task.out.rglob("*") if path.suffix in (".tmp", ".journal")]
+    return not [path for path in task.out.rglob("*") if path.suffix in (".tmp", ".journal", ".ahead")]
 
 
 def the_journal(task: ShardTask) -> Path:
@@ -380,6 +381,151 @@ def test_after_an_error_of_the_disk_nothing_is_kept_that_may_be_in_the_page_cach
     assert go_on(task, whole) == 30 * is_kept
 
 
+# --- between a shard's name and its record ----------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def killed_before(owner: Any, name: str, call: int = 1) -> Iterator[None]:
+    """The block is killed before this call of the function `name`, and what a kill would not have done is not done."""
+
+    def dying(*args: Any, **options: Any) -> Any:
+        calls.append(name)
+        if len(calls) == call:
+            raise Killed
+        return real(*args, **options)
+
+    calls: list[str] = []
+    real = getattr(owner, name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, dying)
+        patch.setattr(writer.ShardFileWriter, "suspend", lambda shard, save: setattr(shard, "_leave", True))
+        with pytest.raises(Killed):
+            yield
+
+
+def publish_unrecorded(task: ShardTask) -> int:
+    """Do the task and be killed before its record is written; the inode of its shard."""
+    with killed_before(shardtask, "write_atomic", 2):
+        do_task(task, Reports().control(1))
+    return (task.out / task.name).stat().st_ino
+
+
+@pytest.mark.usefixtures("saved_at_every_block")
+def test_a_shard_that_was_published_and_not_recorded_is_not_made_again(task: ShardTask, whole: ShardRecord) -> None:
+    shard = publish_unrecorded(task)
+    assert without_record([task]) == [task]
+    sweep_unfinished(task.out)
+    record = load_record(task)
+    assert record is not None
+    assert record.rows.tobytes() == whole.rows.tobytes()
+    assert replace(record, rows=whole.rows, sources_sha256="") == replace(whole, sources_sha256="")
+    assert without_record([task]) == []
+    assert nothing_unfinished(task)
+    assert (task.out / task.name).stat().st_ino == shard
+
+
+@pytest.mark.usefixtures("saved_at_every_block")
+def test_several_processes_may_find_such_a_shard_at_the_same_moment(task: ShardTask, whole: ShardRecord) -> None:
+    publish_unrecorded(task)
+    barrier = threading.Barrier(4)
+
+    def load(_: int) -> ShardRecord | None:
+        barrier.wait(60)
+        return load_record(task)
+
+    with ThreadPoolExecutor(4) as pool:
+        for record in pool.map(load, range(4)):
+            assert record is not None
+            assert record.entry == whole.entry
+
+
+@pytest.mark.usefixtures("saved_at_every_block")
+def test_a_shard_that_another_finds_before_it_is_recorded_is_recorded_all_the_same(
+    task: ShardTask, whole: ShardRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish(shard: writer.ShardFileWriter) -> None:
+        real(shard)
+        assert load_record(task) is not None
+
+    real = writer.ShardFileWriter.publish
+    monkeypatch.setattr(writer.ShardFileWriter, "publish", publish)
+    assert go_on(task, whole) == 0
+    assert load_record(task) is not None
+
+
+@pytest.mark.usefixtures("saved_at_every_block")
+@pytest.mark.parametrize("there", ["nothing", "of an earlier try"])
+def test_a_record_that_was_written_ahead_does_not_count_for_another_shard(
+    task: ShardTask, images: list[bytes], whole: ShardRecord, there: str
+) -> None:
+    if there != "nothing":  # with other pictures, and of the same size
+        others = [jpeg(99) if data else data for data in images]
+        do_task(replace(task, origin=Sources(others, {b"0": 1})), Reports().control(1))
+        assert (task.out / task.name).stat().st_size == whole.entry.nbytes  # type: ignore[union-attr]
+    with killed_before(writer.ShardFileWriter, "publish"):
+        do_task(task, Reports().control(1))
+    assert load_record(task) is None
+    discard_record(task)
+    sweep_unfinished(task.out)
+    assert go_on(task, whole) > 0
+
+
+@pytest.mark.usefixtures("saved_at_every_block")
+def test_a_record_that_was_written_ahead_replaces_that_of_the_shard_before(task: ShardTask, whole: ShardRecord) -> None:
+    before = replace(task, origin=Sources(origin_of(task).images, {b"0": 1}))
+    do_task(before, Reports().control(1))
+    publish_unrecorded(task)
+    assert load_record(before) is None  # though its sources are here again: the shard is another one
+    assert load_record(task) is not None
+
+
+@pytest.mark.usefixtures("saved_at_every_block")
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"file": [1]}', b"[" * 100_000, b"\xff", None])
+def test_what_another_user_put_in_the_place_of_a_record_written_ahead_is_none(
+    task: ShardTask, whole: ShardRecord, content: bytes | None
+) -> None:
+    publish_unrecorded(task)
+    ahead = task.out / WORK_FOLDER / f"{task.name}.ahead"
+    ahead.unlink()
+    if content is None:
+        os.mkfifo(ahead)
+    else:
+        ahead.write_bytes(content)
+    assert load_record(task) is None
+    sweep_unfinished(task.out)
+    if content is not None:
+        assert go_on(task, whole) == 0
+
+
+@pytest.mark.usefixtures("saved_at_every_block")
+def test_a_record_that_was_written_ahead_is_discarded_with_the_task(task: ShardTask) -> None:
+    publish_unrecorded(task)
+    discard_record(task)
+    assert load_record(task) is None
+
+
+def test_a_short_task_writes_nothing_ahead(task: ShardTask) -> None:
+    with killed_before(writer.ShardFileWriter, "publish"):
+        do_task(task, Reports().control(1))
+    assert not list((task.out / WORK_FOLDER).glob("*.ahead"))
+
+
+@pytest.mark.usefixtures("saved_at_every_block")
+def test_a_task_without_a_sample_keeps_what_it_knows_until_it_is_recorded(task: ShardTask) -> None:
+    empty = replace(task, origin=Sources([b""] * 40))
+    stop(empty, 20)
+    with killed_before(shardtask, "write_atomic"):
+        do_task(empty, Kept().control(1))
+    reports = Kept()
+    assert len(do_task(empty, reports.control(1)).rejects) == 40
+    assert reports.kept >= 20
+    assert nothing_unfinished(task)
+
+
 # --- who goes on ------------------------------------------------------------------------------------------------------
 
 
@@ -574,6 +720,36 @@ def test_an_interrupt_says_how_many_images_are_kept_and_the_next_call_begins_wit
     assert seen[-1] == Progress(18, 0, 18, kept=12, found=12)
     assert report.num_converted == 6
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.usefixtures("small_blocks", "saved_at_every_block")
+def test_a_conversion_counts_a_shard_that_was_published_and_not_recorded_as_kept(
+    image_tree: Path, out: Path, tmp_path: Path
+) -> None:
+    with killed_before(shardtask, "write_atomic", 2):
+        convert(image_tree, out, **ONE_SHARD, workers=1)
+    shards = {path.name: path.stat().st_ino for path in out.glob("*-[0-9]*.npy")}
+    assert list(shards) == ["train-00000.npy"]
+    seen: list[Progress] = []
+    report = convert(image_tree, out, **ONE_SHARD, workers=1, on_progress=seen.append)
+    assert seen[0].kept == seen[0].found > 0
+    assert report.num_converted == report.num_sources - seen[0].found
+    assert (out / "train-00000.npy").stat().st_ino == shards["train-00000.npy"]
+    convert(image_tree, tmp_path / "undisturbed", **ONE_SHARD)
+    assert hashes(out) == hashes(tmp_path / "undisturbed")
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_shard_that_is_made_again_for_a_changed_image_is_gone_on_with_like_any_other(
+    image_tree: Path, out: Path
+) -> None:
+    with killed_before(converter, "_publish"):
+        convert(image_tree, out, **ONE_SHARD, workers=1)
+    changed = image_tree / "train" / "n02" / "n02_3.JPEG"  # the eighth
+    shutil.copy(image_tree / "train" / "n01" / "n01_0.JPEG", changed)
+    for after in (3 + 8, 3 + 11):  # of val, there are three
+        assert interrupted(image_tree, out, after).startswith(f"{after - 2} of 18")
+    assert convert(image_tree, out, **ONE_SHARD, workers=1).num_converted == 18 - 12
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -359,11 +359,9 @@ class Failer:
     def _check_end(self, job: Job, out: Path, unread: bool, saved: Mapping[str, int]) -> None:
         """The same conversion on a disk that works must end with the same files, and leave alone what is finished.
 
-        It must go on behind the sources of unfinished shards that were `saved`.
+        It must go on behind the sources that were `saved`, also of a shard that was published and has no record yet.
         """
         before = recorded_shards(out)
-        # One that has its own name is finished, but for its record.
-        unfinished = sum(count for name, count in saved.items() if not (out / name).exists())
         whole = (out / "manifest.json").exists()
         told, code = in_child(partial(go_on, job.scenario, self.images, out))
         if told is None or code:
@@ -383,8 +381,8 @@ class Failer:
             again = [one for one, inode in before.items() if (out / one).stat().st_ino != inode]
             if again and not unread:
                 self.counts.violation("lost", f"{job}: finished shards were made again: {again}")
-            if told["kept"] < unfinished and not unread and not whole:
-                self.counts.violation("lost", f"{job}: {unfinished} sources were saved, {told['kept']} kept")
+            if told["kept"] < sum(saved.values()) and not unread and not whole:
+                self.counts.violation("lost", f"{job}: {saved} sources were saved, {told['kept']} kept")
 
 
 def all_points(calls: Mapping[Scenario, Sequence[str]], seed: int, only: str) -> list[Job]:
