@@ -47,7 +47,7 @@ counts = race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None, u
 print("".join(text + "\\n" for text in counts.violations))
 """
 EVICTION_WITHOUT_LOCKS = """
-cache.Cache._lock_alone = lambda self, digest: cache.open_file(os.devnull, os.O_RDONLY)
+cache.Cache._lock_alone = lambda self, digest: files.open_file(os.devnull, os.O_RDONLY)
 """
 LOCKS_OF_FILES_THAT_ARE_GONE = """
 def lease(self, digest):
@@ -59,12 +59,12 @@ def lease(self, digest):
 cache.Cache.lease = lease
 """
 TWO_WHO_FILL = """
-cache.Lease.try_filling = lambda self, source: cache.Filling(cache.open_file(os.devnull, os.O_RDONLY))
+cache.Lease.try_filling = lambda self, source: cache.Filling(files.open_file(os.devnull, os.O_RDONLY))
 """
 NAMED_TOO_EARLY = """
 def init(self, path):
     self.path = self._temporary = path
-    self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    self._file = files.open_file(path, os.O_RDWR | os.O_CREAT)
 files.AtomicFile.__init__ = init
 """
 
