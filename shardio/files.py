@@ -84,24 +84,35 @@ class AtomicFile:
     passes through, with the name of the file. Not thread safe.
     """
 
+    _file: OpenFile | None = None
+    _is_temporary = False  # whether there may be a file of the temporary name
+
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.descriptor = -1
-        with naming(path):
-            while True:
-                tag = f"{_machine()}-{secrets.token_hex(8)}"
-                self._temporary = path.with_name(f".{path.name}.{tag}{_TEMPORARY_SUFFIX}")
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                self.descriptor = os.open(self._temporary, flags, 0o666)
-                try:
-                    with contextlib.suppress(OSError):  # a filesystem without locks: then nobody sweeps there either
-                        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-                    if os.fstat(self.descriptor).st_nlink:
-                        return
-                except BaseException:
-                    self.discard()
-                    raise
-                self._close()  # swept between its creation and its lock
+        try:
+            with naming(path):
+                while not self._begin():
+                    pass
+        except BaseException:
+            self.discard()
+            raise
+
+    def _begin(self) -> bool:
+        """Make the temporary file and lock it. False if it was swept between the two."""
+        tag = f"{_machine()}-{secrets.token_hex(8)}"
+        self._temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
+        self._is_temporary = True
+        self._file = open_file(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a filesystem without locks: then nobody sweeps there either
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        return bool(os.fstat(self.descriptor).st_nlink)
+
+    @property
+    def descriptor(self) -> int:
+        """Of the temporary file. ValueError once that is committed, left or discarded."""
+        if self._file is None:
+            raise ValueError(f"{self.path}: expected an open temporary file, found none")
+        return self._file.fileno()
 
     @property
     def temporary(self) -> Path:
@@ -120,7 +131,7 @@ class AtomicFile:
             else:
                 os.link(self._temporary, self.path)  # unlike rename, this fails if the name is taken
                 self._temporary.unlink()
-            self._close()
+            self.leave()
             fsync_folder(self.path.parent)
 
     @classmethod
@@ -133,31 +144,27 @@ class AtomicFile:
         if found is None:
             return None
         left, locked = found
-        with left:
-            if not locked or os.fstat(left.fileno()).st_nlink > 1:  # under its other name it may be another user's own
-                return None
-            file = cls.__new__(cls)
-            file.path, file._temporary = path, temporary
-            file.descriptor = os.dup(left.fileno())  # which has the lock, too
+        if not locked or os.fstat(left.fileno()).st_nlink > 1:  # under its other name it may be another user's own
+            left.close()
+            return None
+        file = cls.__new__(cls)
+        file.path, file._temporary, file._file, file._is_temporary = path, temporary, left, True
         return file
 
     def leave(self) -> None:
         """Close the temporary file, if it was not committed, and let it lie for `take_over`. May be called again."""
-        if self.descriptor >= 0:
-            self._close()
+        self._is_temporary = False
+        if self._file is not None:
+            self._file.close()
 
     def discard(self) -> None:
-        """Remove the temporary file, if it was not committed. May be called again."""
-        if self.descriptor >= 0:
+        """Remove the temporary file, if it was not committed. May be called again, also where it was interrupted."""
+        if self._is_temporary:
             # Whatever fails here must not hide the error for which the file is discarded.
             with contextlib.suppress(OSError):
                 self._temporary.unlink()
             with contextlib.suppress(OSError):
-                self._close()
-
-    def _close(self) -> None:
-        descriptor, self.descriptor = self.descriptor, -1
-        os.close(descriptor)
+                self.leave()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -526,7 +526,7 @@ def of_another_machine(folder: Path, silent_seconds: float) -> Path:
         patch.setattr("shardio.files._machine", lambda: "another0")
         file = AtomicFile(folder / "x")
     (path,) = folder.glob(".x.another0-*")
-    os.close(file.descriptor)  # and with it the lock
+    file.leave()  # and with it the lock
     os.utime(path, (time.time() - silent_seconds,) * 2)
     return path
 

@@ -80,7 +80,7 @@ def commit(self, *, replace=True):
     else:
         os.link(self._temporary, self.path)
         os.unlink(self._temporary)
-    self._close()
+    self.leave()
     files.fsync_folder(self.path.parent)
 files.AtomicFile.commit = commit
 """

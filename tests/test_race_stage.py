@@ -64,7 +64,7 @@ cache.Lease.try_filling = lambda self, source: cache.Filling(files.open_file(os.
 NAMED_TOO_EARLY = """
 def init(self, path):
     self.path = self._temporary = path
-    self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    self._file = files.open_file(path, os.O_RDWR | os.O_CREAT)
 files.AtomicFile.__init__ = init
 """
 

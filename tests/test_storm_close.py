@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import storm_close as tool
 
 from shardio.cache import Cache
+from shardio.files import AtomicFile, sweep_temporaries, write_all
 from shardio.gather import GatherThreads
 from shardio.loader import ShardLoader
 from shardio.threads import DaemonThread
@@ -32,6 +35,37 @@ def test_one_exception_at_any_point_leaves_nothing(case: tool.Case, tmp_path: Pa
     counts = tool.raise_everywhere(STEP, tmp_path, cases=[case])
     assert not counts.printed, "\n".join(counts.printed)
     assert counts.raised > 10
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_written(
+    take_over: bool, tmp_path: Path
+) -> None:
+    path, open_files = tmp_path / "x", len(os.listdir("/proc/self/fd"))
+
+    def write() -> None:
+        if take_over:
+            with AtomicFile(path) as left:
+                left.leave()
+                file = AtomicFile.take_over(path, left.temporary)
+            assert file is not None
+        else:
+            file = AtomicFile(path)
+        with file:
+            write_all(file.descriptor, b"abc")
+            file.commit()
+
+    for number in count():
+        point = tool.Point(number)
+        with contextlib.suppress(tool.InterruptedHere):
+            point(write)
+        assert len(os.listdir("/proc/self/fd")) == open_files, point.where
+        sweep_temporaries(tmp_path)
+        assert set(os.listdir(tmp_path)) <= {"x"}, point.where
+        if not point.fired:
+            break
+    assert number > 50
+    assert path.read_bytes() == b"abc"
 
 
 def test_exceptions_at_random_moments_leave_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import builtins
 import contextlib
 import errno
 import fcntl
+import functools
 import io
 import itertools
 import os
@@ -27,6 +28,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from shardio.files import OpenFile
 
 Kind = Literal[
     "kill",
@@ -131,6 +134,7 @@ class FaultyDisk:
         for name in ("flock", "fcntl"):
             setattr(fcntl, name, self._wrap(name, getattr(fcntl, name)))
         builtins.open = io.open = self._open_file
+        OpenFile.close = self._close_open_file  # type: ignore[assignment, method-assign]
         if hasattr(accessor, "open"):
             accessor.open = staticmethod(self._open_file)
 
@@ -172,6 +176,20 @@ class FaultyDisk:
             return raw
         buffered = io.BufferedReader(raw) if raw.readable() else io.BufferedWriter(raw)
         return buffered if "b" in mode else io.TextIOWrapper(buffered, *args, **options)
+
+    @property
+    def _close_open_file(self) -> Callable[[OpenFile], None]:
+        """A method: what C closes is counted here alone, and only if it was written."""
+
+        def close(file: OpenFile) -> None:
+            real = functools.partial(io.FileIO.close, file)
+            place = None if file.closed or not file.writable() else self._place((file.fileno(),), {})
+            if place is None:
+                real()
+            else:
+                self.call("close written", place, real)
+
+        return close
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
