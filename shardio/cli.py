@@ -340,7 +340,7 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
     if as_json:
         facts = dataclasses.asdict(report)
         facts["mended"] = [os.fsdecode(mended.key) for mended in report.mended]
-        facts["warnings"] = [mended.warning for mended in report.mended]
+        facts["warned"] = {os.fsdecode(warned.key): warned.warning for warned in report.warned}
         facts["duplicates"] = duplicates and [json.loads(line) for line in duplicates]
         _print_json(facts)
         return
@@ -353,20 +353,18 @@ def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None =
         _say(f"  {name:<8}{count:>12,} samples")
     digest = f", digest {report.digest[:16]}" if report.digest else ""
     _say(f"  {report.num_shards:,} shards, {_bytes(report.nbytes)} in {out}{digest}")
-    warned = [m for m in report.mended if not m.warning.startswith(JUNK)]
-    num_mended = len(report.mended) - len(warned)
     for what, counts, where in (
         ("refused", report.refused, f", listed in {out / 'rejects.jsonl'}" if report.digest else ""),
-        ("mended", {JUNK: num_mended} if num_mended else {}, ""),
+        ("mended", {JUNK: len(report.mended)} if report.mended else {}, ""),
         ("ignored", report.ignored, ""),
     ):
         if counts:
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.items())
             _say(f"  {what} {sum(counts.values()):,}: {reasons}{where}")
-    for mended in warned[:_MOST_WARNINGS]:
-        _say(f"  warned of {os.fsdecode(mended.key)}: {mended.warning}")
-    if len(warned) > _MOST_WARNINGS:
-        _say(f"  and of {len(warned) - _MOST_WARNINGS:,} more images, which --json names")
+    for warned in report.warned[:_MOST_WARNINGS]:
+        _say(f"  warned of {os.fsdecode(warned.key)}: {warned.warning}")
+    if len(report.warned) > _MOST_WARNINGS:
+        _say(f"  and of {len(report.warned) - _MOST_WARNINGS:,} more images, which --json names")
     if report.duplicates is not None:
         across = sum(group.splits_differ for group in report.duplicates)
         _say(

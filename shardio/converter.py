@@ -27,7 +27,7 @@ import numpy as np
 from shardio.amounts import DEFAULT_MAX_BAD, check_workers, given, most_bad, parse_max_bad, parse_nbytes, parse_part
 from shardio.columns import check_columns_file, read_columns
 from shardio.dask_cluster import check_scheduler, run_on_dask
-from shardio.decode import Colour, DecodeOptions, parse_colour
+from shardio.decode import JUNK, Colour, DecodeOptions, parse_colour
 from shardio.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.executors import Pool, run_on_pool
@@ -111,7 +111,7 @@ class ConvertReport:
     source: str
     """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" of one of Python."""
     mended: tuple[Mended, ...]
-    """Sources that were taken although their header had to be mended, or a library warned of them; each says why."""
+    """Sources that were taken although their header had to be mended; each says why."""
     ignored: Mapping[str, int]
     """What lay in SRC, or stands in the columns' file, and is no image to convert, per kind."""
     seconds: float
@@ -119,6 +119,8 @@ class ConvertReport:
     """Sources that this call worked on; the others were done by an earlier one."""
     duplicates: tuple[Duplicates, ...] | None = None
     """Sources of the samples that have the same bytes; None if they were not asked for."""
+    warned: tuple[Mended, ...] = ()
+    """Sources that a library warned of while they were read and decoded; each says how."""
     unfinished: Unfinished | None = None
     """What other parts have still to do; None if the set is published."""
 
@@ -267,12 +269,18 @@ def convert(
         num_sources=collection.num_sources,
         refused=_count_reasons(out),
         source=collection.kind,
-        mended=tuple(m for record in records.values() for m in record.mended),
+        mended=_noted(records.values(), mended=True),
+        warned=_noted(records.values(), mended=False),
         ignored=_ignored(plan),
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.kept,
         duplicates=duplicates,
     )
+
+
+def _noted(records: Iterable[ShardRecord], *, mended: bool) -> tuple[Mended, ...]:
+    """Those of the sources that were mended, or else those that were only warned of."""
+    return tuple(m for record in records for m in record.mended if m.warning.startswith(JUNK) == mended)
 
 
 Engine = Callable[[Sequence[ShardTask], Report], list[ShardRecord]]
@@ -318,7 +326,8 @@ def _report_part(
         nbytes=sum(shard.nbytes for shard in shards),
         num_sources=sum(record.num_sources for _, record in mine),
         refused=dict(Counter(reject.reason for _, record in mine for reject in record.rejects).most_common()),
-        mended=tuple(m for _, record in mine for m in record.mended),
+        mended=_noted((record for _, record in mine), mended=True),
+        warned=_noted((record for _, record in mine), mended=False),
         ignored=_ignored(plan),
         seconds=time.monotonic() - start,
         num_converted=monitor.done - monitor.kept,

@@ -54,8 +54,8 @@ def test_what_a_decoder_warns_of_is_kept_with_every_image(
     workers: int, filters: str, tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     report = convert(tree, tmp_path / "out", size=16, workers=workers, shard_size=20_000)
-    assert {mended.key for mended in report.mended} == {b"c%d/%d.png" % (i % 2, i) for i in range(40)}
-    assert {mended.warning for mended in report.mended} == {APNG}
+    assert {warned.key for warned in report.warned} == {b"c%d/%d.png" % (i % 2, i) for i in range(40)}
+    assert {warned.warning for warned in report.warned} == {APNG}
     assert estimate(tree, size=16, workers=workers, seconds=10).refused == {}
     assert capfd.readouterr() == ("", "")
 
@@ -70,7 +70,7 @@ def test_no_warning_reaches_the_terminal_and_names_are_told(workers: int, tree: 
     assert all(line.endswith(f".png: {APNG}") for line in lines)
     assert "and of 35 more images, which --json names" in result.stdout
     facts = json.loads(shardio(*words[:2], tmp_path / "again", *words[3:], "--json").stdout)
-    assert (len(facts["mended"]), set(facts["warnings"])) == (40, {APNG})
+    assert (len(facts["warned"]), set(facts["warned"].values()), facts["mended"]) == (40, {APNG}, [])
 
 
 class OddItems:
@@ -94,7 +94,7 @@ def test_what_a_dataset_warns_of_is_kept_with_its_items(
 ) -> None:
     before = len(warnings.filters)
     report = convert(OddItems(), tmp_path / "out", size=8)
-    assert {m.key: m.warning for m in report.mended} == {b"%d" % i: f"item {i} is odd" for i in range(1, 12, 2)}
+    assert {m.key: m.warning for m in report.warned} == {b"%d" % i: f"item {i} is odd" for i in range(1, 12, 2)}
     assert len(warnings.filters) <= before + 2  # of the dataset, and ours
     assert capfd.readouterr() == ("", "")
 
