@@ -18,7 +18,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from itertools import starmap
 from pathlib import Path
 from types import TracebackType
@@ -256,25 +256,27 @@ def is_left_over(path: Path) -> bool | None:
     if not is_of_this_machine(path.name):
         return None
     try:
-        with open_untrusted(path, os.O_RDWR) as file:
-            return try_lock(file.fileno())
+        with open_untrusted(path) as file:
+            return try_lock(file.fileno(), fcntl.LOCK_SH)  # shared, so that others who look find it left, too
     except (OSError, FormatError):
         return False
 
 
-def sweep_temporaries(folder: Path, kept: Container[str] = ()) -> int:
+def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name: False) -> int:
     """Remove the temporary files in `folder` that no living process is writing; how many there were.
 
-    Those whose names are in `kept` stay. BeeGFS, NFS with local_lock and Lustre with localflock do not show one
+    Those stay for whose names `is_kept` says so. BeeGFS, NFS with local_lock and Lustre with localflock do not show one
     machine's locks to another: a file of another machine is left alone for an hour after it was last written to, lock
     or none.
     """
     swept = 0
     for entry in _temporaries(folder):
-        if entry.name not in kept and (found := _open_left_over(Path(entry.path))) is not None:
+        if not is_kept(entry.name) and (found := _open_left_over(Path(entry.path))) is not None:
             with contextlib.suppress(OSError):
-                Path(entry.path).unlink()
-                swept += 1
+                # Once more, under the lock: its process may have decided to keep it just before it left it.
+                if not is_kept(entry.name):
+                    Path(entry.path).unlink()
+                    swept += 1
             found[0].close()
     return swept
 

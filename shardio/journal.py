@@ -191,12 +191,16 @@ def _journal_of(temporary: Path) -> Path:
     return temporary.parent / WORK_FOLDER / (temporary.name[1:].removesuffix(".tmp") + _SUFFIX)
 
 
+def _shard_of(journal: Path) -> str:
+    return journal.stem.rpartition(".")[0]
+
+
 def _journals(out: Path) -> Iterator[tuple[Path, str, Path]]:
     """Each journal, with the name of its shard and its temporary file."""
     for name in os.listdir(out / WORK_FOLDER):
         if name.endswith(_SUFFIX):
-            stem = name.removesuffix(_SUFFIX)
-            yield out / WORK_FOLDER / name, stem.rpartition(".")[0], out / f".{stem}.tmp"
+            journal = out / WORK_FOLDER / name
+            yield journal, _shard_of(journal), out / f".{journal.stem}.tmp"
 
 
 def find_left(out: Path, shards: Container[str]) -> dict[str, list[Left]]:
@@ -216,9 +220,12 @@ def find_left(out: Path, shards: Container[str]) -> dict[str, list[Left]]:
 
 def sweep_unfinished(out: Path) -> None:
     """Remove what no process is working on, and nobody can go on with."""
-    names = set(os.listdir(out / WORK_FOLDER))
-    kept = {temporary.name for _, shard, temporary in _journals(out) if f"{shard}.json" not in names}
-    sweep_temporaries(out, kept)
+
+    def is_kept(name: str) -> bool:
+        journal = _journal_of(out / name)
+        return journal.exists() and not journal.with_name(f"{_shard_of(journal)}.json").exists()
+
+    sweep_temporaries(out, is_kept)
     for journal, _, temporary in _journals(out):
         if not temporary.exists():
             journal.unlink(missing_ok=True)

@@ -634,6 +634,31 @@ def test_a_start_sweeps_what_cannot_be_gone_on_with_and_nothing_else(task: Shard
     assert nothing_unfinished(task)
 
 
+def test_a_sweep_leaves_what_is_left_with_a_journal_while_it_looks(
+    task: ShardTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop(task, 31)
+    data, lines = the_data(task), the_journal(task)
+    away = lines.rename(task.out.with_name("away"))
+
+    def look(path: Path) -> Any:
+        away.rename(lines)  # just before its process unlocks it
+        return real(path)
+
+    real = files._open_left_over
+    monkeypatch.setattr(files, "_open_left_over", look)
+    sweep_unfinished(task.out)
+    assert data.exists()
+    assert lines.exists()
+
+
+def test_processes_that_look_at_the_same_moment_find_the_same_left(task: ShardTask) -> None:
+    stop(task, 31)
+    with the_data(task).open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)  # as another that looks
+        assert find_left(task.out, {task.name})[task.name][0].is_ours
+
+
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 
