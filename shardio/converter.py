@@ -18,7 +18,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,6 +71,7 @@ from shardio.shardtask import (
     without_record,
 )
 from shardio.sources import Collection
+from shardio.threads import ThreadPool
 from shardio.workers import run_tasks
 
 _REMOVAL_TRIES = 10
@@ -590,7 +591,7 @@ def _make_shards(
 
 def _load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
     """The records of those tasks that are done, by shard."""
-    with ThreadPoolExecutor(_STAT_THREADS, thread_name_prefix="shardio-records") as pool:
+    with ThreadPool(_STAT_THREADS, "shardio-records") as pool:
         found = zip(tasks, pool.map(load_record, tasks), strict=True)
         return {task.name: record for task, record in found if record is not None}
 

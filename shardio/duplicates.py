@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import DecodeError
 from shardio.sources import Origin, Source
+from shardio.threads import ThreadPool
 
 # 128 bits: among 10**10 files, one chance in 10**18 that two different ones are taken for equal.
 HASH_NBYTES = 16
@@ -72,11 +72,8 @@ def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> byt
             raise TypeError(f"expected the bytes of a file, found what a dataset gives for {source.key!r}")
         return hash_source(data)
 
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="shardio-hash")
-    try:
+    with ThreadPool(threads, "shardio-hash") as pool:
         return b"".join(pool.map(hash_one, sources))
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def find_duplicates(

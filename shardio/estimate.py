@@ -9,7 +9,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from shardio.resize import FitMode, Resample
 from shardio.scanner import EmptyClasses, SourceKind, check_images_local, scan_for
 from shardio.setwriter import DEFAULT_SHARD_NBYTES
 from shardio.sources import Collection, FileOrigin, Given, Source
+from shardio.threads import ThreadPool
 from shardio.torchthreads import one_torch_thread
 from shardio.warned import kept_warnings
 from shardio.workers import THREADS_PER_PROCESS
@@ -195,7 +195,7 @@ def _source_nbytes(collection: Collection) -> int | None:
     def total(start: int) -> int:
         return sum(map(origin.nbytes, sources[start::_STAT_THREADS]))
 
-    with ThreadPoolExecutor(_STAT_THREADS, thread_name_prefix="shardio-stat") as pool:
+    with ThreadPool(_STAT_THREADS, "shardio-stat") as pool:
         return sum(pool.map(total, range(_STAT_THREADS)))
 
 
@@ -239,7 +239,7 @@ def _measure(
                 break
         return outcomes
 
-    with one_torch_thread(), ThreadPoolExecutor(threads, thread_name_prefix="shardio-measure") as pool:
+    with one_torch_thread(), ThreadPool(threads, "shardio-measure") as pool:
         outcome(sources[0])  # what is done once, at the first image, does not count
         start = time.monotonic()
         deadline = start + seconds

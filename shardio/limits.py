@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -25,6 +24,7 @@ from shardio.machine import filesystem_kind
 from shardio.readers import direct_alignment, set_direct
 from shardio.ring import aligned_empty
 from shardio.shardset import ShardSet
+from shardio.threads import ThreadPool
 
 Steps = Generator[int, None, None]
 
@@ -120,7 +120,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
 
     with (
         _opened_direct(paths[:_MOST_FILES]) as descriptors,
-        ThreadPoolExecutor(DIRECT_THREADS, thread_name_prefix="shardio-limit") as pool,
+        ThreadPool(DIRECT_THREADS, "shardio-limit") as pool,
     ):
         try:
             for thread in range(DIRECT_THREADS):

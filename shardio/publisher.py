@@ -15,7 +15,6 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,6 +26,7 @@ from shardio.leftovers import folder_of, sweep_left_overs
 from shardio.local import check_local, hinting_at_order, looks_like_a_set
 from shardio.manifest import FileEntry, Manifest, commit_manifest, load_manifest
 from shardio.shardset import open_sized
+from shardio.threads import ThreadPool
 from shardio.verifier import verify
 
 _BLOCK_NBYTES = 8 << 20
@@ -145,14 +145,23 @@ def _copy_set(
         if on_progress is not None:
             on_progress(nbytes, manifest.nbytes)
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="shardio-publish") as pool:
-        copies = [pool.submit(_copy_file, source, entry, folder, progress) for entry in manifest.files]
+    def copy_file(entry: FileEntry) -> None:
+        nonlocal stopped
+        if stopped:
+            raise _Stopped
         try:
-            for copy in wait(copies, return_when=FIRST_EXCEPTION).done:
-                copy.result()
+            _copy_file(source, entry, folder, progress)
+        except BaseException:
+            stopped = True
+            raise
+
+    with ThreadPool(workers, "shardio-publish") as pool:
+        try:
+            for copy in [pool.submit(copy_file, entry) for entry in manifest.files]:
+                with contextlib.suppress(_Stopped):  # the one that has failed says why
+                    copy.result()
         finally:
             stopped = True  # leaving the block waits for the copies under way
-            pool.shutdown(wait=False, cancel_futures=True)
     commit_manifest(folder, manifest)
 
 

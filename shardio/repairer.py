@@ -13,7 +13,6 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +37,7 @@ from shardio.setwriter import read_rejects
 from shardio.shardtask import ShardRecord, reject_of
 from shardio.sources import Collection as SourceCollection
 from shardio.sources import Source
+from shardio.threads import ThreadPool
 from shardio.verifier import verify
 from shardio.workers import run_tasks
 from shardio.writer import IndexRows
@@ -310,13 +310,10 @@ class _Repair:
             except DecodeError as error:
                 raise DecodeError(error.reason, f"{os.fsdecode(source.key)}: {error.detail}") from None
 
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="shardio-sizes")
-        try:
+        with ThreadPool(self.workers, "shardio-sizes") as pool:
             sizes = pool.map(size, kept)
             crc32s = list(_crc32s(self.folder / task.name, sample_nbytes(self.manifest.sample_shape)))
             heights, widths = zip(*sizes, strict=True)
-        finally:
-            pool.shutdown(cancel_futures=True)
         labels, keys = [source.label for source in kept], [source.key for source in kept]
         return IndexRows(labels, keys, list(widths), list(heights), crc32s).to_array(task.key_nbytes)
 

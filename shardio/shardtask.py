@@ -14,11 +14,9 @@ import errno
 import hashlib
 import json
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -40,6 +38,7 @@ from shardio.manifest import ShardEntry
 from shardio.plan import ShardTask, library_versions
 from shardio.setwriter import Reject
 from shardio.sources import UNREADABLE, Given, Source
+from shardio.threads import ThreadPool
 from shardio.warned import kept_warnings
 from shardio.writer import ShardFileWriter
 
@@ -135,19 +134,18 @@ def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int, first
     While the outcomes of one block are waited for, the threads go on to the next. With one thread nothing runs beside
     the caller: a source is prepared when its outcome is asked for.
     """
-    stop = threading.Event()
+    stopped: list[None] = []  # no Event: a set() that is interrupted may leave its lock locked
 
     def prepare(part: _Part) -> list[tuple[Source, Outcome]]:
         pairs = zip(*part, strict=True)
-        return [(source, _prepare(task, source, place)) for source, place in pairs if not stop.is_set()]
+        return [(source, _prepare(task, source, place)) for source, place in pairs if not stopped]
 
     with contextlib.ExitStack() as stack:
         run: Callable[..., Iterator[list[tuple[Source, Outcome]]]] = map
         step, ahead = 1, 0
         if threads > 1:
-            pool = ThreadPoolExecutor(threads, thread_name_prefix="shardio-decode")
-            stack.callback(pool.shutdown, cancel_futures=True)
-            stack.callback(stop.set)
+            pool = stack.enter_context(ThreadPool(threads, "shardio-decode"))
+            stack.callback(stopped.append, None)
             run, step, ahead = pool.map, _PER_HANDOVER, _AHEAD_PER_THREAD * threads
         under_way: deque[_Block] = deque()
         while first < len(task.sources):

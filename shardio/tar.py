@@ -11,15 +11,14 @@ import contextlib
 import os
 import re
 import stat
-import threading
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from shardio.errors import SourceError
+from shardio.threads import ThreadPool
 
 BLOCK_NBYTES = 512
 _ZEROS = bytes(BLOCK_NBYTES)
@@ -183,22 +182,22 @@ def members(archive: Archive) -> Iterator[Member]:
 
 def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
     """Run generators to their ends, each on a thread. After an error or Ctrl-C all stop at their next item."""
-    stop = threading.Event()
+    stopped: list[None] = []
 
     def run(walk: Generator[T, None, None]) -> list[T]:
         found = []
         with contextlib.closing(walk):
             for item in walk:
-                if stop.is_set():
+                if stopped:
                     break
                 found.append(item)
         return found
 
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="shardio-scan") as pool:
+    with ThreadPool(_THREADS, "shardio-scan") as pool:
         try:
             return list(pool.map(run, walks))
         except BaseException:
-            stop.set()
+            stopped.append(None)
             raise
 
 

@@ -14,7 +14,6 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, count
@@ -30,6 +29,7 @@ from shardio.format import HEADER_NBYTES, MANIFEST_NAME, sample_nbytes, shard_he
 from shardio.manifest import FileEntry, Manifest, ShardEntry, Split, load_manifest
 from shardio.permutation import Permutation
 from shardio.shardset import open_checked, open_sized
+from shardio.threads import ThreadPool
 
 _BLOCK_NBYTES = 4 << 20
 # Damaged samples are named one by one up to so many in a file.
@@ -131,7 +131,7 @@ def verify(
     verifier = _Verifier(folder, manifest, quick, progress, drawn)
     checks = verifier.checks()
     total = verifier.nbytes
-    with ThreadPoolExecutor(workers, thread_name_prefix="shardio-verify") as pool:
+    with ThreadPool(workers, "shardio-verify") as pool:
         found = [problem for problem in pool.map(lambda check: check(), checks) if problem is not None]
     if drawn is not None:
         drawn = replace(drawn, num_samples=sum(verifier.num_compared))

@@ -9,7 +9,6 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from shardio.format import shard_header
 from shardio.machine import memory_left
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.shardset import ShardSet, open_checked
+from shardio.threads import ThreadPool
 
 # Long enough for the streaming rate of disks and servers, short enough for a progress bar.
 _PIECE_NBYTES = 8 << 20
@@ -72,18 +72,14 @@ def warm(
         if on_progress is not None:
             on_progress(nbytes, total)
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="shardio-warm") as pool:
-        try:
-            pieces = [
-                pool.submit(_read_piece, folder / entry.file, entry, header, offset, progress)
-                for entry, header in files
-                for offset in range(0, entry.nbytes, _PIECE_NBYTES)
-            ]
-            for piece in pieces:
-                piece.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with ThreadPool(workers, "shardio-warm") as pool:
+        pieces = [
+            pool.submit(_read_piece, folder / entry.file, entry, header, offset, progress)
+            for entry, header in files
+            for offset in range(0, entry.nbytes, _PIECE_NBYTES)
+        ]
+        for piece in pieces:
+            piece.result()
     seconds = time.perf_counter() - start
     return WarmReport(str(folder), names, len(files), total, before, _resident_share(sets), seconds)
 

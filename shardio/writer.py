@@ -17,7 +17,6 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +37,7 @@ from shardio.format import (
 )
 from shardio.machine import filesystem_kind, is_network
 from shardio.manifest import ShardEntry
+from shardio.threads import Call, ThreadPool
 
 # Large enough for any disk to stream, small enough that dozens of writers fit in memory.
 BLOCK_NBYTES = 8 << 20
@@ -125,11 +125,11 @@ class ShardFileWriter:
         self._block: NDArray[np.uint8] | None = None  # of `append`
         self._filled = 0
         self._free: list[NDArray[np.uint8]] = []
-        self._writing: deque[tuple[Future[None], NDArray[np.uint8]]] = deque()
-        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="shardio-write")
+        self._writing: deque[tuple[Call[None], NDArray[np.uint8]]] = deque()
+        self._write_thread = ThreadPool(1, "shardio-write")
         self._unsynced_nbytes = 0
-        self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="shardio-sync")
-        self._sync: Future[None] | None = None
+        self._sync_thread = ThreadPool(1, "shardio-sync")
+        self._sync: Call[None] | None = None
         self._direct = False
         self._num_written = 0
         self._torn = False  # a write has failed, and what comes later would not be where it belongs
@@ -270,7 +270,7 @@ class ShardFileWriter:
                     self._unsynced_nbytes += 0 if self._direct else written
                 self._num_written += len(run)
             self._torn = False
-            if (save or self._unsynced_nbytes >= _SYNC_NBYTES) and (self._sync is None or self._sync.done()):
+            if (save or self._unsynced_nbytes >= _SYNC_NBYTES) and (self._sync is None or self._sync.is_over):
                 self._end_sync()  # raises what the last one met
                 self._sync = self._sync_thread.submit(self._make_durable, self._num_written, save)
                 self._unsynced_nbytes = 0
@@ -287,8 +287,8 @@ class ShardFileWriter:
 
     def _oldest_written(self) -> NDArray[np.uint8]:
         """The block that is written next, when it is; OSError if that failed."""
-        future, block = self._writing.popleft()
-        future.result()
+        call, block = self._writing.popleft()
+        call.result()
         return block
 
     def _end_sync(self) -> None:
@@ -343,16 +343,20 @@ class ShardFileWriter:
         self._file.discard()
 
     def _end_threads(self, *, cancel: bool) -> None:
-        self._write_thread.shutdown(cancel_futures=cancel)
-        self._sync_thread.shutdown()
+        try:
+            self._write_thread.close(cancel=cancel)
+        finally:
+            self._sync_thread.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_threads(cancel=True)  # before the descriptor is closed
-        if self._leave:
-            self._file.leave()
-        self._file.discard()
+        try:
+            self._end_threads(cancel=True)  # before the descriptor is closed
+        finally:
+            if self._leave:
+                self._file.leave()
+            self._file.discard()
 
 
 def _read_samples(descriptor: int, rows: NDArray[np.uint8], offset: int) -> int:

@@ -219,6 +219,41 @@ finally:
     check_traceback(err, "KeyboardInterrupt")
 
 
+TERMINATED = """
+import signal
+def stop(number, frame):
+    global left
+    left -= 1
+    if left >= 0:
+        raise SystemExit(143)  # as job launchers have it
+signal.signal(signal.SIGALRM, stop)
+left = {signals}
+loader = ShardLoader(path, 4, device="cpu", num_threads=3, prefetch=4)
+for _ in loader:
+    break
+signal.setitimer(signal.ITIMER_REAL, {delay}, {interval})
+while True:
+    for _ in loader:
+        pass
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0001, 0.003, 0.0111, 0.0503])
+def test_a_signal_handler_that_exits_ends_the_script_with_its_code_and_without_a_word(
+    start: Start, delay: float
+) -> None:
+    assert finish(start(TERMINATED.format(signals=1, delay=delay, interval=0))) == (143, "", "")
+
+
+def test_a_storm_of_signal_handlers_that_exit_does_not_keep_the_interpreter(start: Start) -> None:
+    # When Python has given its handlers up, a signal would end the process as it ends any other.
+    prologue = "import atexit, signal\natexit.register(signal.setitimer, signal.ITIMER_REAL, 0)\n" + WATCHDOG + PROLOGUE
+    code, out, err = finish(start(TERMINATED.format(signals=30, delay=0.01, interval=0.002), prologue))
+    assert (code, out) == (143, "")
+    assert "cannot join" not in err, err
+    assert "Timeout" not in err, err
+
+
 def test_a_forked_child_ends_as_usual_and_its_parent_too(start: Start) -> None:
     script = """
 import warnings

@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "counter_rng": (0, "t"),
     "eager": (0, "t"),
     "caller": (0, "t"),
-    "threads": (0, "t"),
+    "threads": (0, "b"),
     "_rowcopy": (0, "t"),
     "_resample": (0, "t"),
     "_rowread": (0, "t"),

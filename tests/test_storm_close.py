@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -17,7 +18,7 @@ from shardio.cache import Cache
 from shardio.files import AtomicFile, sweep_temporaries, write_all
 from shardio.gather import GatherThreads
 from shardio.loader import ShardLoader
-from shardio.threads import DaemonThread
+from shardio.threads import DaemonThread, ThreadPool
 
 # A prime, so that other points come in each case.
 STEP = 127
@@ -66,6 +67,13 @@ def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_writt
             break
     assert number > 50
     assert path.read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("work", tool.WORKS, ids=lambda work: f"{work.kind} {work.workers}")
+def test_one_exception_at_any_point_of_a_call_leaves_nothing(work: tool.Work, tmp_path: Path) -> None:
+    counts = tool.raise_everywhere(STEP, tmp_path, cases=[work])
+    assert not counts.printed, "\n".join(counts.printed)
+    assert counts.raised > 2
 
 
 def test_exceptions_at_random_moments_leave_nothing(tmp_path: Path) -> None:
@@ -127,6 +135,65 @@ def test_a_thread_that_cannot_be_started_says_so_and_is_over(monkeypatch: pytest
     thread.wait()
 
 
+def test_a_pool_makes_every_call_and_gives_results_in_order() -> None:
+    release = threading.Event()
+    with ThreadPool(3, "shardio-test") as pool:
+        results = pool.map(lambda number: (number == 0 and release.wait(10)) or number, range(20))
+        release.set()
+        assert list(results) == [True, *range(1, 20)]
+    pool.close()
+    with pytest.raises(RuntimeError, match="found a closed one"):
+        pool.submit(int)
+
+
+def test_a_call_of_a_pool_raises_what_it_met_each_time_it_is_asked_for_its_result() -> None:
+    with ThreadPool(1, "shardio-test") as pool:
+        call = pool.submit(int, "x")
+        for _ in range(2):
+            with pytest.raises(ValueError, match="invalid literal"):
+                call.result()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_block_that_fails_waits_for_calls_under_way_alone_and_one_that_ends_for_all(fails: bool) -> None:
+    made: list[int] = []
+    begun = threading.Event()
+
+    def make(number: int) -> None:
+        begun.set()
+        while fails and not pool._cancelled.on:  # which ends the first call only when the block has failed
+            time.sleep(0.001)
+        made.append(number)
+
+    with contextlib.suppress(ZeroDivisionError), ThreadPool(1, "shardio-test") as pool:
+        for number in range(3):
+            pool.submit(make, number)
+        assert begun.wait(10)
+        if fails:
+            raise ZeroDivisionError
+    assert made == ([0] if fails else [0, 1, 2])
+
+
+def test_the_threads_of_a_pool_end_when_it_is_forgotten_and_calls_that_wait_are_refused() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first() -> bool:
+        begun.set()
+        return go_on.wait(10)
+
+    pool = ThreadPool(1, "shardio-test")
+    threads, calls = pool._threads, [pool.submit(first), pool.submit(int)]
+    assert begun.wait(10)
+    del pool
+    go_on.set()
+    assert calls[0].result()
+    with pytest.raises(RuntimeError, match="closed before the call was begun"):
+        calls[1].result()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 def test_several_threads_may_wait_for_the_end_of_one() -> None:
     go_on = threading.Event()
     thread = DaemonThread(go_on.wait, "shardio-test")
@@ -144,9 +211,9 @@ def test_a_wait_that_was_interrupted_leaves_the_others_their_signal() -> None:
     thread = DaemonThread(lambda: None, "shardio-test")
     thread.begin()
     thread.join()
-    thread._over_signal.get()  # by a wait that an exception ended in the next moment
+    thread._call._over_signal.get()  # by a wait that an exception ended in the next moment
     thread.wait()
-    other = threading.Thread(target=thread._over_signal.get, daemon=True)  # one that looked at the flag before
+    other = threading.Thread(target=thread._call._over_signal.get, daemon=True)  # one that looked at the flag before
     other.start()
     other.join(10)
     assert not other.is_alive()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Exceptions from signal handlers while loaders are made, read, closed and forgotten: nothing may be left behind.
+"""Exceptions from signal handlers while loaders are made, read, closed and forgotten, and while sets are converted,
+written, verified, warmed and published: nothing may be left behind.
 
     python tools/storm_close.py --rounds 500 [--seed 0]    at random moments, once or every 2 ms
     python tools/storm_close.py --points [--step 1]        once, at every point where the interpreter calls handlers
@@ -35,15 +36,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 import shardio
 from shardio.cache import Cache
+from shardio.converter import convert
 from shardio.errors import CacheError
-from shardio.files import fsync_folder
+from shardio.files import fsync_folder, sweep_temporaries
+from shardio.leftovers import sweep_left_overs
 from shardio.loader import ShardLoader
+from shardio.publisher import publish
 from shardio.setwriter import ShardWriter
+from shardio.verifier import verify
+from shardio.warmer import warm
 
 NUM_SAMPLES = 60
+NUM_IMAGES = 12
 SHAPE = (8, 8, 3)
 # Until the first exception, at most; about what a round takes. And from one to the next.
 MOST_DELAY_SECONDS = 0.02
@@ -93,6 +101,20 @@ class Case:
     check: bool = False
 
 
+@dataclass(frozen=True)
+class Work:
+    """A call that begins threads, and ends them before it returns."""
+
+    kind: str
+    workers: int = 2
+
+
+WORKS = (
+    *(Work(kind) for kind in ("write", "verify", "warm", "publish")),
+    *(Work("convert", workers) for workers in (1, 2)),
+)
+
+
 def write_set(folder: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (NUM_SAMPLES, *SHAPE), dtype=np.uint8)
     with ShardWriter(folder, SHAPE, shard_nbytes=4096 + 20 * int(np.prod(SHAPE))) as writer:
@@ -109,7 +131,13 @@ class Storms:
         self._folder = folder
         self._set = folder / "set"
         write_set(self._set)
-        self._caches = count()
+        self._new = count()
+        self._images = folder / "images"
+        for number in range(NUM_IMAGES):
+            path = self._images / f"class-{number % 2}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (number, 0, 0)).save(path)
+        (folder / "root").mkdir()
         self._full_cache = folder / "cache"
         with ShardLoader(self._set, 4, cache=self._full_cache, device="cpu") as loader:
             while loader.stats()["staging"]["state"] != "complete":
@@ -119,7 +147,7 @@ class Storms:
         """A loader from its making to its end. `held` is what a caller would still have in hand after an exception."""
         options: dict[str, Any] = {"io": case.io}
         if "cache" in case.io:
-            options = {"cache": self._full_cache if "full" in case.io else self._folder / f"cache-{next(self._caches)}"}
+            options = {"cache": self._full_cache if "full" in case.io else self._folder / f"cache-{next(self._new)}"}
         if case.check:
             options |= {"check": "sample", "on_damage": "skip"}
         loader = ShardLoader(
@@ -144,16 +172,30 @@ class Storms:
             del loader, iterator, cycle
             gc.collect()
 
-    def check(self, case: Case, disturb: Callable[[Callable[[], None]], None], name: str) -> None:
+    def work(self, work: Work) -> None:
+        new = self._folder / "root" / f"set-{next(self._new)}"
+        if work.kind == "write":
+            write_set(new)
+        elif work.kind == "verify":
+            verify(self._set, workers=work.workers)
+        elif work.kind == "warm":
+            warm(self._set, workers=work.workers)
+        elif work.kind == "publish":
+            publish(self._set, new, workers=work.workers)
+        else:
+            convert(self._images, new, size=8, workers=work.workers)
+
+    def check(self, case: Case | Work, disturb: Callable[[Callable[[], None]], None], name: str) -> None:
         """One round: `disturb` calls what it is given, and raises exceptions meanwhile."""
         counts, held = self.counts, list[Any]()
         before = self._in_use()
         with contextlib.suppress(InterruptedHere):
-            disturb(lambda: self.use(case, held))
+            disturb(lambda: self.work(case) if isinstance(case, Work) else self.use(case, held))
         for loader in held:
             loader.close()
         held.clear()
         gc.collect()
+        self._sweep()
         counts.rounds += 1
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (left := self._in_use() - before) and time.monotonic() < deadline:
@@ -164,6 +206,13 @@ class Storms:
             counts.printed.append(f"{name}, {case}: left {dict(left)}")
             self._say(counts.printed[-1])
 
+    def _sweep(self) -> None:
+        """What the next publisher and the next conversion do; then no temporary file may be there."""
+        root = self._folder / "root"
+        sweep_left_overs(root)
+        for folder in (root, *root.iterdir()):
+            sweep_temporaries(folder)
+
     def _in_use(self) -> Counter[str]:
         """Threads and descriptors of this process, and copies that are held."""
         names = [thread.name for thread in threading.enumerate()]
@@ -173,6 +222,7 @@ class Storms:
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):  # the one that listed the folder
                 found[f"descriptor {os.readlink(f'/proc/self/fd/{name}')}"] += 1
+        found.update(f"file {path}" for path in self._folder.glob("root/**/.*.tmp"))
         for path in self._folder.glob("cache*"):
             with contextlib.suppress(CacheError):  # its making was interrupted
                 found.update(f"lease {copy.path}" for copy in Cache(path).copies() if copy.in_use)
@@ -221,20 +271,26 @@ class Storm:
             raise InterruptedHere
 
 
-def storm_loaders(rounds: int, seed: int = 0, folder: Path | None = None, say: Say = print) -> Counts:
-    """So many rounds, half of them with one exception, half with a storm."""
+def _random_case(chosen: random.Random) -> Case:
+    return Case(
+        chosen.choice(IOS),
+        chosen.choice(ENDINGS),
+        chosen.randint(1, 6),
+        chosen.randint(0, 4),
+        chosen.random() < 0.3,
+    )
+
+
+def storm_loaders(
+    rounds: int, seed: int = 0, folder: Path | None = None, say: Say = print, works: Sequence[Work] = ()
+) -> Counts:
+    """So many rounds, half of them with one exception, half with a storm. With `works`, these instead of loaders."""
     with tempfile.TemporaryDirectory(prefix="storm-close-", dir=folder) as made:
         storms = Storms(Path(made), say)
         with counting_unraisable(storms.counts):
             for number in range(rounds):
                 chosen = random.Random(f"{seed} {number}")
-                case = Case(
-                    chosen.choice(IOS),
-                    chosen.choice(ENDINGS),
-                    chosen.randint(1, 6),
-                    chosen.randint(0, 4),
-                    chosen.random() < 0.3,
-                )
+                case = works[number // 2 % len(works)] if works else _random_case(chosen)
                 interval = STORM_SECONDS if number % 2 else 0.0
                 storm = Storm(storms.counts, chosen.uniform(1e-5, MOST_DELAY_SECONDS), interval)
                 storms.check(case, storm, f"seed {seed}, round {number}{', storm' if interval else ''}")
@@ -277,13 +333,13 @@ class Point:
 
 
 def raise_everywhere(
-    step: int = 1, folder: Path | None = None, say: Say = print, cases: Sequence[Case] | None = None
+    step: int = 1, folder: Path | None = None, say: Say = print, cases: Sequence[Case | Work] | None = None
 ) -> Counts:
     """Each case with an exception at every `step`-th point, until it has none left."""
     with tempfile.TemporaryDirectory(prefix="storm-close-", dir=folder) as made:
         storms = Storms(Path(made), say)
         with counting_unraisable(storms.counts):
-            for case in cases or [Case(io, ending) for io, ending in product(IOS, ENDINGS)]:
+            for case in cases or [*(Case(io, ending) for io, ending in product(IOS, ENDINGS)), *WORKS]:
                 storms.check(case, Point(-1), "undisturbed")
                 for number in count(0, step):
                     point = Point(number)
@@ -308,9 +364,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left = 0
     both = chosen.rounds is None and not chosen.points
     if chosen.rounds or both:
-        counts = storm_loaders(chosen.rounds or 500, chosen.seed, chosen.folder)
-        print(f"seed {chosen.seed}: {counts}", flush=True)
-        left += counts.rounds_that_left
+        for works in ((), WORKS):
+            counts = storm_loaders(chosen.rounds or 500, chosen.seed, chosen.folder, works=works)
+            print(f"seed {chosen.seed}, {'calls' if works else 'loaders'}: {counts}", flush=True)
+            left += counts.rounds_that_left
     if chosen.points or both:
         counts = raise_everywhere(chosen.step, chosen.folder)
         print(f"every point, step {chosen.step}: {counts}", flush=True)
