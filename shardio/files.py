@@ -328,7 +328,7 @@ class OpenFile(io.FileIO):
     _finalizing = False  # FileIO, which would note that here, does not warn of it then
 
 
-def open_file(path: str | Path, flags: int, mode: int = 0o666) -> OpenFile:
+def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> OpenFile:
     """As `os.open`, but what comes owns the descriptor. Folders are refused: IsADirectoryError.
 
     Only C runs from the one to the other. An exception that a signal handler raises comes before or after that, and

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
+from shardio.files import open_file
 
 # More are not class numbers, but numbers of something else.
 MAX_CLASSES = 1 << 20
@@ -165,15 +166,11 @@ def identify(path: str | os.PathLike[str]) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
-def _open_without_blocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
     """Read a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.
-        with open(path, "rb", buffering=0, opener=_open_without_blocking) as file:
+        with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DecodeError(UNREADABLE, "not a regular file")

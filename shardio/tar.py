@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from shardio.errors import SourceError
+from shardio.files import open_file
 from shardio.threads import ThreadPool
 
 BLOCK_NBYTES = 512
@@ -105,8 +106,8 @@ class Archive:
 def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str | None = None) -> Iterator[Archive]:
     """A tar file, or a tar that is a member of one. SourceError if it cannot be read or is compressed."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
+        with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
+            descriptor = file.fileno()
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError(f"{path}: expected a tar, found {stat.filemode(status.st_mode)}")
@@ -119,8 +120,6 @@ def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str 
             if (method := compression(os.pread(descriptor, MAGIC_NBYTES, start))) is not None:
                 raise compressed(archive.name, method)
             yield archive
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise SourceError(f"{path}: expected a readable tar, found: {error.strerror}") from None
 

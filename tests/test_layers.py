@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[int, str]] = {
     "numa": (1, "t"),
     "lifeline": (1, "c"),
     "jpeg": (1, "c"),
-    "tar": (1, "c"),
+    "tar": (2, "c"),
     "png": (1, "c"),
     "webp": (1, "c"),
     "exif": (0, "c"),

@@ -67,7 +67,7 @@ def test_want_of_descriptors_or_memory_is_not_the_fault_of_a_source(
     # A refusal would leave a sound image out of the set, for a reason that has nothing to do with it.
     put(tmp_path, "1.jpg")
 
-    def failing(path: str | os.PathLike[str], flags: int) -> int:
+    def failing(path: str | os.PathLike[str], flags: int, mode: int) -> int:
         raise OSError(code, os.strerror(code), os.fspath(path))
 
     with monkeypatch.context() as patch:

@@ -210,7 +210,7 @@ class Storms:
         """What the next publisher and the next conversion do; then no temporary file may be there."""
         root = self._folder / "root"
         sweep_left_overs(root)
-        for folder in (root, *root.iterdir()):
+        for folder in (root, *filter(Path.is_dir, root.iterdir())):
             sweep_temporaries(folder)
 
     def _in_use(self) -> Counter[str]:
