@@ -34,6 +34,7 @@ from shardio.executors import Pool, run_on_pool
 from shardio.files import (
     is_temporary,
     make_folder,
+    naming,
     read_untrusted,
     remove_temporaries,
     sweep_temporaries,
@@ -451,7 +452,8 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
     make_folder(out)
     while True:
         make_folder(work)
-        with contextlib.suppress(FileNotFoundError):  # another call has just taken back what it had begun
+        # FileNotFoundError: another call has just taken back what it had begun.
+        with contextlib.suppress(FileNotFoundError), naming(work / mark):
             (work / mark).touch()
             break
     here = {**plan.describe(), "libraries": library_versions()}

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from shardio.errors import FormatError
 from shardio.files import (
     fsync_folder,
+    is_abandoned,
     is_left_over,
     naming,
     open_untrusted,
@@ -151,8 +152,14 @@ def _from_values(values: list[Any]) -> Outcome:
         result: Sample | Refusal = Refusal(*rest)
     else:
         label, height, width, crc, warning = rest
+        if not (_are_integers(-(1 << 63), 1 << 63, label) and _are_integers(0, 1 << 32, height, width, crc)):
+            raise ValueError(f"expected numbers of a sample, found {rest!r:.200}")
         result = Sample(label, (height, width), crc, warning)
     return Outcome(result, fingerprint, hashed and bytes.fromhex(hashed))
+
+
+def _are_integers(start: int, stop: int, *numbers: object) -> bool:
+    return all(type(number) is int and start <= number < stop for number in numbers)
 
 
 def _to_line(value: object) -> bytes:
@@ -219,11 +226,19 @@ def find_left(out: Path, shards: Container[str]) -> dict[str, list[Left]]:
 
 
 def sweep_unfinished(out: Path) -> None:
-    """Remove what no process is working on, and nobody can go on with."""
+    """Remove what no process is working on, and no call would go on with.
+
+    A call goes on with the one of a shard's files in which most is done. Others that were written within the last hour
+    stay too: their processes may have ended since the longest was looked for.
+    """
+    left = find_left(out, {shard for _, shard, _ in _journals(out)})
+    longest = {files[0].temporary.name for files in left.values()}
 
     def is_kept(name: str) -> bool:
         journal = _journal_of(out / name)
-        return journal.exists() and not journal.with_name(f"{_shard_of(journal)}.json").exists()
+        if not journal.exists() or journal.with_name(f"{_shard_of(journal)}.json").exists():
+            return False
+        return name in longest or not is_abandoned(name, (out / name).stat().st_mtime, locked=False)
 
     sweep_temporaries(out, is_kept)
     for journal, _, temporary in _journals(out):

@@ -286,8 +286,13 @@ def _open_shard(task: ShardTask, control: Control) -> Iterator[tuple[ShardFileWr
             yield shard, journal, kept
         except BaseException as error:
             if task.expected_sha256 is None:
-                if isinstance(error, OSError) and (error.errno == errno.EIO or is_network(filesystem_kind(task.out))):
-                    # The page cache would give back what the disk, or the server, has not taken, and never will.
+                # The page cache would give back what the disk, or the server, has not taken, and never will. Errors
+                # of other files, such as a source that cannot be opened, say nothing of this one.
+                if (
+                    isinstance(error, OSError)
+                    and error.filename == str(path)
+                    and (error.errno == errno.EIO or is_network(filesystem_kind(task.out)))
+                ):
                     shard.discard()
                 else:
                     with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ from shardio.duplicates import HASH_NBYTES
 from shardio.errors import ConvertError, DecodeError, SpaceError
 from shardio.files import AtomicFile, sweep_temporaries
 from shardio.format import WORK_FOLDER
-from shardio.journal import find_left, sweep_unfinished
+from shardio.journal import Journal, Outcome, Sample, find_left, sweep_unfinished
 from shardio.plan import ShardTask
 from shardio.resize import Fit
 from shardio.shardtask import Control, ShardRecord, Stopped, discard_record, do_task, load_record, without_record
@@ -355,14 +355,20 @@ def test_the_journal_of_other_libraries_counts_for_nothing(
 
 @pytest.mark.usefixtures("saved_at_every_block")
 @pytest.mark.parametrize(
-    ("code", "is_network", "is_kept"),
-    [(errno.EIO, False, False), (errno.ENOSPC, True, False), (errno.ENOSPC, False, True)],
+    ("code", "name", "is_network", "is_kept"),
+    [
+        (errno.EIO, "", False, False),
+        (errno.ENOSPC, "", True, False),
+        (errno.ENOSPC, "", False, True),
+        (errno.EMFILE, "a source", True, True),
+    ],
 )
 def test_after_an_error_of_the_disk_nothing_is_kept_that_may_be_in_the_page_cache_only(
     task: ShardTask,
     whole: ShardRecord,
     monkeypatch: pytest.MonkeyPatch,
     code: int,
+    name: str,
     is_network: bool,
     is_kept: bool,
 ) -> None:
@@ -370,7 +376,7 @@ def test_after_an_error_of_the_disk_nothing_is_kept_that_may_be_in_the_page_cach
         def _report(self, done: int, refused: int, kept: int = 0) -> None:
             super()._report(done, refused)
             if self.done == 31:
-                raise OSError(code, os.strerror(code))
+                raise OSError(code, os.strerror(code), name or str(task.out / task.name))
 
     monkeypatch.setattr(shardtask, "is_network", lambda kind: is_network)
     with pytest.raises(OSError, match=os.strerror(code)):
@@ -594,6 +600,31 @@ def test_the_file_of_another_machine_is_copied_and_not_touched(
     os.utime(data, (0, 0))  # silent since 1970
     sweep_unfinished(task.out)
     assert nothing_unfinished(task)
+
+
+def test_what_other_machines_have_left_again_and_again_does_not_pile_up(
+    task: ShardTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        monkeypatch.setattr(files, "_machine", lambda number=number: f"{number:08x}")
+        stop(task, 10 + 5 * number)
+        for path in task.out.glob(".*.tmp"):
+            os.utime(path, (0, 0))
+    assert len(list(task.out.glob(".*.tmp"))) == 4
+    monkeypatch.setattr(files, "_machine", lambda: "f" * 8)
+    sweep_unfinished(task.out)
+    assert len(list(task.out.glob(".*.tmp"))) == 1
+    reports = Kept()
+    do_task(task, reports.control(1))
+    assert reports.kept >= 20
+
+
+@pytest.mark.parametrize("label", [1 << 70, -1 << 64, True, 1.5, "1", None])
+def test_a_journal_with_numbers_that_are_none_counts_up_to_them(task: ShardTask, label: Any) -> None:
+    outcome = Outcome(Sample(0, (5, 6), 7, ""), "x")
+    temporary = task.out / f".{task.name}.{'0' * 8}-{'0' * 16}.tmp"
+    Journal(temporary, "i").rewrite([outcome, replace(outcome, result=replace(outcome.result, label=label)), outcome])
+    assert Journal(temporary, "i").read() == [outcome]
 
 
 def test_the_longest_of_several_is_gone_on_with_and_the_others_are_swept(task: ShardTask, whole: ShardRecord) -> None:
