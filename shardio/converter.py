@@ -33,6 +33,7 @@ from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
 from shardio.executors import Pool, run_on_pool
 from shardio.files import (
     make_folder,
+    open_file,
     read_untrusted,
     remove_temporaries,
     sweep_temporaries,
@@ -447,7 +448,7 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
         raise
     make_folder(out)
     make_folder(work)
-    (work / mark).touch()
+    open_file(work / mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC).close()
     here = {**plan.describe(), "libraries": library_versions()}
     began = True
     try:
