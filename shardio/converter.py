@@ -35,6 +35,7 @@ from shardio.files import (
     is_temporary,
     make_folder,
     naming,
+    open_file,
     read_untrusted,
     remove_temporaries,
     sweep_temporaries,
@@ -454,7 +455,7 @@ def _claim_folder(plan: Plan, out: Path, mark: str) -> Manifest | None:
         make_folder(work)
         # FileNotFoundError: another call has just taken back what it had begun.
         with contextlib.suppress(FileNotFoundError), naming(work / mark):
-            (work / mark).touch()
+            open_file(work / mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC).close()
             break
     here = {**plan.describe(), "libraries": library_versions()}
     began = True

@@ -7,6 +7,7 @@ the columns and the lines one after the other. Boxes need not be whole pixels, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Literal
 
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from shardio.boxes import Boxes
 from shardio.eager import is_recorded
 from shardio.kernels import _resample as _native
-from shardio.threads import ThreadPool
 
 Interpolation = Literal["bilinear", "bicubic"]
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -133,7 +133,7 @@ def _resample_natively(
         work(slice(None))
     else:
         bounds = [count * part // threads for part in range(threads + 1)]
-        with ThreadPool(threads, "shardio-resample") as pool:
+        with ThreadPoolExecutor(threads, thread_name_prefix="shardio-resample") as pool:
             list(pool.map(work, (slice(*pair) for pair in pairwise(bounds))))
     return torch.from_numpy(out).permute(0, 3, 1, 2)
 
