@@ -248,7 +248,7 @@ def test_ranks_together_evaluate_what_one_process_does(
 def test_another_recipe_does_not_go_on_from_a_checkpoint(
     shards: Path, undisturbed: Path, modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit, match=r"made with lr 1\.0: go on with that, or choose another folder"):
+    with pytest.raises(SystemExit, match=r"made with lr 0\.2: go on with that, or choose another folder"):
         train_here(modules, monkeypatch, shards, undisturbed, *MIXED, "--lr", "0.5")
 
 

@@ -225,7 +225,8 @@ def test_other_folders_beside_splits_are_doubted_and_left_out(tmp_path: Path, st
     tree = scan_tree(tmp_path)
     name = stranger.partition("/")[0]
     assert doubts(tmp_path) == (
-        f"expected only split folders beside 'Train', found '{name}' (1 in all), which would be left out"
+        f"expected only split folders beside 'Train', found '{name}' (1 in all), which would be left out. "
+        "If all of them are classes, give a list of images and labels as SRC"
     )
     assert keys(tree) == [b"train/a/1.jpg", b"train/b/2.jpg"]
     assert tree.ignored == {"folder beside the splits": 1}
