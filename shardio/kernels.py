@@ -33,7 +33,7 @@ DEFAULT_KERNEL: str = _FORCED or KERNELS[-1]
 """What copies if no kernel is named: the best, or the one in the environment variable SHARDIO_KERNEL."""
 
 _COSTS = (
-    (_resample, "augmentation on the CPU is 4 to 40 times slower"),
+    (_resample, "augmentation on the CPU is 17 to 26 times slower"),
     (_rowcopy, "a page of a mapped file that storage does not give ends the process by SIGBUS, without an error"),
     (_rowread, "reading by pread or past the page cache waits for the GIL after each sample"),
 )
