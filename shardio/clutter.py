@@ -9,15 +9,7 @@ _SYSTEM_NAMES = frozenset(
     (
         *("__macosx", "icon\r"),  # macOS, and zip files made there
         *("thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "system volume information"),  # Windows
-        *(
-            "@eadir",
-            "@tmp",
-            "@recycle",
-            "@recently-snapshot",
-            "#recycle",
-            "#snapshot",
-            "~snapshot",
-        ),  # NAS of all makers
+        *("@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "~snapshot"),  # file servers
         "lost+found",  # ext4
     )
 )

@@ -158,7 +158,7 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: RunFile) -> 
         run_file.read()
         if isinstance(error, (ShardioError, OSError)):
             raise
-        what = "was told by nobody to stop, and did: does its machine see OUT?" if isinstance(error, Stopped) else ""
+        what = "stopped unexpectedly: does its machine see OUT?" if isinstance(error, Stopped) else ""
         raise ConvertError(f"{task.name}: {what or f'{type(error).__name__}: {error}'}. {GO_ON}") from error
 
 

@@ -57,9 +57,9 @@ class Outcome:
 
     result: Sample | Refusal
     fingerprint: str
-    """Of the source, before it was read."""
+    """What told the source from others before it was read: see `Origin.fingerprint`."""
     hash: bytes | None = None
-    """Of the source's bytes, if that was asked for."""
+    """The hash of the source's bytes, if it was asked for."""
 
 
 class Journal:

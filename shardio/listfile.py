@@ -94,7 +94,7 @@ def scan_list(src: Path) -> Collection:
 
 
 def _nowhere(src: Path, paths: Sequence[str]) -> SourceError:
-    """That none of these is there, the first paths of the list."""
+    """The error where none of these is there, the first paths of the list."""
     absolute = next(filter(os.path.isabs, paths), None)
     relative = next((path for path in paths if not os.path.isabs(path)), None)
     found, ways = [], []

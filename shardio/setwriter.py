@@ -228,7 +228,7 @@ class ShardWriter:
         if key.endswith(b"\0"):
             raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key[-80:]!r}")
         source_size = self.sample_shape[:2] if source_size is None else source_size
-        if not all(0 <= side < 1 << 32 for side in source_size):
+        if len(source_size) != 2 or not all(0 <= side < 1 << 32 for side in source_size):
             raise ValueError(f"source_size must be (height, width), each below 2**32, found {source_size!r}")
         numbers = self._column_values(columns)
         if split not in self._splits:
@@ -245,7 +245,7 @@ class ShardWriter:
             image,
             label=label,
             key=key,
-            source_size=source_size or (self.sample_shape[0], self.sample_shape[1]),
+            source_size=source_size,
         )
         state.num_samples += 1
         for name, number in numbers.items():

@@ -271,7 +271,7 @@ def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str] | N
 
 
 def _word_of_tar(tar: str) -> str:
-    """That its folders or, if these do not, its name has for a split: imagenet1k-validation-07.tar is of val."""
+    """The word for a split in its folders, or else in its name: imagenet1k-validation-07.tar is of val."""
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):
         found = {split: word for word in words if (split := known_split(word))}

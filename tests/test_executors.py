@@ -213,7 +213,7 @@ FAILURES: dict[str, tuple[Exception, type[Exception], str]] = {
         SpaceError,
         "/x: No space left; 15 of 18 images are kept in .*: make room",
     ),
-    "stopped": (Stopped(), ConvertError, "train-00002.npy: was told by nobody to stop, and did: does its machine see"),
+    "stopped": (Stopped(), ConvertError, "train-00002.npy: stopped unexpectedly: does its machine see"),
 }
 
 

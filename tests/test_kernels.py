@@ -18,7 +18,11 @@ from shardio import ShardLoader
 from shardio.augment import CenterCrop
 from shardio.kernels import DEFAULT_KERNEL, kernels_in_use, missing_kernels
 
-COSTS = {"_resample": "17 to 26 times slower", "_rowcopy": "ends the process by SIGBUS", "_rowread": "waits for the GIL"}
+COSTS = {
+    "_resample": "17 to 26 times slower",
+    "_rowcopy": "ends the process by SIGBUS",
+    "_rowread": "waits for the GIL",
+}
 HIDE = "import sys; sys.modules.update(dict.fromkeys(f'shardio._{n}' for n in ('rowcopy', 'rowread', 'resample')))\n"
 
 
