@@ -19,7 +19,7 @@ import numpy as np
 from common import describe_machine, in_turn, print_ratios
 from numpy.typing import NDArray
 
-from shardio.ring import aligned_empty
+from shardio.direct import aligned_empty
 from shardio.shardset import ShardSet, open_shards
 
 Copy = Callable[[ShardSet, NDArray[np.int64], NDArray[np.uint8]], None]

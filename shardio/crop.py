@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.counter_rng import make_keys, uniform
-from shardio.format import SampleShape
 
 CropAt = Literal["center", "random"]
 
@@ -40,7 +39,7 @@ class Crop:
     width: int
     at: CropAt
     seed: int
-    sample_shape: SampleShape
+    sample_shape: tuple[int, int, int]
 
     def __post_init__(self) -> None:
         if self.at not in get_args(CropAt):
@@ -53,7 +52,7 @@ class Crop:
             )
 
     @property
-    def cropped_shape(self) -> SampleShape:
+    def cropped_shape(self) -> tuple[int, int, int]:
         return self.height, self.width, self.sample_shape[2]
 
     def windows(self, epoch: int, indices: NDArray[np.int64]) -> Windows:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from shardio.direct import ALIGNMENT
 from shardio.format import SampleShape
 from shardio.numa import node_of_pci_device, preferring_node
 from shardio.prefetch import Tensors
-from shardio.ring import ALIGNMENT, Slot
+from shardio.ring import Slot
 
 
 class PinnedSlot(Slot):

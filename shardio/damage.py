@@ -22,10 +22,10 @@ from shardio.caller import warn_caller
 from shardio.checksum import crc32
 from shardio.counter_rng import make_keys, uniform
 from shardio.crop import Windows
+from shardio.direct import aligned_empty
 from shardio.errors import FormatError
 from shardio.format import sample_nbytes
 from shardio.readers import FileReader, ReadCounts, Reader, direct_alignment
-from shardio.ring import Slot, aligned_empty
 from shardio.rowcopy import copy_windows
 from shardio.shardset import ShardSet
 
@@ -173,26 +173,27 @@ class GuardedReader:
         if self._damaged.setdefault(index, text) is text:  # one of two threads that found it at the same time
             self._news.append(f"sample {index} is damaged, and another takes its place: {error}")
 
-    def replace_damaged(self, epoch: int, slot: Slot, size: int) -> None:
-        """Put sound samples of the slot's first `size`, with their labels and indices, in the places of damaged ones.
+    def replace_damaged(
+        self, epoch: int, images: NDArray[np.uint8], labels: NDArray[np.int64], indices: NDArray[np.int64]
+    ) -> None:
+        """Put sound samples of a batch, with their labels and indices, in the places of its damaged ones.
 
-        Which, (seed, epoch, the damaged sample) say, among the places of sound ones. FormatError if there is none.
+        (seed, epoch, the damaged sample) decide which of the sound ones. FormatError if there is none.
         """
-        if self._damaged.keys().isdisjoint(slot.indices[:size].tolist()):
+        if self._damaged.keys().isdisjoint(indices.tolist()):
             return
-        indices = slot.indices[:size]
         damaged = np.isin(indices, list(self._damaged))
         sound = np.flatnonzero(~damaged)
         if not sound.size:
             raise FormatError(
-                f"none of the {size} samples of a batch is sound, so that no other can take their places. The first: "
-                f"{self._damaged[int(indices[0])]}"
+                f"none of the {len(indices)} samples of a batch is sound, so that no other can take their places. The "
+                f"first: {self._damaged[int(indices[0])]}"
             )
         (key,) = make_keys(b"shardio damage 1", self._seed, epoch, 1)
         drawn = uniform(key, indices[damaged].astype(np.uint64))
         chosen = sound[(drawn * sound.size).astype(np.int64)]
-        for array in (slot.images, slot.labels, indices):
-            array[:size][damaged] = array[chosen]
+        for array in (images, labels, indices):
+            array[damaged] = array[chosen]
 
     def warn(self) -> None:
         """A RuntimeWarning for each sample that was found damaged since the last call, at the caller's line."""

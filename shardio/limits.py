@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shardio.direct import aligned_empty
 from shardio.files import naming, open_regular
 from shardio.format import sample_nbytes
 from shardio.machine import filesystem_kind
 from shardio.readers import direct_alignment, set_direct
-from shardio.ring import aligned_empty
 from shardio.shardset import ShardSet
 from shardio.threads import ThreadPool
 

@@ -671,7 +671,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         loader = self._loader
         steps: list[Finish] = []
         if loader._guard is not None:
-            steps.append(partial(loader._guard.replace_damaged, self.epoch))
+            steps.append(partial(_replace_damaged, loader._guard, self.epoch))
         if loader._squashed and _ours(loader.transform) is not None:
             steps.append(partial(_note_sizes, loader._reader, loader.shards.sample_shape, loader._crop))
         return partial(_do_all, steps) if steps else None
@@ -745,6 +745,10 @@ def _sizes(reader: Reader, shape: SampleShape, crop: Crop | None, indices: NDArr
     share = np.array(crop.cropped_shape[:2]) / shape[:2]
     sizes[:] = np.maximum(np.rint(sizes * share), 1)
     return sizes
+
+
+def _replace_damaged(guard: GuardedReader, epoch: int, slot: Slot, size: int) -> None:
+    guard.replace_damaged(epoch, slot.images[:size], slot.labels[:size], slot.indices[:size])
 
 
 def _note_sizes(reader: Reader, shape: SampleShape, crop: Crop | None, slot: Slot, size: int) -> None:

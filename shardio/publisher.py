@@ -25,7 +25,7 @@ from shardio.format import MANIFEST_NAME, is_safe_name
 from shardio.leftovers import folder_of, sweep_left_overs
 from shardio.local import check_local, hinting_at_order, looks_like_a_set
 from shardio.manifest import FileEntry, Manifest, commit_manifest, load_manifest
-from shardio.shardset import open_sized
+from shardio.opening import open_sized
 from shardio.threads import ThreadPool
 from shardio.verifier import verify
 

@@ -25,14 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.crop import Windows
+from shardio.direct import aligned_empty
 from shardio.errors import FormatError
 from shardio.files import OpenFile, naming, open_regular
 from shardio.format import HEADER_NBYTES, sample_nbytes, shard_header
 from shardio.kernels import _rowread
 from shardio.manifest import FileEntry
 from shardio.openfiles import OpenFiles, most_open
-from shardio.ring import aligned_empty
-from shardio.shardset import RETRY_SECONDS, TRANSIENT, ShardSet, check_not_cut, open_checked, reading_failed
+from shardio.opening import check_not_cut, open_checked
+from shardio.retry import RETRY_SECONDS, TRANSIENT, reading_failed
+from shardio.shardset import ShardSet
 
 # What O_DIRECT may demand of offsets, lengths and memory: a sector as most disks show it, a page or larger sector.
 _ALIGNMENTS = (512, 4096)

@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.direct import aligned_empty
 from shardio.format import SampleShape
-
-# Of the slots' memory: a page, the most that O_DIRECT demands of where it puts what it reads.
-ALIGNMENT = 4096
 
 
 class Slot:
@@ -34,14 +32,6 @@ class Slot:
         self.labels = labels
         self.indices = indices
         self.sizes: NDArray[np.int64] | None = None
-
-
-def aligned_empty(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Uninitialised uint8 memory at a multiple of ALIGNMENT, which np.empty does not promise."""
-    nbytes = int(np.prod(shape, dtype=np.int64))
-    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes].reshape(shape)
 
 
 def new_slot(batch_size: int, sample_shape: SampleShape) -> Slot:

@@ -20,24 +20,16 @@ from numpy.typing import NDArray
 
 from shardio.crop import Windows
 from shardio.eager import eager
-from shardio.errors import FormatError, SetNotFoundError, printable
+from shardio.errors import SetNotFoundError, printable
 from shardio.files import OpenFile, open_regular
-from shardio.format import (
-    HEADER_NBYTES,
-    SampleShape,
-    sample_nbytes,
-    shard_header,
-)
+from shardio.format import HEADER_NBYTES, SampleShape, sample_nbytes, shard_header
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.mapping import RowMapping, advise_random, resident_share, will_need
+from shardio.opening import check_not_cut, open_checked, open_sized
 from shardio.order import as_integer
 from shardio.places import find_folder
+from shardio.retry import RETRY_SECONDS, reading_failed
 from shardio.rowcopy import copy_rows, copy_windows
-
-# Before what storage did not give is asked for again: a server that restarts, a path that fails over come back.
-RETRY_SECONDS = (0.05, 0.2, 0.8)
-# What passes, or may: a server that restarts, a path that fails over, a signal.
-TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN})
 
 
 class Sample(NamedTuple):
@@ -54,7 +46,6 @@ class Sample(NamedTuple):
 def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
     """Open one split of the set in the folder `path`, or of that name in the catalogue (`shardio.places`).
 
-
     `digest` pins the content, all of the set's splits: the digest that `shardio info` prints, or its first 12 digits or
     more. SetNotFoundError if there is no set or no such split; FormatError if it is another set than the pinned one, or
     if any file is not what the manifest says.
@@ -70,52 +61,6 @@ def position_of(index: SupportsIndex, count: int) -> int:
     if not -count <= number < count:
         raise IndexError(f"index {number} is out of range: expected {-count} to {count - 1} for {count} samples")
     return number % count
-
-
-def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
-    """Open a file of the set and check its type and size."""
-    file, nbytes = open_regular(path)
-    if nbytes != entry.nbytes:
-        file.close()
-        raise FormatError(
-            f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; "
-            "copy the file again, or convert again"
-        )
-    return file
-
-
-def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> OpenFile:
-    """As open_sized, and check that the file begins with `header`, byte for byte."""
-    file = open_sized(path, entry)
-    try:
-        found = os.pread(file.fileno(), HEADER_NBYTES, 0)
-    except BaseException:
-        file.close()
-        raise
-    if found != header:
-        file.close()
-        at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
-        raise FormatError(
-            f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
-            "copy the file again, or convert again"
-        )
-    return file
-
-
-def check_not_cut(path: str | Path, entry: FileEntry, nbytes: int) -> None:
-    """FormatError if a file that was opened has fewer bytes by now."""
-    if nbytes < entry.nbytes:
-        raise FormatError(
-            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: somebody cut it or is "
-            "writing to it; a published set must not change. Copy the file again, or convert again"
-        )
-
-
-def reading_failed(error: OSError, path: str | Path, what: str, offset: int, attempts: int, hint: str = "") -> OSError:
-    """The error to raise when storage does not give `what`, a label or a sample, after so many attempts."""
-    hint = hint or "look into the kernel's log (dmesg) for the disk or server; `shardio verify` tells what else is lost"
-    text = f"{error.strerror}: reading {what} at byte {offset} failed (attempts: {attempts}); {hint}"
-    return OSError(error.errno, text, str(path))
 
 
 def _place(mapping: RowMapping, number: int, file: OpenFile) -> None:

@@ -25,7 +25,7 @@ from shardio.files import AtomicFile, make_folder, naming, remove_temporaries, r
 from shardio.format import shard_header
 from shardio.local import hinting_at_order
 from shardio.manifest import FileEntry, Manifest, commit_manifest, is_digest
-from shardio.shardset import open_checked, open_sized
+from shardio.opening import open_checked, open_sized
 from shardio.storage import FolderStorage, Storage, open_storage
 from shardio.threads import DaemonThread
 

@@ -15,9 +15,10 @@ from typing import Protocol
 from shardio.files import OpenFile, kind_of
 from shardio.manifest import FileEntry, Manifest, load_manifest
 from shardio.openfiles import OpenFiles, most_open
+from shardio.opening import check_not_cut, open_sized
 from shardio.places import candidates, catalogue_roots, holds_set, is_url, not_in_catalogue
 from shardio.remote import RemoteStorage
-from shardio.shardset import RETRY_SECONDS, TRANSIENT, check_not_cut, open_sized, reading_failed
+from shardio.retry import RETRY_SECONDS, TRANSIENT, reading_failed
 
 
 class Storage(Protocol):

@@ -27,8 +27,8 @@ from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.files import open_regular
 from shardio.format import HEADER_NBYTES, MANIFEST_NAME, sample_nbytes, shard_header
 from shardio.manifest import FileEntry, Manifest, ShardEntry, Split, load_manifest
+from shardio.opening import open_checked, open_sized
 from shardio.permutation import Permutation
-from shardio.shardset import open_checked, open_sized
 from shardio.threads import ThreadPool
 
 _BLOCK_NBYTES = 4 << 20

@@ -17,7 +17,8 @@ from shardio.files import naming
 from shardio.format import shard_header
 from shardio.machine import memory_left
 from shardio.manifest import FileEntry, Manifest, load_manifest
-from shardio.shardset import ShardSet, open_checked
+from shardio.opening import open_checked
+from shardio.shardset import ShardSet
 from shardio.threads import ThreadPool
 
 # Long enough for the streaming rate of disks and servers, short enough for a progress bar.

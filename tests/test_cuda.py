@@ -23,9 +23,10 @@ from simulated_cuda import Event, Simulation, Stream, Tensor
 import shardio.cuda
 import shardio.loader
 from shardio.cuda import CudaCopier, PinnedSlot, numa_node
+from shardio.direct import ALIGNMENT
 from shardio.loader import ShardLoader
 from shardio.prefetch import MOST_AHEAD, CopyCounts, DevicePrefetch, Tensors
-from shardio.ring import ALIGNMENT, Ring, Slot
+from shardio.ring import Ring, Slot
 
 SHAPE = (6, 5, 3)
 BATCH = 5

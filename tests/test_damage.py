@@ -518,7 +518,7 @@ def test_replacing_touches_nothing_but_the_places_of_damaged_samples(path: Path,
         list(loader)
     slot = Slot(np.arange(4 * NBYTES).astype(np.uint8).reshape(4, *SHAPE), np.arange(4), np.array([46, 3, 5, 46]))
     images = slot.images.copy()
-    loader._guard.replace_damaged(0, slot, 3)
+    loader._guard.replace_damaged(0, slot.images[:3], slot.labels[:3], slot.indices[:3])
     assert slot.indices.tolist()[1:] == [3, 5, 46]
     assert slot.indices[0] in (3, 5)
     assert slot.labels.tolist()[1:] == [1, 2, 3]

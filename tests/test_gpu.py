@@ -36,10 +36,11 @@ from shardio.augment import (
     ToDtype,
 )
 from shardio.cuda import CudaCopier, CudaTransfer, PinnedSlot, numa_node
+from shardio.direct import ALIGNMENT
 from shardio.loader import ShardLoader
 from shardio.numa import preferring_node
 from shardio.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, Transfer
-from shardio.ring import ALIGNMENT, Ring, Slot
+from shardio.ring import Ring, Slot
 from shardio.sampler import Tail
 from shardio.transform import Transform
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import shardio.limits
 from shardio import limits
-from shardio.ring import ALIGNMENT
+from shardio.direct import ALIGNMENT
 from shardio.shardset import ShardSet, open_shards
 
 PAGES = (64, 64, 1)

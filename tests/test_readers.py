@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 import shardio.readers
 from shardio.crop import Windows
+from shardio.direct import aligned_empty
 from shardio.errors import FormatError
 from shardio.files import OpenFile
 from shardio.mapping import resident_share
 from shardio.readers import FileReader, MappedReader, Reader, direct_alignment
-from shardio.ring import aligned_empty
 from shardio.shardset import ShardSet, open_shards
 
 SHAPES = [(6, 5, 3), (1, 1, 1), (16, 32, 1), (64, 64, 1), (7, 73, 1), (63, 65, 2), (64, 64, 3), (28, 28, 3)]

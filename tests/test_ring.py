@@ -19,7 +19,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from shardio.ring import ALIGNMENT, Ring, Slot, aligned_empty, new_slot
+from shardio.direct import ALIGNMENT, aligned_empty
+from shardio.ring import Ring, Slot, new_slot
 
 SHAPE = (4, 3, 2)
 BATCH = 5
