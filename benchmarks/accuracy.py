@@ -36,10 +36,10 @@ from PIL import Image
 from torch import nn
 
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize
-from shardio.converter import convert
-from shardio.format import MANIFEST_NAME
-from shardio.loader import ShardLoader
-from shardio.resize import FitMode
+from shardio.conversion.convert import convert
+from shardio.conversion.images.fit import FitMode
+from shardio.format.layout import MANIFEST_NAME
+from shardio.loading.loader import ShardLoader
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -40,16 +40,16 @@ from common import describe_gpu, describe_machine, generated_set, in_turn, print
 from gpu import from_the_loader, rates_in_turn
 from PIL import Image
 
-import shardio.transform
+import shardio.augment.batch
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype
-from shardio.boxes import Draws
-from shardio.format import sample_nbytes
-from shardio.fused import can_fuse
-from shardio.limits import pinned_copies
-from shardio.loader import ShardLoader
-from shardio.resample import resample
-from shardio.shardset import ShardSet, open_shards
-from shardio.transform import Batch, Transform
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.boxes import Draws
+from shardio.augment.resample import resample
+from shardio.augment.resample_cuda import can_fuse
+from shardio.format.layout import sample_nbytes
+from shardio.loading.loader import ShardLoader
+from shardio.measure.limits import pinned_copies
+from shardio.reading.shardset import ShardSet, open_shards
 
 Way = Callable[[], int]
 PEER = Path(__file__).with_name("augment_peer.py")
@@ -141,7 +141,7 @@ def without_kernels(way: Way) -> Way:
     """What the transforms do where shardio was installed without a C compiler."""
 
     def augment() -> int:
-        with mock.patch.object(shardio.transform, "resample", partial(resample, native=False)):
+        with mock.patch.object(shardio.augment.batch, "resample", partial(resample, native=False)):
             return way()
 
     return augment

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from common import describe_machine, generated_set, print_ratios
 
-from shardio.checksum import crc32
-from shardio.loader import ShardLoader
+from shardio.format.checksum import crc32
+from shardio.loading.loader import ShardLoader
 
 
 def main() -> None:

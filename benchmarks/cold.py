@@ -18,10 +18,10 @@ from pathlib import Path
 
 from common import describe_machine
 
-from shardio.format import sample_nbytes
-from shardio.limits import direct_reads, why_no_direct_reads
-from shardio.loader import ShardLoader
-from shardio.shardset import open_shards
+from shardio.format.layout import sample_nbytes
+from shardio.loading.loader import ShardLoader
+from shardio.measure.limits import direct_reads, why_no_direct_reads
+from shardio.reading.shardset import open_shards
 
 
 def leave_the_page_cache(path: Path) -> None:

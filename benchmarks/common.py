@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from shardio.cuda import numa_node
-from shardio.format import MANIFEST_NAME
-from shardio.setwriter import ShardWriter
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.format.layout import MANIFEST_NAME
+from shardio.loading.cuda import numa_node
 
 BUILD = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
 

@@ -28,9 +28,9 @@ from common import BUILD, describe_machine
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.converter import convert
-from shardio.resize import Fit
-from shardio.writer import BLOCK_NBYTES
+from shardio.conversion.convert import convert
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.writing.shard_file import BLOCK_NBYTES
 
 FIT = Fit((256, 256))
 SAMPLE_NBYTES = 256 * 256 * 3

@@ -19,8 +19,8 @@ import numpy as np
 from common import describe_machine, in_turn, print_ratios
 from numpy.typing import NDArray
 
-from shardio.direct import aligned_empty
-from shardio.shardset import ShardSet, open_shards
+from shardio.reading.shardset import ShardSet, open_shards
+from shardio.system.direct import aligned_empty
 
 Copy = Callable[[ShardSet, NDArray[np.int64], NDArray[np.uint8]], None]
 

@@ -27,12 +27,12 @@ import torch
 from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios
 from numpy.typing import NDArray
 
-from shardio.bench import bench
-from shardio.cuda import numa_node
-from shardio.format import sample_nbytes
-from shardio.limits import pinned_copies
-from shardio.loader import ShardLoader
-from shardio.shardset import ShardSet, open_shards
+from shardio.format.layout import sample_nbytes
+from shardio.loading.cuda import numa_node
+from shardio.loading.loader import ShardLoader
+from shardio.measure.bench import bench
+from shardio.measure.limits import pinned_copies
+from shardio.reading.shardset import ShardSet, open_shards
 
 Way = Callable[[], int]
 CROPS = (None, (224, 224))

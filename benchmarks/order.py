@@ -16,8 +16,8 @@ from itertools import islice
 import numpy as np
 from common import describe_machine
 
-from shardio.order import Order, make_order
-from shardio.sampler import Sampler
+from shardio.order.orders import Order, make_order
+from shardio.order.sampler import Sampler
 
 
 def batches_of(order: Order, batch_size: int, count: int, epoch: int) -> int:

@@ -16,9 +16,9 @@ from common import describe_machine
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.decode import decode_image
+from shardio.conversion.images.decode import decode_image
+from shardio.conversion.images.fit import Fit, Resample
 from shardio.errors import DecodeError
-from shardio.resize import Fit, Resample
 
 FILTERS: dict[Resample, Image.Resampling] = {
     "bicubic": Image.Resampling.BICUBIC,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from common import BUILD, describe_machine
 
-from shardio.format import (
+from shardio.format.layout import (
     REJECTS_NAME,
     index_header,
     index_name,
@@ -32,7 +32,7 @@ from shardio.format import (
     shard_name,
     shard_nbytes,
 )
-from shardio.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest
+from shardio.format.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest
 
 SHAPE = (64, 64, 3)
 KEY_NBYTES = key_field_nbytes(30)
@@ -67,7 +67,7 @@ def private_nbytes() -> int:
 
 def measure(path: str, io: str) -> dict[str, float]:
     """In a process of its own."""
-    from shardio.loader import ShardLoader
+    from shardio.loading.loader import ShardLoader
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     before = private_nbytes()

@@ -29,10 +29,10 @@ from typing import Any
 
 from common import describe_machine, generated_set
 
-from shardio.limits import memcpy
-from shardio.loader import ShardLoader
-from shardio.machine import usable_cores
-from shardio.shardset import open_shards
+from shardio.loading.loader import ShardLoader
+from shardio.measure.limits import memcpy
+from shardio.reading.shardset import open_shards
+from shardio.system.machine import usable_cores
 
 MOST_PRIVATE_NBYTES = 30_000_000
 """What docs/cluster.md promises, for each process."""

@@ -18,10 +18,10 @@ from statistics import median
 
 from common import BUILD, describe_machine, generated_set
 
-from shardio.cache import Cache
-from shardio.loader import ShardLoader
-from shardio.manifest import FileEntry
-from shardio.storage import FolderStorage
+from shardio.format.manifest import FileEntry
+from shardio.loading.loader import ShardLoader
+from shardio.sets.cache.folder import Cache
+from shardio.sets.storage import FolderStorage
 
 CACHE = BUILD / "cache"
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from common import BUILD, describe_machine
 
-import shardio.gather
-import shardio.loader
-from shardio.loader import ShardLoader
-from shardio.setwriter import ShardWriter
+import shardio.loading.gather
+import shardio.loading.loader
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.loading.loader import ShardLoader
 
 ROUNDS = 9
 BATCH_SIZE = 256
@@ -56,12 +56,13 @@ class _Blind:
 
 @contextlib.contextmanager
 def nothing_seen() -> Iterator[None]:
-    seen = shardio.loader.record_function, shardio.loader._Counts
-    shardio.loader.record_function, shardio.loader._Counts = lambda name: contextlib.nullcontext(), _Blind
+    loader = shardio.loading.loader
+    seen = loader.record_function, loader._Counts
+    loader.record_function, loader._Counts = lambda name: contextlib.nullcontext(), _Blind
     try:
         yield
     finally:
-        shardio.loader.record_function, shardio.loader._Counts = seen
+        shardio.loading.loader.record_function, shardio.loading.loader._Counts = seen
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from common import describe_gpu, describe_machine, generated_set
 
-from shardio.loader import ShardLoader
+from shardio.loading.loader import ShardLoader
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "imagenet"))
 from resnet import resnet50

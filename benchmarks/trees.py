@@ -23,7 +23,7 @@ _LINKS = 30_000  # a file may have, on any filesystem
 
 OPEN = """
 import sys
-from shardio.shardset import open_shards
+from shardio.reading.shardset import open_shards
 shards = open_shards(sys.argv[1])
 assert len(shards.classes) > int(shards.labels.max()) and shards[len(shards) - 1].image.size
 """

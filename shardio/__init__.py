@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from shardio.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from shardio.cache import Cache as Cache
-    from shardio.converter import ConvertReport as ConvertReport
-    from shardio.converter import convert as convert
-    from shardio.dataset import ShardDataset as ShardDataset
+    from shardio.conversion.convert import ConvertReport as ConvertReport
+    from shardio.conversion.convert import convert as convert
+    from shardio.conversion.writing.set_writer import ShardWriter as ShardWriter
     from shardio.errors import CacheError as CacheError
     from shardio.errors import ConvertError as ConvertError
     from shardio.errors import DecodeError as DecodeError
@@ -25,20 +24,21 @@ if TYPE_CHECKING:
     from shardio.errors import ShardioError as ShardioError
     from shardio.errors import SourceError as SourceError
     from shardio.errors import SpaceError as SpaceError
-    from shardio.loader import ShardLoader as ShardLoader
-    from shardio.publisher import publish as publish
-    from shardio.setwriter import ShardWriter as ShardWriter
-    from shardio.shardset import Sample as Sample
-    from shardio.shardset import ShardSet as ShardSet
-    from shardio.shardset import open_shards as open_shards
-    from shardio.staging import StageReport as StageReport
-    from shardio.staging import stage as stage
-    from shardio.verifier import verify as verify
+    from shardio.loading.dataset import ShardDataset as ShardDataset
+    from shardio.loading.loader import ShardLoader as ShardLoader
+    from shardio.reading.shardset import Sample as Sample
+    from shardio.reading.shardset import ShardSet as ShardSet
+    from shardio.reading.shardset import open_shards as open_shards
+    from shardio.sets.cache.folder import Cache as Cache
+    from shardio.sets.cache.stage import StageReport as StageReport
+    from shardio.sets.cache.stage import stage as stage
+    from shardio.sets.publish import publish as publish
+    from shardio.sets.verify import verify as verify
 
 _HOMES = {
-    "shardio.cache": ("Cache",),
-    "shardio.converter": ("ConvertReport", "convert"),
-    "shardio.dataset": ("ShardDataset",),
+    "shardio.sets.cache.folder": ("Cache",),
+    "shardio.conversion.convert": ("ConvertReport", "convert"),
+    "shardio.loading.dataset": ("ShardDataset",),
     "shardio.errors": (
         "CacheError",
         "ConvertError",
@@ -50,12 +50,12 @@ _HOMES = {
         "SourceError",
         "SpaceError",
     ),
-    "shardio.loader": ("ShardLoader",),
-    "shardio.publisher": ("publish",),
-    "shardio.setwriter": ("ShardWriter",),
-    "shardio.shardset": ("Sample", "ShardSet", "open_shards"),
-    "shardio.staging": ("StageReport", "stage"),
-    "shardio.verifier": ("verify",),
+    "shardio.loading.loader": ("ShardLoader",),
+    "shardio.sets.publish": ("publish",),
+    "shardio.conversion.writing.set_writer": ("ShardWriter",),
+    "shardio.reading.shardset": ("Sample", "ShardSet", "open_shards"),
+    "shardio.sets.cache.stage": ("StageReport", "stage"),
+    "shardio.sets.verify": ("verify",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -19,7 +19,7 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.setwriter import ShardWriter
+from shardio.conversion.writing.set_writer import ShardWriter
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Real and damaged images, where they are at hand; tests that use them have others of their own making beside them."""

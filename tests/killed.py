@@ -26,7 +26,7 @@ import torch
 
 TIMEOUT_SECONDS = 120
 # torch imports the first of them when the first optimizer is made, and takes a second for it.
-PRELOADED = ["torch._dynamo", "torch.nn.parallel", "shardio.loader"]
+PRELOADED = ["torch._dynamo", "torch.nn.parallel", "shardio.loading.loader"]
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from shardio import remote
+from shardio.sets import remote
 
 Fault = Callable[[Any, dict[str, Any], Any], Iterable[bytes]]
 

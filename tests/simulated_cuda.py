@@ -1,12 +1,12 @@
-"""What shardio.cuda asks of CUDA, on the CPU: streams that lag behind the host and run in any order that their events
-allow, and an allocator that gives freed memory away in the order of the stream to which it belongs.
+"""What shardio.loading.cuda asks of CUDA, on the CPU: streams that lag behind the host and run in any order that their
+events allow, and an allocator that gives freed memory away in the order of the stream to which it belongs.
 
 What is queued runs one operation at a time, of streams drawn from a seed, when the host waits or time passes. Memory
 knows the last tensor for which it was used: an operation of an earlier one that comes after is an AssertionError, and
 so is waiting for what cannot happen. New memory is overwritten, in the order of its stream.
 
-This shows that the calls have the right order if they mean what is assumed here. What they mean, tests/test_gpu.py asks
-a GPU.
+This shows that the calls have the right order if they mean what is assumed here. What they mean,
+tests/loading/test_gpu.py asks a GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Simulation:
         self._freed: list[tuple[_Block, list[_Mark]]] = []
 
     def torch(self) -> SimpleNamespace:
-        """To stand in for the module of that name in shardio.cuda."""
+        """To stand in for the module of that name in shardio.loading.cuda."""
         cuda = SimpleNamespace(
             Stream=lambda device: Stream(self),
             Event=lambda **options: Event(self, **options),

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from shardio.loader import ShardLoader
-from shardio.order import Order, make_order
-from shardio.sampler import Sampler, Tail
-from shardio.setwriter import ShardWriter
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.loading.loader import ShardLoader
+from shardio.order.orders import Order, make_order
+from shardio.order.sampler import Sampler, Tail
 
 TAILS: tuple[Tail, ...] = get_args(Tail)
 EPOCH = 3

@@ -31,8 +31,10 @@ from pathlib import Path
 
 import numpy as np
 
+from shardio.conversion.writing.set_writer import Reject, SplitContent, publish_set
+from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.format import (
+from shardio.format.layout import (
     HEADER_NBYTES,
     MANIFEST_NAME,
     REJECTS_NAME,
@@ -41,11 +43,9 @@ from shardio.format import (
     sample_nbytes,
     shard_name,
 )
-from shardio.machine import usable_cores
-from shardio.setwriter import Reject, SplitContent, publish_set
-from shardio.shardset import open_shards
-from shardio.verifier import verify
-from shardio.writer import ShardFileWriter
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+from shardio.system.machine import usable_cores
 
 Say = Callable[[str], None]
 

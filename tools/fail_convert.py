@@ -40,10 +40,13 @@ import torch
 from faulty_disk import Fault, FaultyDisk, kinds_of
 from kill_convert import Say, hash_files, recorded_shards, torn_files
 
-from shardio import converter, shardtask, workers, writer
+from shardio.conversion import convert as converter
+from shardio.conversion import task as shardtask
+from shardio.conversion.engines import processes as workers
+from shardio.conversion.journal import Journal
+from shardio.conversion.writing import shard_file as writer
 from shardio.errors import ShardioError
-from shardio.journal import Journal
-from shardio.machine import usable_cores
+from shardio.system.machine import usable_cores
 
 # A conversion of the few small images takes a fraction of a second: this is for one that hangs.
 PATIENCE_SECONDS = 60

@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from shardio.loader import ShardLoader
-from shardio.ring import Ring, Slot
-from shardio.setwriter import ShardWriter
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.loading.loader import ShardLoader
+from shardio.loading.ring import Ring, Slot
 
 NUM_SAMPLES = 997
 SHAPE = (12, 9, 3)

@@ -37,7 +37,7 @@ import numpy as np
 from PIL import Image
 
 from shardio.errors import ShardioError
-from shardio.verifier import verify
+from shardio.sets.verify import verify
 
 Say = Callable[[str], None]
 
@@ -62,8 +62,9 @@ _DRIVER = """\
 import json
 import sys
 
-from shardio import shardtask, writer
-from shardio.converter import convert
+from shardio.conversion import task as shardtask
+from shardio.conversion.writing import shard_file as writer
+from shardio.conversion.convert import convert
 
 # In worker processes, too, which import this: every second sample is saved, as if it had taken 20 seconds.
 shardtask.SAVE_SECONDS = 0.0

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from shardio.ilsvrc import TRAIN_NAME, scan_ilsvrc
-from shardio.tar import BLOCK_NBYTES
+from shardio.conversion.sources.ilsvrc import TRAIN_NAME, scan_ilsvrc
+from shardio.conversion.sources.tar import BLOCK_NBYTES
 
 _END = bytes(2 * BLOCK_NBYTES)
 

@@ -37,9 +37,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardio.decode import decode_image
+from shardio.conversion.images.decode import decode_image
 from shardio.errors import DecodeError
-from shardio.machine import usable_cores
+from shardio.system.machine import usable_cores
 
 Say = Callable[[str], None]
 

@@ -33,9 +33,9 @@ import torch
 from fail_convert import PATCHED_OS, PATCHED_SHARDTASK, PATCHED_WRITER, PATIENCE_SECONDS, draw_images
 from kill_convert import Say, hash_files, torn_files
 
-from shardio.converter import convert
+from shardio.conversion.convert import convert
 from shardio.errors import ConvertError
-from shardio.manifest import load_manifest
+from shardio.format.manifest import load_manifest
 
 OPTIONS: dict[str, Any] = {"size": 8, "shard_size": 4096 + 4 * 8 * 8 * 3, "max_bad": 2}
 SEEDS = (1, 2)

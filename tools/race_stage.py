@@ -37,13 +37,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from shardio import staging
-from shardio.cache import MARKER_NAME, Cache
-from shardio.files import AtomicFile
-from shardio.manifest import FileEntry, load_manifest
-from shardio.setwriter import ShardWriter
-from shardio.staging import stage
-from shardio.storage import FolderStorage
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.format.manifest import FileEntry, load_manifest
+from shardio.sets.cache import stage as staging
+from shardio.sets.cache.folder import MARKER_NAME, Cache
+from shardio.sets.cache.stage import stage
+from shardio.sets.storage import FolderStorage
+from shardio.system.files import AtomicFile
 
 Say = Callable[[str], None]
 

@@ -39,16 +39,16 @@ import torch
 from PIL import Image
 
 import shardio
-from shardio.cache import Cache
-from shardio.converter import convert
+from shardio.conversion.convert import convert
+from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError
-from shardio.files import fsync_folder, sweep_temporaries
-from shardio.leftovers import sweep_left_overs
-from shardio.loader import ShardLoader
-from shardio.publisher import publish
-from shardio.setwriter import ShardWriter
-from shardio.verifier import verify
-from shardio.warmer import warm
+from shardio.loading.loader import ShardLoader
+from shardio.reading.warm import warm
+from shardio.sets.cache.folder import Cache
+from shardio.sets.leftovers import sweep_left_overs
+from shardio.sets.publish import publish
+from shardio.sets.verify import verify
+from shardio.system.files import fsync_folder, sweep_temporaries
 
 NUM_SAMPLES = 60
 NUM_IMAGES = 12

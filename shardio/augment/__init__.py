@@ -1,0 +1,28 @@
+"""Augmentation of whole batches, on the CPU or a GPU: crop, resize, flip, normalise, cast, mix.
+
+    transform = Compose([RandomResizedCrop(224), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)])
+    loader = ShardLoader("out/", batch_size=256, transform=transform)
+
+What is random depends on (seed, epoch, sample, view) alone: the same augmented pixels after a resume, on any number of
+ranks or threads, on the CPU and on a GPU. (Mixup, CutMix and RandomChoice depend on the batch as well.)
+
+Crops, resizes and flips that follow each other are one pass over the pixels; on CUDA with Triton, and on the CPU with
+the kernel in C, normalising is part of it.
+
+Pictures that were squashed to one shape (`shardio convert --fit squash`) are treated as if they had not been: crops are
+boxes of the true picture, in its own pixels, and what comes of them is undistorted.
+"""
+
+from shardio.augment.batch import Compose as Compose
+from shardio.augment.batch import Transform as Transform
+from shardio.augment.batch import Views as Views
+from shardio.augment.mix import CutMix as CutMix
+from shardio.augment.mix import Mixup as Mixup
+from shardio.augment.mix import RandomChoice as RandomChoice
+from shardio.augment.transforms import CenterCrop as CenterCrop
+from shardio.augment.transforms import HorizontalFlip as HorizontalFlip
+from shardio.augment.transforms import Normalize as Normalize
+from shardio.augment.transforms import RandomCrop as RandomCrop
+from shardio.augment.transforms import RandomResizedCrop as RandomResizedCrop
+from shardio.augment.transforms import Resize as Resize
+from shardio.augment.transforms import ToDtype as ToDtype

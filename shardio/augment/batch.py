@@ -1,0 +1,315 @@
+"""What a transform of batches is, and how several become one pass over the pixels.
+
+A batch on its way through transforms has its pixels as they were stored, and knows what is wanted of them: a region, a
+size, a mirror image, a mean, a dtype. Only where a transform needs the pixels themselves, and at the end, is that done.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import overload
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from shardio.augment.boxes import Boxes, Draws
+from shardio.augment.resample import Interpolation, Statistics, normalized, resample
+from shardio.system.eager import eager, is_recorded
+from shardio.system.kernels import warn_of_missing_kernels
+
+Images = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pictures of `sizes`, int64 (B, 2), height and width: those that `boxes` of `images`, (B, C, H, W), become.
+
+    Until something is done to them, they are what the images show, be that squashed. The filter sees no pixel outside
+    of `within`. Where `flips`, (B,), they are mirrored. `statistics`, mean and standard deviation of each channel, are
+    to be normalised by, and then everything cast to `dtype`. None is as it is.
+    """
+
+    images: torch.Tensor
+    draws: Draws
+    sizes: NDArray[np.int64]
+    labels: torch.Tensor | None = None
+    boxes: Boxes | None = None
+    within: Boxes | None = None
+    flips: NDArray[np.bool_] | None = None
+    resized: bool = False
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = True
+    statistics: Statistics | None = None
+    dtype: torch.dtype | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def cropped(self, boxes: Boxes) -> Batch:
+        """Of each picture a box, in its own pixels."""
+        self._check_uint8()
+        if self.flips is not None:  # as in a mirror: what is cropped is mirrored after that
+            lefts = np.where(self.flips, self.sizes[:, 1] - boxes.lefts - boxes.widths, boxes.lefts)
+            boxes = replace(boxes, lefts=lefts)
+        part = boxes.inside_of(self.region, self.sizes)
+        sizes = np.stack([boxes.heights, boxes.widths], axis=1).astype(np.int64)
+        # What was resized before it was cropped was made of pixels beyond the crop, too.
+        return replace(self, boxes=part, within=self.within if self.resized else part, sizes=sizes)
+
+    def resized_to(self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool) -> Batch:
+        self._check_uint8()
+        if self.resized:
+            return self.finished().resized_to(sizes, interpolation, antialias)
+        within = self.within or self.region
+        return replace(
+            self,
+            boxes=self.region,
+            within=within,
+            sizes=sizes,
+            resized=True,
+            interpolation=interpolation,
+            antialias=antialias,
+        )
+
+    def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
+        self._check_uint8()
+        return replace(self, flips=flips if self.flips is None else self.flips ^ flips)
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether the pictures are no longer uint8, or will not be."""
+        return self.statistics is not None or self.dtype is not None or self.images.dtype != torch.uint8
+
+    def _check_uint8(self) -> None:
+        if self.is_cast:
+            raise ValueError("crops, resizes and flips are of uint8 images: they come before Normalize and ToDtype")
+
+    @property
+    def region(self) -> Boxes:
+        """Where in `images` the pictures are."""
+        return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
+
+    def finished(self) -> Batch:
+        """With what is wanted in `images`. ValueError if that is pictures of several sizes."""
+        images = self._done()
+        if images is self.images:
+            return self
+        return Batch(images, self.draws, _sizes_of(images), self.labels)
+
+    def _done(self) -> torch.Tensor:
+        images = self.images
+        if self.boxes is None and self.flips is None:
+            if self.statistics is not None:
+                images = normalized(images, self.statistics)
+            return images if self.dtype is None else images.to(self.dtype)
+        size = self._common_size()
+        boxes = self.region
+        flips = np.zeros(len(self), bool) if self.flips is None else self.flips
+        if images.is_cuda:
+            from shardio.augment.resample_cuda import can_fuse, resample_fused  # Triton takes its time to import
+
+            if can_fuse(images, size):
+                return resample_fused(
+                    images,
+                    boxes,
+                    self.within or boxes,
+                    flips,
+                    size,
+                    self.interpolation,
+                    antialias=self.antialias,
+                    statistics=self.statistics,
+                    dtype=self.dtype,
+                )
+        images = resample(
+            images,
+            boxes,
+            flips,
+            size,
+            self.interpolation,
+            antialias=self.antialias,
+            within=self.within,
+            statistics=self.statistics,
+        )
+        return images if self.dtype is None else images.to(self.dtype)
+
+    def _common_size(self) -> tuple[int, int]:
+        if self.boxes is None:  # mirrored only: as they were stored
+            height, width = self.images.shape[2:]
+            return height, width
+        height, width = self.sizes[0].tolist() if len(self) else (1, 1)
+        if (self.sizes != (height, width)).any():
+            least, most = self.sizes.min(axis=0).tolist(), self.sizes.max(axis=0).tolist()
+            raise ValueError(
+                f"the pictures of a batch must have one size; found (height, width) from {tuple(least)} to "
+                f"{tuple(most)}: let a CenterCrop or RandomCrop follow, or resize to (height, width)"
+            )
+        return height, width
+
+
+def _sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
+    return np.tile(np.array(images.shape[2:], np.int64), (len(images), 1))
+
+
+class _NoDraws(Draws):
+    """While torch.export records a program, in which random numbers would be constants."""
+
+    def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
+        raise ValueError(
+            f"torch.export: expected transforms without random numbers, found {purpose}: the exported program would "
+            "draw the same for every batch; export Resize, CenterCrop, Normalize and ToDtype only"
+        )
+
+
+class Transform(ABC):
+    """What is done to each picture of a batch, in any number of threads at the same time."""
+
+    @overload
+    def __call__(
+        self,
+        images: torch.Tensor,
+        labels: None = None,
+        *,
+        indices: ArrayLike | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        view: int = 0,
+        sizes: ArrayLike | None = None,
+    ) -> Images: ...
+    @overload
+    def __call__(
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        *,
+        indices: ArrayLike | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        view: int = 0,
+        sizes: ArrayLike | None = None,
+    ) -> tuple[Images, torch.Tensor]: ...
+    @eager
+    def __call__(
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        *,
+        indices: ArrayLike | None = None,
+        seed: int = 0,
+        epoch: int = 0,
+        view: int = 0,
+        sizes: ArrayLike | None = None,
+    ) -> Images | tuple[Images, torch.Tensor]:
+        """What becomes of uint8 images (B, C, H, W): (B, C, *size) on the same device, uint8 unless normalised or cast.
+
+        What is cropped, resized or mirrored is in channels_last memory, and everything if the images are.
+
+        With `labels`, int64 (B,), the pair of images and labels: of Mixup and CutMix these are float32 (B, classes).
+
+        Random numbers depend on `seed`, `epoch`, `view` and each sample's number in `indices`, (B,), by default 0 to
+        B - 1; another `view` is an independent augmentation of the same samples. `sizes`, (B, 2), are the heights and
+        widths that the pictures had before they were squashed to one shape: with them, they are treated as if they had
+        never been. A ShardLoader gives all of that.
+
+        The images are only read, and may be what is returned if nothing is to be done to them.
+        """
+        if not isinstance(images, torch.Tensor) or not isinstance(labels, torch.Tensor | None):
+            found_types = f"{type(images).__name__} and {type(labels).__name__}"
+            raise TypeError(f"images, and labels if there are any, must be tensors; found {found_types}")
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise ValueError(f"images must be uint8 (B, C, H, W); found {images.dtype} {tuple(images.shape)}")
+        if images.device.type == "cpu":
+            warn_of_missing_kernels()
+        count = len(images)
+        numbers = np.arange(count) if indices is None else np.asarray(_on_the_host(indices))
+        if numbers.shape != (count,) or numbers.dtype.kind not in "iu":
+            raise ValueError(f"indices must be integers of shape {(count,)}; found {numbers.dtype} {numbers.shape}")
+        found = _sizes_of(images) if sizes is None else np.asarray(_on_the_host(sizes), np.int64)
+        if found.shape != (count, 2) or (count and found.min() < 1):
+            least = f", at least {found.min()}" if found.size else ""
+            raise ValueError(f"sizes must be of shape {(count, 2)}, each at least 1; found {found.shape}{least}")
+        if labels is not None and labels.shape != (count,):
+            raise ValueError(f"labels must be of shape {(count,)}; found {tuple(labels.shape)}")
+        draws = (_NoDraws if is_recorded(images) else Draws)(seed, epoch, numbers.astype(np.int64), view)
+        batch = Batch(images, draws, found, labels)
+        changed, targets = self._finish(batch)
+        return changed if targets is None else (changed, targets)
+
+    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None]:
+        done = self.apply(batch, type(self).__name__).finished()
+        return done.images, done.labels
+
+    @abstractmethod
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        """The batch after this transform. Random numbers are drawn for `purpose`, which tells apart several transforms
+        of one class."""
+
+
+def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
+    """As a tuple, if all of them may be parts of another transform."""
+    if not isinstance(transforms, Iterable):
+        raise TypeError(f"transforms must be a list of them; found {transforms!r}")
+    parts = tuple(transforms)
+    for transform in parts:
+        if not isinstance(transform, Transform) or isinstance(transform, Views):
+            raise ValueError(f"expected a Transform, and Views only around all others; found {transform!r}")
+    return parts
+
+
+def check_number(name: str, value: object) -> None:
+    """TypeError if it is none. A tensor or an array of one number is one."""
+    if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
+        raise TypeError(f"{name} must be a number; found {value!r}")
+
+
+def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
+    return values.cpu() if isinstance(values, torch.Tensor) else values
+
+
+@dataclass(frozen=True)
+class Compose(Transform):
+    """One transform after the other."""
+
+    transforms: Iterable[Transform]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", checked(self.transforms))
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        # Numbered among those of its class, so that a transform without randomness may come or go in front of it.
+        numbers = Counter[str]()
+        for transform in self.transforms:
+            name = type(transform).__name__
+            batch = transform.apply(batch, f"{purpose}/{name} {numbers[name]}")
+            numbers[name] += 1
+        return batch
+
+
+@dataclass(frozen=True)
+class Views(Transform):
+    """Several independent augmentations of each sample: a tuple of images, one for each of `transforms`.
+
+    Transforms that are the same give different views; labels come once, and as they were.
+    """
+
+    transforms: Sequence[Transform]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", checked(self.transforms))
+        if not self.transforms:
+            raise ValueError("Views takes one or more transforms; found none")
+
+    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None]:
+        count = len(self.transforms)
+        views = []
+        for number, transform in enumerate(self.transforms):
+            draws = replace(batch.draws, view=batch.draws.view * count + number)
+            views.append(transform.apply(replace(batch, draws=draws, labels=None), "Views").finished().images)
+        return tuple(views), batch.labels
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        raise ValueError("Views comes last, around all other transforms")

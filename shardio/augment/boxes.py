@@ -1,0 +1,99 @@
+"""Which part of each picture a crop takes: for whole batches at once, from stateless random numbers.
+
+All formulas are torchvision's, whose classes of the same names take one picture at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order.rng import make_keys, uniform
+
+# torchvision draws so often before it gives up and takes the centre.
+_TRIES = 10
+# Numbers that one purpose may draw for one sample.
+_MOST_DRAWS = 32
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers for the samples `indices`, int64 (B,): the same whenever, wherever and beside whatever they are
+    drawn. `view` tells apart several independent augmentations of the same sample in one epoch."""
+
+    seed: int
+    epoch: int
+    indices: NDArray[np.int64]
+    view: int = 0
+
+    def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
+        """From [0, 1): (count, B). Another purpose has other numbers."""
+        if not 0 < count <= _MOST_DRAWS:
+            raise ValueError(f"count must be from 1 to {_MOST_DRAWS}; found {count}")
+        if not 0 <= self.view < 1 << 32:
+            raise ValueError(f"view must be from 0 to 2**32 - 1; found {self.view}")
+        (key,) = make_keys(f"shardio augment 1 {purpose} {self.view}".encode(), self.seed, self.epoch, 1)
+        first = self.indices.astype(np.uint64) * np.uint64(_MOST_DRAWS)
+        return uniform(key, first + np.arange(count, dtype=np.uint64)[:, np.newaxis])
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """One box of each picture of a batch, in its pixels: four float64 arrays (B,)."""
+
+    tops: NDArray[np.float64]
+    lefts: NDArray[np.float64]
+    heights: NDArray[np.float64]
+    widths: NDArray[np.float64]
+
+    @classmethod
+    def whole(cls, count: int, height: int, width: int) -> Boxes:
+        """All of `count` pictures."""
+        return cls(*(np.full(count, float(value)) for value in (0, 0, height, width)))
+
+    def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
+        """Where these boxes of pictures of `sizes`, (B, 2), are, if the pictures are `outer`, shrunk or stretched."""
+        by_height, by_width = outer.heights / sizes[:, 0], outer.widths / sizes[:, 1]
+        return Boxes(
+            outer.tops + self.tops * by_height,
+            outer.lefts + self.lefts * by_width,
+            self.heights * by_height,
+            self.widths * by_width,
+        )
+
+
+def random_resized_boxes(
+    draws: Draws,
+    purpose: str,
+    heights: NDArray[np.int64],
+    widths: NDArray[np.int64],
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> Boxes:
+    """RandomResizedCrop.get_params of torchvision, for pictures of these sizes in pixels, each (B,).
+
+    The area is a share of the picture's, uniform in `scale`; the aspect ratio, width to height, is uniform in `ratio`
+    on a logarithmic scale; and the place is uniform among whole pixels. If none of ten such boxes fits, it is the
+    largest in the centre whose ratio is allowed.
+    """
+    numbers = draws.uniform(purpose, 2 * _TRIES + 2)
+    area = (heights * widths) * (scale[0] + (scale[1] - scale[0]) * numbers[:_TRIES])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = np.exp(low + (high - low) * numbers[_TRIES : 2 * _TRIES])
+    box_widths = np.rint(np.sqrt(area * aspect))
+    box_heights = np.rint(np.sqrt(area / aspect))
+    fits = (box_widths > 0) & (box_widths <= widths) & (box_heights > 0) & (box_heights <= heights)
+    chosen = (fits.argmax(axis=0), np.arange(fits.shape[1]))
+    found = fits.any(axis=0)
+    # What is left: as wide or as high as the picture, whichever keeps the ratio within its bounds.
+    own = widths / heights
+    widest, highest = np.maximum(np.rint(heights * ratio[1]), 1), np.maximum(np.rint(widths / ratio[0]), 1)
+    box_width = np.where(found, box_widths[chosen], np.where(own > ratio[1], widest, widths))
+    box_height = np.where(found, box_heights[chosen], np.where(own < ratio[0], highest, heights))
+    room_above, room_left = heights - box_height, widths - box_width
+    tops = np.where(found, np.floor(numbers[-2] * (room_above + 1)), room_above // 2)
+    lefts = np.where(found, np.floor(numbers[-1] * (room_left + 1)), room_left // 2)
+    return Boxes(tops, lefts, box_height, box_width)

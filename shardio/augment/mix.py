@@ -1,0 +1,204 @@
+"""Mixup and CutMix: each picture of a batch mixed with another one, and its label likewise.
+
+Zhang, Cisse, Dauphin, Lopez-Paz, "mixup: Beyond empirical risk minimization", ICLR 2018; Yun, Han, Oh, Chun, Choe, Yoo,
+"CutMix: Regularization strategy to train strong classifiers with localizable features", ICCV 2019. By default they do
+what torchvision's classes of these names do, and with `per_sample` and partner="flip" what timm calls mode "elem".
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.augment.batch import Batch, Transform, check_number, checked
+from shardio.augment.boxes import Draws
+from shardio.augment.resample import to_device
+from shardio.order.orders import as_integer
+
+Partner = Literal["roll", "flip"]
+
+
+def beta_quantiles(alpha: float, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the distribution Beta(alpha, alpha): random numbers from it, if `uniform` are from [0, 1)."""
+    logits, shares = _beta_table(alpha)
+    values: NDArray[np.float64] = 1 / (1 + np.exp(-np.interp(uniform, shares, logits)))
+    return values
+
+
+@lru_cache(16)
+def _beta_table(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The distribution function of log(x / (1 - x)), whose density is proportional to (x * (1 - x)) ** alpha.
+
+    That is smooth and falls exponentially on both sides, so that sums over equal steps are exact for all purposes.
+    """
+    reach = min(40 / alpha + 5, 700.0)  # beyond that, shares are 0 or 1 to all digits
+    logits = np.linspace(-reach, reach, 1 << 16)
+    # log(x * (1 - x)), without the cancellation.
+    density = np.exp(-alpha * (np.abs(logits) + 2 * np.log1p(np.exp(-np.abs(logits)))))
+    shares = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return logits, shares / shares[-1]
+
+
+@dataclass(frozen=True)
+class _Mix(Transform):
+    """What Mixup and CutMix have in common."""
+
+    num_classes: int
+    alpha: float = 1.0
+    p: float = 1.0
+    per_sample: bool = False
+    partner: Partner = "roll"
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        as_integer("num_classes", self.num_classes)
+        for name in ("alpha", "p", "label_smoothing"):
+            check_number(name, getattr(self, name))
+        if self.num_classes < 1 or not 0 < self.alpha < math.inf:
+            raise ValueError(f"num_classes and alpha must be above 0; found {self.num_classes}, {self.alpha}")
+        if not 0 <= self.p <= 1 or not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                f"p must be from 0 to 1 and label_smoothing from 0 to less than 1; found {self.p}, "
+                f"{self.label_smoothing}"
+            )
+        if self.partner not in get_args(Partner):
+            raise ValueError(f"partner must be one of {', '.join(get_args(Partner))}; found {self.partner!r}")
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.finished()
+        labels = _labels_of(batch)
+        if not len(batch):
+            return replace(batch, labels=self._smooth(labels))
+        numbers = _draws(batch, self.per_sample).uniform(purpose, 4)
+        shares = np.where(numbers[0] < self.p, beta_quantiles(self.alpha, numbers[1]), 1.0)
+        shares = np.broadcast_to(shares, len(batch))
+        images, shares = self._mix(batch.images, self._partners(batch.images), shares, numbers[2:])
+        targets = self._smooth(labels)
+        share = _column(shares, targets)
+        return replace(batch, images=images, labels=targets * share + self._partners(targets) * (1 - share))
+
+    @abstractmethod
+    def _mix(
+        self,
+        images: torch.Tensor,
+        others: torch.Tensor,
+        shares: NDArray[np.float64],
+        places: NDArray[np.float64],
+    ) -> tuple[torch.Tensor, NDArray[np.float64]]:
+        """The mixed images, and the shares that each has of its own. `places` are from [0, 1), (2, B) or (2, 1)."""
+
+    def _partners(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Not by roll(), which on CUDA gives up channels_last memory.
+        return torch.cat([tensor[-1:], tensor[:-1]]) if self.partner == "roll" else tensor.flip(0)
+
+    def _smooth(self, labels: torch.Tensor) -> torch.Tensor:
+        shape, share = (len(labels), self.num_classes), self.label_smoothing / self.num_classes
+        targets = torch.full(shape, share, dtype=torch.float32, device=labels.device)
+        own = torch.full_like(targets[:, :1], 1 - self.label_smoothing)
+        return targets.scatter_add_(1, labels[:, None], own)
+
+
+@dataclass(frozen=True)
+class Mixup(_Mix):
+    """The weighted sum of two pictures, which must be of a floating point type by then; and of their labels.
+
+    The share of the picture itself is drawn from Beta(alpha, alpha), once for the batch or, `per_sample`, for each;
+    with probability 1 - `p` nothing is mixed. The other picture is the one before it in the batch, with partner="roll",
+    or the one that is as far from its end, with "flip". Labels, int64 (B,), become float32 (B, num_classes): 1 for a
+    class that is the only one. With `label_smoothing` that share is spread evenly over all classes.
+
+    What is drawn for the batch depends on (seed, epoch, view) and its first sample; what is drawn per sample, on the
+    sample. The partner is whoever is in the same batch of the same rank.
+    """
+
+    def _mix(
+        self,
+        images: torch.Tensor,
+        others: torch.Tensor,
+        shares: NDArray[np.float64],
+        places: NDArray[np.float64],
+    ) -> tuple[torch.Tensor, NDArray[np.float64]]:
+        if not images.dtype.is_floating_point:
+            raise ValueError(f"Mixup takes images of a floating point type, found {images.dtype}: let it follow a cast")
+        # In float32 throughout: shares of 8 bits would not be those of the labels.
+        mixed = torch.lerp(others.float(), images.float(), _column(shares, images))
+        return mixed.to(images.dtype), shares
+
+
+@dataclass(frozen=True)
+class CutMix(_Mix):
+    """A window of another picture in place of the picture's own pixels, and a share of its label as large.
+
+    The options are those of Mixup; a window that is not all inside the picture leaves a larger share than was drawn.
+    """
+
+    def _mix(
+        self,
+        images: torch.Tensor,
+        others: torch.Tensor,
+        shares: NDArray[np.float64],
+        places: NDArray[np.float64],
+    ) -> tuple[torch.Tensor, NDArray[np.float64]]:
+        height, width = images.shape[2:]
+        half = 0.5 * np.sqrt(1 - shares)
+        inside, covered = [], np.ones(len(images))
+        for size, place in ((height, places[0]), (width, places[1])):
+            centre, reach = np.floor(place * size), np.floor(half * size)
+            first, last = np.maximum(centre - reach, 0), np.minimum(centre + reach, size)
+            covered *= (last - first) / size
+            pixels = np.arange(size)
+            inside.append((pixels >= first[:, None]) & (pixels < last[:, None]))
+        rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
+        window = rows[:, None, :, None] & columns[:, None, None, :]
+        return torch.where(window, others, images), 1 - covered
+
+
+@dataclass(frozen=True)
+class RandomChoice(Transform):
+    """One of several transforms, chosen for each batch by its first sample; with probabilities `p`, or equal ones."""
+
+    transforms: Sequence[Transform]
+    p: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", checked(self.transforms))
+        if not self.transforms:
+            raise ValueError("RandomChoice takes one or more transforms; found none")
+        if self.p is not None and (len(self.p) != len(self.transforms) or min(self.p) < 0 or sum(self.p) <= 0):
+            raise ValueError(f"p must be {len(self.transforms)} probabilities; found {self.p}")
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        if not len(batch):
+            return self.transforms[0].apply(batch, purpose)
+        shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
+        number = _draws(batch, False).uniform(purpose, 1)[0, 0] * shares[-1]
+        chosen = min(int(np.searchsorted(shares, number, side="right")), len(shares) - 1)
+        return self.transforms[chosen].apply(batch, f"{purpose}/{chosen}")
+
+
+def _draws(batch: Batch, per_sample: bool) -> Draws:
+    return batch.draws if per_sample else replace(batch.draws, indices=batch.draws.indices[:1])
+
+
+def _labels_of(batch: Batch) -> torch.Tensor:
+    labels = batch.labels
+    if labels is None or labels.ndim != 1 or labels.dtype != torch.int64:
+        found = "none" if labels is None else f"{labels.dtype} of shape {tuple(labels.shape)}"
+        raise ValueError(
+            f"Mixup and CutMix also mix int64 labels, (B,), and found {found}: give them too, and mix once"
+        )
+    return labels
+
+
+def _column(shares: NDArray[np.float64], like: torch.Tensor) -> torch.Tensor:
+    """One number for each sample, to be multiplied with what has them along its first axis."""
+    values = to_device(torch.from_numpy(np.array(shares, np.float32)), like.device)
+    return values.view(-1, *[1] * (like.ndim - 1))

@@ -1,0 +1,185 @@
+"""A box of each picture of a batch, resampled to one size: natively on the CPU, or by operations of torch anywhere.
+
+What comes out is what Pillow's `crop` and `resize` give, within one grey level: an antialiased filter, computed along
+the columns and the lines one after the other. Boxes need not be whole pixels, as those in a picture that was squashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.augment.boxes import Boxes
+from shardio.system.eager import is_recorded
+from shardio.system.kernels import _resample as _native
+
+Interpolation = Literal["bilinear", "bicubic"]
+Statistics = tuple[Sequence[float], Sequence[float]]
+"""Mean and standard deviation of each channel, of pixels from 0 to 1."""
+
+# A thread for fewer is not worth its start.
+_LEAST_IMAGES = 4
+
+# Of a pixel, by which rounding may put a box beyond its limits.
+_SLACK = 1e-6
+
+
+def resample(
+    images: torch.Tensor,
+    boxes: Boxes,
+    flips: NDArray[np.bool_],
+    size: tuple[int, int],
+    interpolation: Interpolation = "bilinear",
+    *,
+    antialias: bool = True,
+    within: Boxes | None = None,
+    statistics: Statistics | None = None,
+    native: bool = _native is not None,
+) -> torch.Tensor:
+    """The boxes of `images`, uint8 (B, C, H, W) on any device, as uint8 (B, C, *size) in channels_last memory.
+
+    Where `flips`, (B,), is true, the result is mirrored. With `statistics` it is normalised, and float32. The filter
+    sees nothing beyond `within`, boxes around these ones, or beyond themselves. IndexError if a box is not inside its
+    picture, or not inside of `within`. On the CPU the native kernel does it, if `native`, in as many threads as torch
+    has.
+    """
+    spans = make_spans(boxes, within or boxes, *images.shape[2:])
+    # torch.export records operations of torch, and no kernel of ours.
+    if native and images.device.type == "cpu" and not is_recorded(images):
+        return _resample_natively(images, spans, flips, size, interpolation, antialias, statistics)
+    # MPS has no float64.
+    exact = torch.float32 if images.device.type == "mps" else torch.float64
+    rows, columns = (
+        _weights(there, _most_taps(span, side, interpolation, antialias), limit, side, interpolation, antialias)
+        for span, limit, side in zip(spans, images.shape[2:], size, strict=True)
+        for there in [to_device(torch.from_numpy(span).to(exact), images.device)]
+    )
+    mirrored = to_device(torch.from_numpy(flips), images.device)
+    columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
+    # (B, H, W, C): first along the lines, then along the columns.
+    pixels = images.permute(0, 2, 3, 1).to(torch.float32)
+    with torch.autocast(images.device.type, enabled=False):  # which would do this in 8 bits
+        lines = torch.einsum("bxw,bhwc->bhxc", columns, pixels)
+        result = torch.einsum("byh,bhxc->byxc", rows, lines)
+    grey = result.add_(0.5).clamp_(0, 255).to(torch.uint8).permute(0, 3, 1, 2)
+    return grey if statistics is None else normalized(grey, statistics)
+
+
+def affine_of(statistics: Statistics) -> torch.Tensor:
+    """What the grey levels of each channel are multiplied by, and what is then added: float32 (2, C)."""
+    mean, std = (torch.tensor(values, dtype=torch.float64, device="cpu") for values in statistics)
+    return torch.stack([1 / (255 * std), -mean / std]).float()
+
+
+def normalized(images: torch.Tensor, statistics: Statistics) -> torch.Tensor:
+    """(x / 255 - mean) / std of uint8 images, as float32."""
+    factor, offset = to_device(affine_of(statistics), images.device)[:, :, None, None]
+    return torch.addcmul(offset, images.to(torch.float32), factor)
+
+
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small tensor of the host; on CUDA by way of pinned memory, so that the host does not wait for the device."""
+    if device.type != "cuda":
+        return values.to(device)
+    with torch.cuda.device(device):
+        return values.pin_memory().to(device, non_blocking=True)
+
+
+def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
+    """Along both axes, for each picture: where its box begins, how long it is, and from where to where the filter may
+    look: (2, B, 4). IndexError unless all boxes lie in theirs, and these in pictures of this size."""
+    spans = []
+    for limit, start, length, low, room in (
+        (height, boxes.tops, boxes.heights, within.tops, within.heights),
+        (width, boxes.lefts, boxes.widths, within.lefts, within.widths),
+    ):
+        high = low + room
+        inside = (length > 0) & (low >= 0) & (start >= low - _SLACK)
+        if not (inside & (start + length <= high + _SLACK) & (high <= limit + _SLACK)).all():
+            raise IndexError("a box that is not inside its picture")
+        # What rounding has left of whole pixels is none.
+        spans.append(np.stack([start, length, np.floor(low + 1e-9), np.minimum(np.ceil(high - 1e-9), limit)], axis=1))
+    return np.stack(spans)
+
+
+def _resample_natively(
+    images: torch.Tensor,
+    spans: NDArray[np.float64],
+    flips: NDArray[np.bool_],
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    antialias: bool,
+    statistics: Statistics | None,
+) -> torch.Tensor:
+    pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+    count, height, width, channels = pixels.shape
+    each = np.ascontiguousarray(spans.transpose(1, 0, 2))
+    mirrored = flips.astype(np.uint8)
+    out = np.empty((count, *size, channels), np.uint8 if statistics is None else np.float32)
+    affine = b"" if statistics is None else affine_of(statistics).numpy()
+    shapes = (height, width, channels, *size, interpolation == "bicubic", antialias)
+
+    def work(some: slice) -> None:
+        _native.resample(pixels[some], each[some], mirrored[some], out[some], affine, *shapes)
+
+    threads = min(torch.get_num_threads(), count // _LEAST_IMAGES)
+    if threads <= 1:
+        work(slice(None))
+    else:
+        bounds = [count * part // threads for part in range(threads + 1)]
+        with ThreadPoolExecutor(threads, thread_name_prefix="shardio-resample") as pool:
+            list(pool.map(work, (slice(*pair) for pair in pairwise(bounds))))
+    return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+def filter_radius(interpolation: Interpolation) -> float:
+    return 2.0 if interpolation == "bicubic" else 1.0
+
+
+def _most_taps(spans: NDArray[np.float64], size: int, interpolation: Interpolation, antialias: bool) -> int:
+    """More inputs than any output of these pictures is made of."""
+    most = float(spans[:, 1].max(initial=0)) / size
+    return int(2 * filter_radius(interpolation) * (max(most, 1.0) if antialias else 1.0)) + 2
+
+
+def _weights(
+    spans: torch.Tensor, taps: int, limit: int, size: int, interpolation: Interpolation, antialias: bool
+) -> torch.Tensor:
+    """Of each output of each picture along one axis, the weights of all inputs: float32 (B, size, limit).
+
+    With `antialias` as Pillow has it: the filter is as wide as what it shrinks, and what would lie outside of its
+    limits is left out. Without, as torch has it: the pixels at the edge go on.
+    """
+    starts, lengths, low, high = (values[:, None] for values in spans.unbind(1))
+    radius = filter_radius(interpolation)
+    scale = lengths / size
+    stretch = scale.clamp(min=1.0) if antialias else torch.ones_like(scale)
+    centres = starts + (torch.arange(size, device=spans.device) + 0.5) * scale
+    firsts = torch.floor(centres - radius * stretch + 0.5)
+    lasts = torch.floor(centres + radius * stretch + 0.5)
+    places = firsts[:, :, None] + torch.arange(taps, device=spans.device)
+    weights = _filter((places + 0.5 - centres[:, :, None]) / stretch[:, :, None], interpolation, antialias)
+    weights = weights * (places < lasts[:, :, None])
+    if antialias:
+        weights = weights * ((places >= low[:, :, None]) & (places < high[:, :, None]))
+    weights = torch.nan_to_num(weights / weights.sum(dim=2, keepdim=True))
+    places = torch.minimum(torch.maximum(places, low[:, :, None]), high[:, :, None] - 1).long()
+    dense = torch.zeros(len(spans), size, limit, dtype=torch.float32, device=spans.device)
+    return dense.scatter_add_(2, places, weights.to(torch.float32))
+
+
+def _filter(x: torch.Tensor, interpolation: Interpolation, antialias: bool) -> torch.Tensor:
+    x = x.abs()
+    if interpolation == "bilinear":
+        return (1.0 - x).clamp(min=0.0)
+    # Keys, "Cubic convolution interpolation for digital image processing", 1981.
+    a = -0.5 if antialias else -0.75
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))

@@ -1,0 +1,1 @@
+"""The command `shardio`: one module for each subcommand, and what they share."""

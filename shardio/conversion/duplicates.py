@@ -1,0 +1,107 @@
+"""Which sources have the same bytes: told by a hash of each, taken when it is read.
+
+Equal images under different labels are errors of the collection that no decoder can see, and equal images in train and
+val make an evaluation too good. They are only reported: what is right, whoever made the collection must say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.conversion.sources.collection import Origin, Source
+from shardio.errors import DecodeError
+from shardio.system.threads import ThreadPool
+
+# 128 bits: among 10**10 files, one chance in 10**18 that two different ones are taken for equal.
+HASH_NBYTES = 16
+UNREAD = bytes(HASH_NBYTES)
+"""In place of the hash of a source that could not be read."""
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """One of several sources that have the same bytes."""
+
+    split: str
+    key: bytes
+    label: int
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Two or more sources that have the same bytes, by split and key."""
+
+    sources: tuple[Duplicate, ...]
+
+    @property
+    def labels_differ(self) -> bool:
+        return len({source.label for source in self.sources}) > 1
+
+    @property
+    def splits_differ(self) -> bool:
+        return len({source.split for source in self.sources}) > 1
+
+    def to_line(self) -> bytes:
+        """ASCII JSON. Bytes of keys that are not UTF-8 become lone surrogates, as `os.fsdecode` gives them."""
+        sources = [{"split": one.split, "key": os.fsdecode(one.key), "label": one.label} for one in self.sources]
+        document = {"labels_differ": self.labels_differ, "splits_differ": self.splits_differ, "sources": sources}
+        return (json.dumps(document) + "\n").encode("ascii")
+
+
+def hash_source(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=HASH_NBYTES).digest()
+
+
+def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> bytes:
+    """The hashes of these sources, end to end, each read once more."""
+
+    def hash_one(source: Source) -> bytes:
+        try:
+            data = origin.read(source)
+        except DecodeError:
+            return UNREAD
+        if not isinstance(data, bytes):
+            raise TypeError(f"expected the bytes of a file, found what a dataset gives for {source.key!r}")
+        return hash_source(data)
+
+    with ThreadPool(threads, "shardio-hash") as pool:
+        return b"".join(pool.map(hash_one, sources))
+
+
+def find_duplicates(
+    sources: Sequence[tuple[str, Source]], hashes: bytes, refused: Set[tuple[str, bytes]]
+) -> tuple[Duplicates, ...]:
+    """Groups of equal sources, out of all (split, source) and their hashes end to end, but for those that are refused.
+
+    Those under different labels come first, then those in different splits.
+    """
+    words = np.frombuffer(hashes, "<u8").reshape(len(sources), 2)
+    taken = np.array([(split, source.key) not in refused for split, source in sources], bool)
+    order = np.flatnonzero(taken & words.any(axis=1))
+    order = order[np.lexsort(words[order].T)]
+    found = [Duplicates(_named(sources, group)) for group in _runs(words[order], order)]
+    return tuple(sorted(found, key=lambda one: (not one.labels_differ, not one.splits_differ, _place(one.sources[0]))))
+
+
+def _runs(words: NDArray[np.uint64], order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """The parts of `order` that belong to equal rows of `words`, which is sorted, where there are two or more."""
+    changes = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + 1
+    bounds = [0, *changes.tolist(), len(order)]
+    return [order[start:stop] for start, stop in pairwise(bounds) if stop - start > 1]
+
+
+def _named(sources: Sequence[tuple[str, Source]], group: NDArray[np.intp]) -> tuple[Duplicate, ...]:
+    named = (Duplicate(split, source.key, source.label) for split, source in (sources[i] for i in group))
+    return tuple(sorted(named, key=_place))
+
+
+def _place(source: Duplicate) -> tuple[str, bytes]:
+    return source.split, source.key

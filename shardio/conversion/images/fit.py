@@ -1,0 +1,134 @@
+"""Pictures of any size -> samples of one size: the box arithmetic, and torch's antialiased uint8 kernel.
+
+The boxes and their rounding are torchvision's: `crop` with a square size is Resize(size) followed by CenterCrop(size).
+The kernel works in fixed point and gives the same bytes with AVX-512, AVX2 and without either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.conversion.images.decode import check_pixels
+from shardio.errors import DecodeError
+from shardio.format.layout import MAX_SIDE
+
+FitMode = Literal["crop", "squash", "pad"]
+Resample = Literal["bicubic", "bilinear", "lanczos"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Resize to `resized`, then the sample's row r, column c is the resized picture's row r + top, column c + left.
+
+    Sizes are (height, width). Rows and columns outside the resized picture (negative `top` or `left`) are black.
+    """
+
+    resized: tuple[int, int]
+    top: int
+    left: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a picture becomes a sample of `size` (height, width)."""
+
+    size: tuple[int, int] = (256, 256)
+    mode: FitMode = "crop"
+    resample: Resample = "bicubic"
+
+    def __post_init__(self) -> None:
+        if (
+            not isinstance(self.size, (tuple, list))
+            or len(self.size) != 2
+            or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.size)
+        ):
+            raise ValueError(f"size must be (height, width), each from 1 to {MAX_SIDE}; found {self.size!r}")
+        if self.mode not in get_args(FitMode):
+            raise ValueError(f"fit must be one of {', '.join(get_args(FitMode))}; found {self.mode!r}")
+        if self.resample not in get_args(Resample):
+            raise ValueError(f"resample must be one of {', '.join(get_args(Resample))}; found {self.resample!r}")
+        if self.resample == "lanczos":
+            try:
+                _resize(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
+            except NotImplementedError:
+                raise ValueError(f"resample 'lanczos' needs a newer torch than {torch.__version__}") from None
+
+    def place(self, height: int, width: int) -> Placement:
+        """Where a picture of this size goes. Pure arithmetic.
+
+        The side that decides becomes exactly the target, the other is rounded down, as torchvision's
+        `_compute_resized_output_size` does; a margin is split with Python's round(), as its `center_crop` does.
+        """
+        target_height, target_width = self.size
+        if self.mode == "squash":
+            return Placement(self.size, 0, 0)
+        taller = height * target_width >= width * target_height  # than the target's aspect ratio
+        if taller == (self.mode == "crop"):
+            resized = (target_width * height // width, target_width)
+        else:
+            resized = (target_height, target_height * width // height)
+        resized = (max(resized[0], 1), max(resized[1], 1))  # `pad` of a very long picture
+        return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
+
+    def least_size(self, height: int, width: int) -> tuple[int, int]:
+        """What a picture of this size may be reduced to before `apply`: twice the size that it is resized to.
+
+        So the finest of what the sample shows is left to the resampling filter, and not to the decoder.
+        """
+        resized = self.place(height, width).resized
+        return 2 * resized[0], 2 * resized[1]
+
+    def apply(
+        self, pixels: NDArray[np.uint8], source_size: tuple[int, int] | None = None, reduction: int = 1
+    ) -> NDArray[np.uint8]:
+        """A (height, width, 3) uint8 picture as a sample of `size`: a new array, or a view that need not be contiguous.
+
+        Of a picture that was reduced while it was decoded, `source_size` is the (height, width) before, and each pixel
+        stands for `reduction` rows and columns. It is placed as the whole picture would be.
+
+        DecodeError if the picture is so long and thin that its resized form, or what is held on the way there, would be
+        larger than any picture may be.
+        """
+        height, width = pixels.shape[:2] if source_size is None else source_size
+        placement = self.place(height, width)
+        try:
+            # The kernel goes along the rows first: what it holds in between has the new width and the old height.
+            check_pixels(placement.resized[1], max(placement.resized[0], height))
+        except DecodeError as error:
+            raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
+        resized = _resize(pixels, placement.resized, self.resample, (height / reduction, width / reduction))
+        if self.mode == "pad":
+            return _pad(resized, self.size, placement)
+        bottom, right = placement.top + self.size[0], placement.left + self.size[1]
+        return resized[placement.top : bottom, placement.left : right]
+
+
+def _resize(
+    pixels: NDArray[np.uint8], size: tuple[int, int], resample: Resample, extent: tuple[float, float] | None = None
+) -> NDArray[np.uint8]:
+    """`extent` is how many rows and columns of `pixels` the picture has: the last ones may belong to it in part."""
+    if pixels.shape[:2] == size:
+        return pixels
+    # Batch first, then permute: this way round torch sees channels_last and takes its fast kernel, which also writes
+    # channels_last. The other way round costs twice the time.
+    batch = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
+    if extent is None or extent == pixels.shape[:2]:
+        resized = torch.nn.functional.interpolate(batch, size=size, mode=resample, antialias=True)
+    else:
+        # torch rounds sides times factors down to the new size: a little more than the quotient, so that it is reached.
+        factors = [new / old * (1 + 2**-40) for new, old in zip(size, extent, strict=True)]
+        resized = torch.nn.functional.interpolate(batch, scale_factor=factors, mode=resample, antialias=True)
+    result: NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
+    return result
+
+
+def _pad(resized: NDArray[np.uint8], size: tuple[int, int], placement: Placement) -> NDArray[np.uint8]:
+    sample = np.zeros((*size, resized.shape[2]), np.uint8)
+    top, left = -placement.top, -placement.left
+    sample[top : top + resized.shape[0], left : left + resized.shape[1]] = resized
+    return sample

@@ -1,0 +1,246 @@
+"""What is known of an unfinished shard, so that a later call goes on in the middle of it.
+
+The samples lie in the shard's temporary file. The journal lies beside the records of finished shards, and has a line
+for each source that is done, in order, written when its sample is durable. Nothing rests on that: each line has a
+checksum, as each sample has, and only what proves to be whole is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import zlib
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardio.errors import FormatError
+from shardio.format.layout import WORK_FOLDER
+from shardio.system.files import (
+    fsync_folder,
+    is_abandoned,
+    is_left_over,
+    naming,
+    open_untrusted,
+    read_untrusted,
+    sweep_temporaries,
+    write_all,
+    write_atomic,
+)
+
+_SUFFIX = ".journal"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is known of a sample whose pixels are where they belong."""
+
+    label: int
+    source_size: tuple[int, int]
+    crc32: int
+    warning: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a source."""
+
+    result: Sample | Refusal
+    fingerprint: str
+    """What told the source from others before it was read: see `Origin.fingerprint`."""
+    hash: bytes | None = None
+    """The hash of the source's bytes, if it was asked for."""
+
+
+class Journal:
+    """The journal of one temporary file. One thread may add while another one saves."""
+
+    def __init__(self, temporary: Path, identity: str) -> None:
+        """`identity` tells the shard from every other that there may be under its name."""
+        self._out = temporary.parent
+        self._path = _journal_of(temporary)
+        self._identity = identity
+        # Written as lines when they are saved, and never in a short task.
+        self._waiting: deque[Outcome] = deque()
+        self._num_sources = 0
+        self._num_samples = 0
+        self.exists = False
+        """Whether anything was saved. Of a short task nothing is."""
+        self.saved_at = time.monotonic()
+
+    def read(self) -> list[Outcome]:
+        """What the journal has of each source, from the first on, as far as it is whole."""
+        try:
+            lines = _whole_lines(read_untrusted(self._path))
+        except (OSError, FormatError):
+            return []
+        outcomes: list[Outcome] = []
+        # A line with the right checksum may still be of another program.
+        with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
+            if next(lines, None) == self._identity:
+                for values in lines:
+                    outcomes.append(_from_values(values))
+        return outcomes
+
+    def rewrite(self, outcomes: Sequence[Outcome]) -> None:
+        """Have the journal hold these and nothing else, as durably as `save` does."""
+        write_atomic(self._path, _to_line(self._identity), *map(self._next_line, outcomes))
+        fsync_folder(self._out)
+        self.exists = True
+
+    def add(self, outcome: Outcome) -> None:
+        """Note what became of the next source. It is in the journal when it is saved."""
+        self._waiting.append(outcome)
+
+    def _next_line(self, outcome: Outcome) -> bytes:
+        line = _to_line(_to_values(self._num_sources, outcome))
+        self._num_sources += 1
+        self._num_samples += isinstance(outcome.result, Sample)
+        return line
+
+    def save(self, num_samples: int, *, durably: bool = True) -> bool:
+        """Write the lines of all sources before the sample `num_samples`; whether there is a journal then.
+
+        Durably: and the name of the temporary file, without which the journal is of no use.
+        """
+        lines = []
+        while self._waiting and self._num_samples + isinstance(self._waiting[0].result, Sample) <= num_samples:
+            lines.append(self._next_line(self._waiting.popleft()))
+        if not lines:
+            return self.exists
+        if not self.exists:
+            lines.insert(0, _to_line(self._identity))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with naming(self._path), open_untrusted(self._path, flags, sole_name=True) as file:
+            write_all(file.fileno(), b"".join(lines))
+            if durably:
+                os.fsync(file.fileno())
+        if durably and not self.exists:
+            for folder in (self._out, self._path.parent):
+                fsync_folder(folder)
+        self.exists = True
+        self.saved_at = time.monotonic()
+        return True
+
+    def remove(self) -> None:
+        """The shard is finished."""
+        self._path.unlink(missing_ok=True)
+
+
+def _to_values(number: int, outcome: Outcome) -> list[object]:
+    result = outcome.result
+    if isinstance(result, Sample):
+        rest: tuple[object, ...] = (result.label, *result.source_size, result.crc32, result.warning)
+    else:
+        rest = (result.reason, result.detail)
+    return [number, outcome.fingerprint, outcome.hash and outcome.hash.hex(), *rest]
+
+
+def _from_values(values: list[Any]) -> Outcome:
+    _, fingerprint, hashed, *rest = values
+    if len(rest) == 2:
+        result: Sample | Refusal = Refusal(*rest)
+    else:
+        label, height, width, crc, warning = rest
+        if not (_are_integers(-(1 << 63), 1 << 63, label) and _are_integers(0, 1 << 32, height, width, crc)):
+            raise ValueError(f"expected numbers of a sample, found {rest!r:.200}")
+        result = Sample(label, (height, width), crc, warning)
+    return Outcome(result, fingerprint, hashed and bytes.fromhex(hashed))
+
+
+def _are_integers(start: int, stop: int, *numbers: object) -> bool:
+    return all(type(number) is int and start <= number < stop for number in numbers)
+
+
+def _to_line(value: object) -> bytes:
+    body = json.dumps(value).encode("ascii")
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _whole_lines(data: bytes) -> Iterator[Any]:
+    """The identity, and the values of each source: up to the first line that is torn, or not the next."""
+    for number, line in enumerate(data.split(b"\n")[:-1], start=-1):
+        body = line[9:]
+        if line[:9] != b"%08x " % zlib.crc32(body):
+            return
+        value = json.loads(body)
+        if number >= 0 and value[0] != number:
+            return
+        yield value
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+class Left(NamedTuple):
+    """A shard that was left unfinished."""
+
+    temporary: Path
+    num_sources: int
+    """That are done, as far as the journal knows."""
+    nbytes: int
+    """Of the disk that need not be allocated again."""
+    is_ours: bool
+    """Whether a lock tells that a process on this machine has left it. Any other may be at work, and is only read."""
+
+
+def _journal_of(temporary: Path) -> Path:
+    return temporary.parent / WORK_FOLDER / (temporary.name[1:].removesuffix(".tmp") + _SUFFIX)
+
+
+def _shard_of(journal: Path) -> str:
+    return journal.stem.rpartition(".")[0]
+
+
+def _journals(out: Path) -> Iterator[tuple[Path, str, Path]]:
+    """Each journal, with the name of its shard and its temporary file."""
+    for name in os.listdir(out / WORK_FOLDER):
+        if name.endswith(_SUFFIX):
+            journal = out / WORK_FOLDER / name
+            yield journal, _shard_of(journal), out / f".{journal.stem}.tmp"
+
+
+def find_left(out: Path, shards: Container[str]) -> dict[str, list[Left]]:
+    """What a call can go on with, by shard, of those whose names are in `shards`; most that is done comes first."""
+    found: dict[str, list[Left]] = {}
+    for journal, shard, temporary in _journals(out):
+        if shard not in shards or (left_over := is_left_over(temporary)) is False:
+            continue
+        is_ours = bool(left_over)
+        with contextlib.suppress(OSError, FormatError):  # another process has just finished it, or it is no journal
+            lines, nbytes = read_untrusted(journal).count(b"\n"), temporary.stat().st_blocks * 512
+            found.setdefault(shard, []).append(Left(temporary, max(0, lines - 1), nbytes if is_ours else 0, is_ours))
+    for left in found.values():
+        left.sort(key=lambda one: one.num_sources, reverse=True)
+    return found
+
+
+def sweep_unfinished(out: Path) -> None:
+    """Remove what no process is working on, and no call would go on with.
+
+    A call goes on with the one of a shard's files in which most is done. Others that were written within the last hour
+    stay too: their processes may have ended since the longest was looked for.
+    """
+    left = find_left(out, {shard for _, shard, _ in _journals(out)})
+    longest = {files[0].temporary.name for files in left.values()}
+
+    def is_kept(name: str) -> bool:
+        journal = _journal_of(out / name)
+        if not journal.exists() or journal.with_name(f"{_shard_of(journal)}.json").exists():
+            return False
+        return name in longest or not is_abandoned(name, (out / name).stat().st_mtime, locked=False)
+
+    sweep_temporaries(out, is_kept)
+    for journal, _, temporary in _journals(out):
+        if not temporary.exists():
+            journal.unlink(missing_ok=True)

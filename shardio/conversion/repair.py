@@ -1,0 +1,334 @@
+"""`repair`: what `verify` finds damaged in a set is made again from the sources, to the same bytes.
+
+The manifest is the measure: a file takes the place of a damaged one only if it has the sha256 that the manifest
+promises. So no repair can make a set worse, two at the same time do no harm, one that was killed is run again, and a
+reader that has the damaged file mapped keeps what it has mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.conversion.amounts import check_workers
+from shardio.conversion.engines.processes import run_tasks
+from shardio.conversion.images.decode import read_size
+from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan, read_options
+from shardio.conversion.sources.collection import Collection as SourceCollection
+from shardio.conversion.sources.collection import Source
+from shardio.conversion.sources.columns import check_columns_file, read_columns
+from shardio.conversion.sources.detect import SourceKind, check_images_local, find_empty, scan, without_classes
+from shardio.conversion.sources.parquet import ParquetOrigin
+from shardio.conversion.task import ShardRecord, reject_of
+from shardio.conversion.writing.set_writer import read_rejects
+from shardio.conversion.writing.shard_file import IndexRows
+from shardio.errors import ConvertError, DecodeError, SourceError
+from shardio.format.checksum import crc32
+from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, columns_of, index_header, sample_nbytes
+from shardio.format.manifest import FileEntry, Manifest, ShardEntry, load_manifest
+from shardio.sets.local import hinting_at_order
+from shardio.sets.verify import verify
+from shardio.system.files import open_regular, read_untrusted, sweep_temporaries, write_atomic
+from shardio.system.machine import usable_cores
+from shardio.system.threads import ThreadPool
+
+# Samples that came out different are named one by one up to so many in a shard.
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What a repair did."""
+
+    path: str
+    repaired: tuple[str, ...]
+    """Files that were damaged or missing, and are now what was published."""
+
+
+def repair(
+    path: str | os.PathLike[str],
+    src: str | os.PathLike[str],
+    *,
+    source: SourceKind = "auto",
+    columns: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    on_verify: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> RepairReport:
+    """Make the damaged files of the set in the folder `path` again from `src`, which it was converted from.
+
+    The whole set is read to find them. `source` and `columns` are those of `convert`; an index with columns can be made
+    again only from their file, all else without it. Of parquet files, the images are first copied out into the set's
+    folder, and the copies removed in the end: of two repairs at the same time, one may have to be run again. A set of a
+    dataset of Python cannot be repaired. `workers` is how many cores to use, by default all. `on_verify` is called, in
+    any thread, with (bytes read since, bytes in all); `on_progress` in this thread with (sources done, sources to do).
+
+    ConvertError if the set cannot be made again, since `convert` did not make it or `src` lists other images now; and
+    if files come out other than they were, since an image or a library has changed, or if an index lacks its columns:
+    then these are left as they are and all others are repaired. FormatError if the manifest itself is damaged,
+    SetNotFoundError if there is none.
+    """
+    folder = Path(os.path.abspath(path))
+    if not isinstance(src, (str, os.PathLike)):
+        raise TypeError(
+            f"expected the path of the images, found {type(src).__name__}. Sets of datasets of Python cannot be "
+            "repaired: convert the dataset again into a new folder"
+        )
+    check_workers(workers)
+    workers = usable_cores() if workers is None else workers
+    check_images_local(src)
+    with hinting_at_order(src, "OUT, the set, comes first, and SRC, the images, second"):
+        manifest = load_manifest(folder)
+    if columns is not None:
+        check_columns_file(Path(columns))
+    plan = _plan_again(folder, manifest, Path(os.path.abspath(src)), source, columns)
+    sweep_temporaries(folder)
+    damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)
+    lacking = _without_columns(manifest, plan) & damaged
+    work = _Repair(folder, manifest, plan, damaged - lacking, workers)
+    try:
+        if work.damaged and isinstance(plan.collection.origin, ParquetOrigin):
+            (folder / WORK_FOLDER).mkdir(exist_ok=True)
+            plan.collection.origin.fill_spool(lambda count: None)
+        work.run(on_progress or (lambda done, total: None))
+    finally:
+        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
+    if work.faults:
+        faults = "; ".join(f"{file}: {fault}" for file, fault in work.faults.items())
+        raise ConvertError(
+            f"{folder}: {len(work.faults)} files cannot be made again, and are left as they are: {faults}. Images have "
+            f"changed since, or the libraries have: the set was made with {manifest.provenance.get('libraries')}, and "
+            f"these are {library_versions()}"
+        )
+    if lacking:
+        raise ConvertError(
+            f"{folder}: {', '.join(sorted(lacking))} cannot be made again without the file of its columns: give it by "
+            "`--columns`, from Python `columns=`"
+        )
+    return RepairReport(str(folder), tuple(work.repaired))
+
+
+def _without_columns(manifest: Manifest, plan: Plan) -> frozenset[str]:
+    """Indexes that have columns, which nobody has given."""
+    indexes = [split.index for split in manifest.splits.values()]
+    return frozenset(index.file for index in indexes if index.columns and plan.columns is None)
+
+
+def _plan_again(
+    folder: Path, manifest: Manifest, src: Path, source: SourceKind, columns: str | os.PathLike[str] | None
+) -> Plan:
+    """The plan by which the set was made."""
+    there = manifest.provenance.get("conversion")
+    if not isinstance(there, dict):
+        raise ConvertError(f"{folder}: expected a set that `convert` has made, found another: copy it again")
+    try:
+        options = read_options(there)
+    except ValueError as error:
+        raise ConvertError(f"{folder}: {error}") from None
+    for collection in _readings(src, source):
+        if isinstance(collection.origin, ParquetOrigin):
+            collection = replace(collection, origin=replace(collection.origin, spool=folder / WORK_FOLDER))
+        table = None if columns is None else read_columns(Path(columns), collection.splits)
+        plan = make_plan(folder, collection, options, table)
+        # What classes are called is in the manifest alone, and not every kind of storage says it.
+        ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
+        then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
+        changed = difference(then, now)
+        if not changed:
+            return plan
+    raise ConvertError(f"{folder}: cannot be made again from {src} ({changed})")
+
+
+def _readings(src: Path, source: SourceKind) -> Iterator[SourceCollection]:
+    """What SRC may have been taken for: the manifest tells which it was, so nothing is asked."""
+    collection = scan(src, source, accept_layout=True, empty_classes="keep")
+    yield collection
+    if empty := find_empty(collection):
+        with contextlib.suppress(SourceError):
+            yield without_classes(collection, empty)
+
+
+@dataclass
+class _Repair:
+    """One repair of one set. Not thread safe."""
+
+    folder: Path
+    manifest: Manifest
+    plan: Plan
+    damaged: frozenset[str]
+    workers: int
+    repaired: list[str] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
+    """Of each file that cannot be made again, why."""
+    _records: dict[str, ShardRecord] = field(default_factory=dict)
+    """Of the tasks that were done again, by shard."""
+    _published: dict[str, dict[bytes, int]] = field(default_factory=dict)
+
+    @cached_property
+    def _shards(self) -> Mapping[str, ShardEntry]:
+        return {shard.file: shard for split in self.manifest.splits.values() for shard in split.shards}
+
+    def run(self, on_progress: Callable[[int, int], None]) -> None:
+        """Shards come first: indexes and rejects.jsonl are made from what they hold."""
+        known = {split: self._refused_keys(split) for split in self.manifest.splits}
+        self._mend_shards(known, on_progress)
+        refused = {task.name: self._refused(task, known) for task in self.plan.tasks}
+        for name, split in self.manifest.splits.items():
+            if split.index.file in self.damaged:
+                self._replace(split.index, self._index_parts(name, refused))
+        if self.manifest.rejects.file in self.damaged:
+            self._replace(self.manifest.rejects, self._reject_lines(refused))
+        for file in self.damaged.difference(self.repaired, self.faults):
+            self.faults[file] = "no shard of this conversion"
+
+    def _replace(self, entry: FileEntry, content: Iterable[bytes | memoryview]) -> None:
+        try:
+            parts = list(content)
+        except DecodeError as error:
+            self.faults[entry.file] = str(error)
+            return
+        sha256 = hashlib.sha256()
+        for part in parts:
+            sha256.update(part)
+        if sha256.hexdigest() == entry.sha256:
+            write_atomic(self.folder / entry.file, *parts)
+            self.repaired.append(entry.file)
+        else:
+            self.faults[entry.file] = f"expected sha256 {entry.sha256}, made {sha256.hexdigest()}"
+
+    # --- which sources were refused -----------------------------------------------------------------------------------
+
+    def _refused_keys(self, split: str) -> Collection[bytes] | None:
+        """Keys of the split's sources that were refused, as a file tells that is not damaged; None if there is none."""
+        if self.manifest.rejects.file not in self.damaged:
+            return {r.key for r in read_rejects(self.folder / self.manifest.rejects.file) if r.split == split}
+        if self.manifest.splits[split].index.file not in self.damaged:
+            listed = {source.key for task in self._tasks(split) for source in task.sources}
+            return listed - set(self._read_index(split)["key"].tolist())
+        return None
+
+    def _refused(self, task: ShardTask, known: Mapping[str, Collection[bytes] | None]) -> list[Source]:
+        """The task's sources that were refused. Where no file tells, the task was done again."""
+        if task.name in self._records:
+            keys: Collection[bytes] = {reject.key for reject in self._records[task.name].rejects}
+        else:
+            keys = known[task.split] or ()
+        num_samples = self._shards[task.name].num_samples if task.name in self._shards else 0
+        if num_samples == 0:
+            return list(task.sources)
+        return [source for source in task.sources if source.key in keys]
+
+    # --- shards -------------------------------------------------------------------------------------------------------
+
+    def _mend_shards(
+        self, known: Mapping[str, Collection[bytes] | None], on_progress: Callable[[int, int], None]
+    ) -> None:
+        tasks = []
+        for task in self.plan.tasks:
+            shard = self._shards.get(task.name)
+            if shard is not None:
+                in_doubt = known[task.split] is None and shard.num_samples != len(task.sources)
+                if task.name in self.damaged or in_doubt:
+                    tasks.append(replace(task, expected_sha256=shard.sha256))
+        total, done = sum(len(task.sources) for task in tasks), 0
+
+        def report(more: int, refused: int, kept: int = 0, /) -> None:
+            nonlocal done
+            done += more
+            on_progress(done, total)
+
+        for task, record in zip(tasks, run_tasks(tasks, self.workers, report), strict=True):
+            self._records[task.name] = record
+            if record.entry != self._shards[task.name]:
+                made = record.entry.sha256 if record.entry else "nothing"
+                changes = self._changes(task, record)
+                self.faults[task.name] = f"expected sha256 {task.expected_sha256}, made {made}{changes}"
+            elif task.name in self.damaged:
+                self.repaired.append(task.name)
+
+    def _changes(self, task: ShardTask, record: ShardRecord) -> str:
+        """Which samples differ from those that were published, as far as the index tells."""
+        if self.manifest.splits[task.split].index.file in self.damaged:
+            return ""
+        published = self._crc32s_of(task.split)
+        then = {source.key: published[source.key] for source in task.sources if source.key in published}
+        now = {row["key"]: row["crc32"] for row in record.rows}
+        changed = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
+        named = ", ".join(map(os.fsdecode, changed[:_MOST_NAMED])) + (", ..." if len(changed) > _MOST_NAMED else "")
+        return f" ({len(changed)} samples differ: {named})"
+
+    # --- indexes and rejects.jsonl ------------------------------------------------------------------------------------
+
+    def _tasks(self, split: str) -> list[ShardTask]:
+        return [task for task in self.plan.tasks if task.split == split]
+
+    def _read_index(self, split: str) -> NDArray[np.void]:
+        index = self.manifest.splits[split].index
+        data = read_untrusted(self.folder / index.file)
+        return np.frombuffer(data, index.dtype, offset=HEADER_NBYTES)
+
+    def _crc32s_of(self, split: str) -> Mapping[bytes, int]:
+        """The crc32 of each key, as the index has them. It is read once, though every shard may have changed."""
+        if split not in self._published:
+            rows = self._read_index(split)
+            self._published[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
+        return self._published[split]
+
+    def _index_parts(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:
+        rows = np.concatenate(
+            [
+                self._records[task.name].rows if task.name in self._records else self._rows(task, refused[task.name])
+                for task in self._tasks(split)
+            ]
+        )
+        rows = self.plan.columns.extend(rows) if self.plan.columns else rows
+        yield index_header(len(rows), rows.dtype["key"].itemsize, columns_of(rows.dtype))
+        yield rows.view(np.uint8).data
+
+    def _rows(self, task: ShardTask, refused: Sequence[Source]) -> NDArray[np.void]:
+        """The index rows of a sound shard: pixels are summed where they are, sizes read from the sources' headers."""
+        left_out = set(refused)
+        kept = [source for source in task.sources if source not in left_out]
+        if not kept:
+            return IndexRows().to_array(task.key_nbytes)
+
+        def size(source: Source) -> tuple[int, int]:
+            try:
+                data = task.origin.read(source)
+                assert isinstance(data, bytes)  # a path is no dataset
+                return read_size(data, task.decode)
+            except DecodeError as error:
+                raise DecodeError(error.reason, f"{os.fsdecode(source.key)}: {error.detail}") from None
+
+        with ThreadPool(self.workers, "shardio-sizes") as pool:
+            sizes = pool.map(size, kept)
+            crc32s = list(_crc32s(self.folder / task.name, sample_nbytes(self.manifest.sample_shape)))
+            heights, widths = zip(*sizes, strict=True)
+        labels, keys = [source.label for source in kept], [source.key for source in kept]
+        return IndexRows(labels, keys, list(widths), list(heights), crc32s).to_array(task.key_nbytes)
+
+    def _reject_lines(self, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes]:
+        for task in self.plan.tasks:
+            if task.name in self._records:
+                rejects = self._records[task.name].rejects
+            else:
+                rejects = tuple(filter(None, (reject_of(task, source) for source in refused[task.name])))
+            yield from (reject.to_line() for reject in rejects)
+
+
+def _crc32s(path: Path, nbytes: int) -> Iterator[int]:
+    """Of the samples of a shard, each of so many bytes."""
+    with io.BufferedReader(open_regular(path)[0]) as file:
+        file.seek(HEADER_NBYTES)
+        while pixels := file.read(nbytes):
+            yield crc32(pixels)

@@ -1,0 +1,1 @@
+"""The kinds of collections that are converted: each becomes one Collection of sources."""

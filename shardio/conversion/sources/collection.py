@@ -1,0 +1,189 @@
+"""What a conversion takes in: sources, the collection that they make up, and the origin that their bytes come from.
+
+A key names a source for good: it is the path that the image has in a folder tree of classes, relative to SRC, as bytes
+(file names need not be UTF-8), whatever it is stored in. So the same images give the same set from any kind of storage.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
+from shardio.errors import DecodeError
+from shardio.system.files import open_file
+
+# More are not class numbers, but numbers of something else.
+MAX_CLASSES = 1 << 20
+UNREADABLE: Final = "unreadable"
+"""The reason class of a source that could not be read: it may be sound, and readable at the next try."""
+
+
+class Extent(NamedTuple):
+    """Bytes of a larger file: an image in an archive."""
+
+    file: bytes
+    """Relative to the origin's folder."""
+    offset: int
+    nbytes: int
+
+
+class Fault(NamedTuple):
+    """Why there is nothing to read: the source is refused with these words, so that it is listed and counted."""
+
+    detail: str
+
+
+class Item(NamedTuple):
+    """An image that has a number: a row of a table, an item of a dataset."""
+
+    where: bytes
+    """A file relative to the origin's folder, or the name of a dataset."""
+    number: int
+
+
+class Given(NamedTuple):
+    """An image as a dataset gives it, with a label that was not known before."""
+
+    image: object
+    """What `decode_object` takes."""
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One image to convert."""
+
+    key: bytes
+    label: int
+    place: bytes | Extent | Item | Fault | None = None
+    """Where it is: a file of its own, relative to the origin's folder, or an extent or item of one. None: the file
+    `key`."""
+
+
+class Origin(Protocol):
+    """Where the images of a collection are. Picklable, for tasks carry it to other processes. Thread safe."""
+
+    def read(self, source: Source) -> bytes | Given:
+        """One encoded image. DecodeError if it cannot be read, is not a regular file, or is too large to be an image.
+
+        Or what a dataset gives: then its label counts, and not the source's. OSError where the fault is not the
+        source's: want of descriptors or memory.
+        """
+
+    def fingerprint(self, sources: Sequence[Source]) -> str:
+        """Changes when any of these is replaced, rewritten, mended or lost."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What a scan found. `ignored` counts, by kind, what lies there and is not an image to convert."""
+
+    origin: Origin
+    classes: tuple[str, ...]
+    """Empty if they are to be numbers, up to the largest label that an image turns out to have."""
+    splits: Mapping[str, tuple[Source, ...]]
+    ignored: Mapping[str, int]
+    class_names: tuple[str, ...] = ()
+    """What people call the classes, in their order, where the collection says so: "tench" for n01440764."""
+    kind: str = "tree"
+    """What SRC was taken for."""
+    identity: str = ""
+    """What tells it from another with the same keys and labels, where these do not name the images."""
+    doubts: tuple[str, ...] = ()
+    """What is odd about the layout of SRC, in words that end in what was made of it."""
+
+    @property
+    def num_sources(self) -> int:
+        return sum(map(len, self.splits.values()))
+
+
+@dataclass(frozen=True)
+class FileOrigin:
+    """Files below one folder, or parts of such files."""
+
+    folder: Path
+
+    def _path(self, place: bytes | Extent | Item) -> str:
+        assert not isinstance(place, Item)
+        return os.path.join(self.folder, os.fsdecode(place.file if isinstance(place, Extent) else place))
+
+    def read(self, source: Source) -> bytes:
+        place = source.key if source.place is None else source.place
+        if isinstance(place, Fault):
+            raise DecodeError("incomplete", place.detail)
+        return read_file(self._path(place), place if isinstance(place, Extent) else None)
+
+    def nbytes(self, source: Source) -> int:
+        """Size of one encoded image in bytes; 0 if it is not there. One stat at most."""
+        place = source.key if source.place is None else source.place
+        if isinstance(place, Extent):
+            return place.nbytes
+        try:
+            return 0 if isinstance(place, Fault) else os.stat(self._path(place)).st_size
+        except OSError:
+            return 0
+
+    def fingerprint(self, sources: Sequence[Source]) -> str:
+        sha256 = hashlib.sha256()
+        seen: dict[str, str] = {}  # an archive holds many sources
+        for source in sources:
+            place = source.key if source.place is None else source.place
+            if isinstance(place, Fault):
+                sha256.update(f"{place.detail}\0".encode("utf-8", "surrogateescape"))
+                continue
+            path = self._path(place)
+            if path not in seen:
+                seen[path] = identify(path)
+            sha256.update(f"{seen[path]}\0".encode())
+            if isinstance(place, Extent):
+                sha256.update(b"%d %d\0" % (place.offset, place.nbytes))
+        return sha256.hexdigest()
+
+
+def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
+    """Sorted as a folder tree of the keys would be listed: by class, then by folder, then by name."""
+
+    def place(source: Source) -> tuple[int, str, str]:
+        folder, _, name = os.fsdecode(source.key).rpartition("/")
+        return source.label, folder, name
+
+    return tuple(sorted(sources, key=place))
+
+
+def identify(path: str | os.PathLike[str]) -> str:
+    """Changes when a file is replaced, rewritten, mended or lost: its size and its time of modification."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return UNREADABLE
+    return f"{status.st_size}:{status.st_mtime_ns}"
+
+
+def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
+    """Read a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
+    try:
+        # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.
+        with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DecodeError(UNREADABLE, "not a regular file")
+            nbytes = status.st_size if extent is None else extent.nbytes
+            if nbytes > MAX_SOURCE_NBYTES:
+                raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
+            if extent is None:
+                return file.read()
+            data = os.pread(file.fileno(), nbytes, extent.offset)
+            if len(data) < nbytes:
+                raise DecodeError(UNREADABLE, f"expected {nbytes} bytes at {extent.offset}, found {len(data)}")
+            return data
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise  # our own want, and not the fault of the source
+        raise DecodeError(UNREADABLE, error.strerror or str(error)) from None

@@ -1,0 +1,254 @@
+"""Numbers of one's own for every sample: columns of a CSV or parquet file that go into the index.
+
+A row of the file belongs to the source whose key stands in its column `path`. The tasks of a conversion know nothing of
+this: the rows of a finished index are extended when the set is published.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.conversion.sources.arrow import check_installed, open_parquet
+from shardio.conversion.sources.collection import Source
+from shardio.conversion.writing.shard_file import with_columns
+from shardio.errors import SourceError
+from shardio.format.layout import IndexColumns, check_columns
+
+PATH = "path"
+"""The column whose cells are keys of sources."""
+
+# What float64 holds exactly: an integer beyond would come out as another one.
+_MAX_EXACT = 1 << 53
+_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+
+_Numbers = NDArray[np.int64] | NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnTable:
+    """The columns of all sources of a collection."""
+
+    columns: IndexColumns
+    keys: NDArray[np.bytes_]
+    """Ascending."""
+    values: Mapping[str, _Numbers]
+    """Of each column, in the order of the keys."""
+    sha256: str
+    """Names the columns and the numbers of all sources."""
+    num_unused: int
+    """Rows of the file whose path is no source."""
+
+    def extend(self, rows: NDArray[np.void]) -> NDArray[np.void]:
+        """Index rows of any of these sources, with the columns added: a copy."""
+        places = np.searchsorted(self.keys, rows["key"])
+        return with_columns(rows, self.columns, {name: numbers[places] for name, numbers in self.values.items()})
+
+
+def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTable:
+    """Read the columns of a CSV file with a header, or of a parquet file, for the sources of all splits.
+
+    Every column beside `path` must be numeric. One of integers alone becomes int64. Any other becomes float64, where
+    empty cells are NaN; an integer in it that float64 does not hold exactly is refused. SourceError if a cell is no
+    number, a path stands there twice, or a source has no row; OSError if the file cannot be read.
+    """
+    paths, table = _read_parquet(path) if check_columns_file(path) else _read_csv(path)
+    if not table:
+        raise SourceError(f"{path}: expected columns of numbers beside {PATH!r}, found none")
+    try:
+        columns = check_columns([(name, numbers.dtype.str) for name, numbers in table])
+    except ValueError as error:
+        raise SourceError(f"{path}: {error}") from None
+    wanted = {name: np.array([source.key for source in sources]) for name, sources in splits.items()}
+    # A longer path is no source's, and would make the array of all of them as much wider.
+    longest = max(keys.itemsize for keys in wanted.values())
+    fitting = np.array([number for number, name in enumerate(paths) if len(name) <= longest], np.int64)
+    keys = np.array([paths[number] for number in fitting], f"S{longest}")
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    _check_distinct(path, keys)
+    first = paths[0] if paths else b""
+    places = {name: _find(path, keys, sources, first) for name, sources in wanted.items()}
+    values = {name: numbers[fitting[order]] for name, numbers in table}
+    sha256 = hashlib.sha256(repr(columns).encode())
+    for name, _ in columns:
+        for place in places.values():
+            sha256.update(values[name][place].tobytes())
+    used = np.unique(np.concatenate(list(places.values())))
+    return ColumnTable(columns, keys, values, sha256.hexdigest(), len(paths) - len(used))
+
+
+def check_columns_file(path: Path) -> bool:
+    """Whether the file of columns is a parquet file. SourceError if there is none, or pyarrow is missing; OSError."""
+    if not path.is_file():
+        found = "something else" if path.exists() else "nothing"
+        raise SourceError(f"{path}: expected a CSV or parquet file of columns, found {found}")
+    with path.open("rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
+    if is_parquet:
+        check_installed(path)
+    return is_parquet
+
+
+def _check_distinct(path: Path, keys: NDArray[np.bytes_]) -> None:
+    repeated = keys[1:][keys[1:] == keys[:-1]]
+    if len(repeated):
+        raise SourceError(
+            f"{path}: expected one row for each path, found {_show(repeated[0])} twice ({len(repeated):,} too many)"
+        )
+
+
+def _find(path: Path, keys: NDArray[np.bytes_], wanted: NDArray[np.bytes_], first: bytes) -> NDArray[np.int64]:
+    """Where in `keys`, which are sorted, those that are wanted stand. `first` is the file's first path."""
+    places = np.searchsorted(keys, wanted).astype(np.int64)
+    missing = wanted[keys[np.minimum(places, len(keys) - 1)] != wanted] if len(keys) else wanted
+    if len(missing):
+        raise SourceError(
+            f"{path}: expected a row for every image, found none for {len(missing):,} of {len(wanted):,}, such as "
+            f"{_show(missing[0])}. The file's first path is {_show(first)}; paths are relative to SRC, and the cells "
+            "beside them may be empty"
+        )
+    return places
+
+
+def _show(key: bytes) -> str:
+    return repr(key.decode(errors="replace"))
+
+
+# --- CSV -------------------------------------------------------------------------------------------------------------
+
+
+class _Cells:
+    """The numbers of one column: integers as long as every cell is one, from then on floats."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._numbers: array[int] | array[float] = array("q")
+
+    def append(self, cell: str) -> None:
+        """ValueError if it is no number, or one that the column cannot hold."""
+        if _INTEGER.fullmatch(cell):
+            number: int | float = int(cell)
+            if self._numbers.typecode == "q":
+                if not -(1 << 63) <= number < 1 << 63:
+                    raise ValueError(f"expected integers that fit in int64, found {cell}")
+            else:
+                self._check_exact(number)
+        else:
+            number = self._parse(cell)
+            if self._numbers.typecode == "q":
+                for integer in self._numbers:
+                    self._check_exact(integer)
+                self._numbers = array("d", self._numbers)
+        self._numbers.append(number)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _parse(cell: str) -> float:
+        try:
+            if not cell.isascii() or "_" in cell:  # which Python's float would take
+                raise ValueError
+            return float(cell) if cell else np.nan
+        except ValueError:
+            raise ValueError(f"expected a number or nothing, found {cell[:80]!r}") from None
+
+    @staticmethod
+    def _check_exact(integer: int | float) -> None:
+        if abs(integer) > _MAX_EXACT:
+            raise ValueError(f"expected integers of at most 2**53 beside fractions and empty cells, found {integer}")
+
+    def to_array(self) -> _Numbers:
+        return _canonical(np.array(self._numbers))
+
+
+def _canonical(numbers: NDArray[Any]) -> _Numbers:
+    """As int64 or float64, little-endian, with one NaN for all."""
+    if numbers.dtype.kind == "i":
+        return numbers.astype("<i8")
+    floats: NDArray[np.float64] = numbers.astype("<f8")
+    floats[np.isnan(floats)] = np.nan
+    return floats
+
+
+def _read_csv(path: Path) -> tuple[list[bytes], list[tuple[str, _Numbers]]]:
+    # utf-8-sig, as spreadsheets begin their files with a byte order mark; paths need not be UTF-8.
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            at = _path_column(path, header)
+            paths: list[bytes] = []
+            columns = [_Cells(name) for name in header]
+            for row in reader:
+                if not row:
+                    continue  # an empty line
+                if len(row) != len(header):
+                    raise ValueError(f"expected {len(header)} cells, found {len(row)}")
+                paths.append(row[at].encode("utf-8", "surrogateescape"))
+                for number, cell in enumerate(row):
+                    if number != at:
+                        try:
+                            columns[number].append(cell.strip())
+                        except ValueError as error:
+                            raise ValueError(f"column {header[number]!r}: {error}") from None
+        except SourceError:
+            raise
+        except (ValueError, csv.Error) as error:
+            raise SourceError(f"{path}, line {reader.line_num}: {error}") from None
+    return paths, [(column.name, column.to_array()) for number, column in enumerate(columns) if number != at]
+
+
+def _path_column(path: Path, names: Iterable[str]) -> int:
+    names = list(names)
+    if names.count(PATH) != 1:
+        found = ", ".join(names)[:200] if PATH not in names else f"{names.count(PATH)} of them"
+        raise SourceError(f"{path}: expected one column named {PATH!r}, found {found or 'no header'}")
+    return names.index(PATH)
+
+
+# --- parquet ---------------------------------------------------------------------------------------------------------
+
+
+def _read_parquet(path: Path) -> tuple[list[bytes], list[tuple[str, _Numbers]]]:
+    with open_parquet(path) as file:
+        schema = file.schema_arrow
+        at = _path_column(path, schema.names)
+        table = file.read()
+        kind = str(schema.types[at])
+        if kind not in ("string", "large_string", "binary", "large_binary"):
+            raise SourceError(f"{path}: expected text in the column {PATH!r}, found {kind}")
+        paths = table.column(at).cast("binary").to_pylist()
+        if None in paths:
+            raise SourceError(f"{path}: expected a path in every row, found none in row {paths.index(None)}")
+        numeric = [
+            (name, _parquet_numbers(path, name, table.column(number)))
+            for number, name in enumerate(schema.names)
+            if number != at
+        ]
+    return paths, numeric
+
+
+def _parquet_numbers(path: Path, name: str, column: Any) -> _Numbers:
+    kind = str(column.type)
+    if kind in ("halffloat", "float", "double"):
+        return _canonical(column.to_numpy())  # where there is nothing, there is NaN
+    if kind != "bool" and not re.fullmatch(r"u?int(8|16|32|64)", kind):
+        raise SourceError(f"{path}: column {name!r}: expected numbers, found {kind}")
+    integers = column.cast("int64")
+    if not integers.null_count:
+        return _canonical(integers.to_numpy())
+    nothing = integers.is_null().to_numpy()
+    numbers = integers.fill_null(0).to_numpy()
+    if (beyond := numbers[(numbers > _MAX_EXACT) | (numbers < -_MAX_EXACT)]).size:
+        raise SourceError(
+            f"{path}: column {name!r}: expected integers of at most 2**53 beside empty cells, found {beyond[0]}"
+        )
+    return _canonical(np.where(nothing, np.nan, numbers))

@@ -1,0 +1,241 @@
+"""Indexed datasets of Python as sources: whatever has a length and gives (image, label) for a number.
+
+A dataset is called as a loop over it would: by one thread, one item at a time. It need not be thread safe, nor know its
+labels beforehand: the label is that which comes with the image.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.conversion.images.decode import check_object, decode_object
+from shardio.conversion.images.warned import kept_warnings
+from shardio.conversion.sources.collection import MAX_CLASSES, Collection, Given, Item, Source
+from shardio.conversion.sources.labels import check_label
+from shardio.conversion.sources.splits import DEFAULT_SPLIT, split_name, two_words
+from shardio.errors import DecodeError, SourceError
+from shardio.format.layout import is_safe_name, shard_name
+from shardio.format.manifest import check_text, first_repeated
+
+# Items that are read, twice, before the conversion: enough that a random transform shows itself.
+_MOST_TRIED = 8
+_UNKNOWN_LABEL = -1
+
+
+class Dataset(Protocol):
+    """len(dataset), and dataset[i] -> (image, label) for 0 <= i < len(dataset), the same at every call.
+
+    The image is a PIL image, encoded bytes, or uint8 of these shapes, C being 1, 3 or 4: an array (height, width) or
+    (height, width, C), or a tensor (height, width) or (C, height, width), as torchvision has them. The label is an
+    integer. Map-style datasets of torch and torchvision are such, and so is a list. If it has `classes`, they are the
+    names that labels number; `targets` only help to tell it from another dataset.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetOrigin:
+    """The datasets of all splits. Only as thread safe as they are."""
+
+    datasets: Mapping[str, Dataset]
+    num_classes: int
+    identity: str
+
+    def read(self, source: Source) -> Given:
+        """DecodeError if the dataset raises. TypeError or ValueError if what it gives is no image with its label."""
+        assert isinstance(source.place, Item)
+        split, number = source.place.where.decode(), source.place.number
+        return _get(split, self.datasets[split], number, self.num_classes)
+
+    def fingerprint(self, sources: Sequence[Source]) -> str:
+        """Of all items at once: a dataset does not tell when one of them was changed."""
+        return self.identity
+
+    def check_sendable(self) -> None:
+        """TypeError unless the datasets can be sent to other processes."""
+        main = sys.modules["__main__"]
+        for split, dataset in self.datasets.items():
+            try:
+                ForkingPickler.dumps(dataset)
+            except Exception as error:
+                found = f"{type(error).__name__}: {error}"
+            else:
+                if type(dataset).__module__ != "__main__" or hasattr(main, "__file__"):
+                    continue
+                found = f"the class {type(dataset).__name__} of this session, which other processes cannot import"
+            raise TypeError(
+                f"dataset {split!r}: expected one that can be sent to worker processes, found {found}. Without "
+                "`workers`, `executor` and `scheduler` it is converted in this process"
+            )
+
+
+def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
+    """One dataset, or one for each split, as a collection. Each is read at a few places, twice.
+
+    Keys are the numbers of the items, b"17" or, of several splits, b"train/17". TypeError or ValueError if `src` is
+    something else or its items are no images with labels; SourceError if it is empty, or none of its items can be read.
+    """
+    given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
+    if not given:
+        raise SourceError("expected a dataset for each split, found no split")
+    for split, dataset in given.items():
+        if not isinstance(split, str) or not is_safe_name(shard_name(split, 999_999)):
+            raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {split!r}")
+        if not _is_sequence(dataset):
+            raise TypeError(
+                f"dataset {split!r}: expected len(dataset) and dataset[i], found {type(dataset).__name__}. ShardWriter "
+                "writes what can only be iterated over"
+            )
+        if not len(dataset):
+            raise SourceError(f"dataset {split!r}: expected items, found none")
+    if (both := two_words(given)) is not None:
+        raise ValueError(
+            f"expected one dataset for the split {split_name(both[0])!r}, found {both[0]!r} and {both[1]!r}: call "
+            "one of them otherwise"
+        )
+    datasets = {split_name(split): dataset for split, dataset in given.items()}
+    classes, class_names = _common_classes(datasets)
+    sha256 = hashlib.sha256()
+    for split, dataset in datasets.items():
+        kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        sha256.update(f"{split}\0{kind}\0{len(dataset)}\0".encode())
+        sha256.update(_targets(dataset))
+        sha256.update(_try_items(split, dataset, len(classes)))
+    above = {split: f"{split}/" if isinstance(src, Mapping) else "" for split in datasets}
+    return Collection(
+        DatasetOrigin(datasets, len(classes), sha256.hexdigest()),
+        classes,
+        {
+            split: tuple(
+                Source(f"{above[split]}{number}".encode(), _UNKNOWN_LABEL, Item(split.encode(), number))
+                for number in range(len(dataset))
+            )
+            for split, dataset in datasets.items()
+        },
+        {},
+        class_names,
+        kind="dataset",
+        identity=sha256.hexdigest(),
+    )
+
+
+def _get(split: str, dataset: Dataset, number: int, num_classes: int) -> Given:
+    try:
+        item = dataset[number]
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise  # our own want, and not the fault of the item
+        raise DecodeError("unreadable", f"{type(error).__name__}: {error}") from error
+    where = f"dataset {split!r}, item {number}"
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        size = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
+        raise TypeError(f"{where}: expected (image, label), found {type(item).__name__}{size}")
+    image, label = item
+    try:
+        image = check_object(_to_array(image) if isinstance(image, torch.Tensor) else image)
+        label = check_label(label)
+    except TypeError as error:
+        raise TypeError(f"{where}: {error}") from None
+    most = (num_classes or MAX_CLASSES) - 1
+    if not 0 <= label <= most:
+        raise ValueError(f"{where}: label: expected 0 to {most}, found {label}")
+    return Given(image, label)
+
+
+def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
+    """A view, channels last."""
+    if image.dtype != torch.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[0] in (1, 3, 4))):
+        raise TypeError(
+            "expected a uint8 tensor (height, width) or (1 | 3 | 4, height, width), found one of "
+            f"{str(image.dtype).removeprefix('torch.')}, shape {tuple(image.shape)}"
+        )
+    array: NDArray[np.uint8] = (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy(force=True)
+    return array
+
+
+def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
+    """Names what the dataset gives at a few places."""
+    numbers = np.unique(np.linspace(0, len(dataset) - 1, _MOST_TRIED).astype(np.int64)).tolist()
+    hashes = b""
+    errors: list[DecodeError] = []
+    for number in numbers:
+        try:
+            with kept_warnings():  # the conversion reads them again, and keeps what it is warned of
+                first, again = (_hash_item(_get(split, dataset, number, num_classes)) for _ in range(2))
+        except DecodeError as error:
+            errors.append(error)
+            hashes += hashlib.sha256(error.reason.encode()).digest()
+            continue
+        if first != again:
+            raise ValueError(
+                f"dataset {split!r}, item {number}: expected the same image and label at every call, found others. "
+                "Leave random transforms out: they are for the training, where they come out anew in every epoch"
+            )
+        hashes += first
+    if len(errors) == len(numbers):
+        raise SourceError(f"dataset {split!r}: expected images, found none in the items {numbers}: {errors[0]}") from (
+            errors[0].__cause__
+        )
+    return hashes
+
+
+def _hash_item(given: Given) -> bytes:
+    pixels = decode_object(given.image).pixels
+    return hashlib.sha256(b"%d %d %d " % (given.label, *pixels.shape[:2]) + pixels.tobytes()).digest()
+
+
+def _targets(dataset: Dataset) -> bytes:
+    """The labels of torchvision's datasets, where they are known beforehand."""
+    try:
+        targets = np.asarray(getattr(dataset, "targets", ()))
+    except (TypeError, ValueError):
+        return b""
+    return hashlib.sha256(targets.astype("<i8").tobytes()).digest() if targets.dtype.kind in "iu" else b""
+
+
+def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(classes, class names) of the datasets that have them; two empty tuples if none has."""
+    found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    for split, dataset in datasets.items():
+        given = getattr(dataset, "classes", ())
+        if not _is_sequence(given) or len(given):
+            found[split] = _classes(split, dataset)
+    if len(set(found.values())) > 1:
+        first = next(iter(found))
+        other = next(split for split in found if found[split] != found[first])
+        raise ValueError(f"dataset {other!r}: expected the same classes as {first!r}, found others")
+    return next(iter(found.values()), ((), ()))
+
+
+def _classes(split: str, dataset: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    # torchvision's ImageNet has tuples of synonyms as classes, and the synsets' ids as wnids.
+    given, ids = (list(v) if _is_sequence(v) else [] for v in (dataset.classes, getattr(dataset, "wnids", ())))
+    names = tuple(", ".join(name) if isinstance(name, tuple) else name for name in given)
+    if not names or not all(isinstance(name, str) for name in (*names, *ids)):
+        raise TypeError(
+            f"dataset {split!r}: expected classes as a sequence of names, found {str(dataset.classes)[:80]!r}"
+        )
+    classes, class_names = (tuple(ids), names) if len(ids) == len(names) else (names, ())
+    if (repeated := first_repeated(classes)) is not None:
+        raise ValueError(f"dataset {split!r}: expected distinct classes, found {repeated!r} twice")
+    check_text((*classes, *class_names), f"dataset {split!r}: classes")
+    return classes, class_names
+
+
+def _is_sequence(value: object) -> bool:
+    return hasattr(type(value), "__len__") and hasattr(type(value), "__getitem__") and not isinstance(value, str)

@@ -1,0 +1,221 @@
+"""What SRC is, and the collection in it.
+
+A kind is chosen where nothing else could be meant: by the names of ImageNet's archives, by Kaggle's folders, by what a
+file begins with, by files that are named parquet. Every other folder is a tree, whatever files lie beside its class
+folders.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from shardio.conversion.sources.clutter import clutter
+from shardio.conversion.sources.collection import Collection, Source
+from shardio.conversion.sources.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
+from shardio.conversion.sources.kaggle import images_folder, scan_kaggle
+from shardio.conversion.sources.listfile import scan_list
+from shardio.conversion.sources.parquet import is_parquet, scan_parquet
+from shardio.conversion.sources.splits import known_split
+from shardio.conversion.sources.tar import BLOCK_NBYTES, compressed, compression, is_header, open_archive
+from shardio.conversion.sources.tree import scan_tree
+from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
+from shardio.errors import SourceError
+from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
+from shardio.sets.local import PLAN_NAME, check_local, looks_like_a_set
+
+SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]
+EmptyClasses = Literal["refuse", "omit", "keep"]
+
+_SCANS: Mapping[str, Callable[[Path], Collection]] = {
+    "tree": scan_tree,
+    "ilsvrc": scan_ilsvrc,
+    "kaggle": scan_kaggle,
+    "list": scan_list,
+    "webdataset": scan_webdataset,
+    "parquet": scan_parquet,
+}
+
+# Of these kinds, a class is a folder or an archive, which may be empty. Elsewhere it is what an image is labelled with,
+# or one of the names that are given for all labels, in use or not.
+_KINDS_WITH_FOLDERS = ("tree", "kaggle", "ilsvrc")
+_MOST_NAMED = 5
+
+# All rows of an index are as wide as the longest key. Names that people give are never so unequal.
+_MOST_PADDING_NBYTES = 256 << 20
+_MOST_PADDING = 15
+"""Times the bytes of the keys themselves."""
+
+# Archives and pictures have a NUL among their first bytes, text has none.
+_SNIFFED_NBYTES = 8192
+
+
+def check_images_local(src: str | os.PathLike[str]) -> None:
+    """SourceError if SRC is a URL."""
+    check_local(src, SourceError, "images are read from files, so copy or mount them here first")
+
+
+def scan(
+    src: Path, kind: SourceKind = "auto", *, accept_layout: bool = False, empty_classes: EmptyClasses = "refuse"
+) -> Collection:
+    """List the images in SRC, whatever they are stored in; `kind` of the collection says what that was taken to be.
+
+    A layout that looks like a mistake is refused unless `accept_layout`; class folders without images are what
+    `empty_classes` says. SourceError if SRC is nothing that can be converted, or might be two things. ValueError for an
+    unknown `kind` or `empty_classes`.
+    """
+    if kind not in get_args(SourceKind):
+        raise ValueError(f"source must be one of {', '.join(get_args(SourceKind))}; found {kind!r}")
+    if empty_classes not in get_args(EmptyClasses):
+        raise ValueError(f"empty_classes must be one of {', '.join(get_args(EmptyClasses))}; found {empty_classes!r}")
+    collection = _SCANS[find_kind(src) if kind == "auto" else kind](src)
+    if empty_classes != "keep" and (empty := find_empty(collection)):
+        if empty_classes == "refuse":
+            raise _empty_refused(src, empty)
+        collection = without_classes(collection, empty)
+    doubts = (*collection.doubts, *_doubt_words(collection), *_doubt_keys(collection))
+    if doubts and not accept_layout:
+        raise SourceError(
+            f"{src}: {'; '.join(doubts)}. If SRC is meant so, say `--accept-layout`, from Python `accept_layout=True`"
+        )
+    return collection
+
+
+def scan_for(
+    out: Path | None, src: Path, kind: SourceKind, *, accept_layout: bool, empty_classes: EmptyClasses
+) -> Collection:
+    """As `scan`, for a conversion into `out`. What that holds of one was accepted then, and is compared with the
+    sources anyway: nothing is asked again."""
+    if out is not None and any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")):
+        accept_layout = True
+        empty_classes = "keep" if empty_classes == "refuse" else empty_classes
+    try:
+        return scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
+    except SourceError as error:
+        if looks_like_a_set(src):
+            raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
+        raise
+
+
+def _doubt_words(collection: Collection) -> Iterator[str]:
+    words = [name for name in collection.classes if known_split(name)]
+    # One class may be called so: trains are in many collections.
+    if len(words) == len(collection.classes) > 0 or len(set(map(known_split, words))) > 1:
+        yield f"expected classes, found names of splits ({', '.join(map(repr, words))}), which would be classes"
+
+
+def _doubt_keys(collection: Collection) -> Iterator[str]:
+    for split, sources in collection.splits.items():
+        longest = max((source.key for source in sources), key=len)
+        total, padded = sum(len(source.key) for source in sources), len(longest) * len(sources)
+        if padded - total > max(_MOST_PADDING_NBYTES, _MOST_PADDING * total):
+            yield (
+                f"expected keys of similar length in {split!r}, found one of {len(longest):,} bytes, "
+                f"{os.fsdecode(longest)[:80]!r}...: each of the {len(sources):,} rows of the index would be as wide, "
+                f"{padded:,} bytes in all. Move it to a shorter path"
+            )
+
+
+def find_empty(collection: Collection) -> list[str]:
+    """Returns the classes whose folders have no image in the first split, of which the others have their classes."""
+    if collection.kind not in _KINDS_WITH_FOLDERS:
+        return []
+    full = {source.label for source in next(iter(collection.splits.values()))}
+    return [name for label, name in enumerate(collection.classes) if label not in full]
+
+
+def _empty_refused(src: Path, empty: Sequence[str]) -> SourceError:
+    named = ", ".join(map(repr, empty[:_MOST_NAMED])) + (", ..." if len(empty) > _MOST_NAMED else "")
+    return SourceError(
+        f"{src}: expected images in every class folder, found none in {len(empty):,}: {named}. Complete or remove "
+        "them; or leave them out by `--empty-classes omit`, so that labels number the other classes, or keep their "
+        "labels without a sample by `--empty-classes keep`"
+    )
+
+
+def without_classes(collection: Collection, names: Sequence[str]) -> Collection:
+    """Returns the collection without these classes, the others numbered anew. SourceError if one has an image."""
+    left_out = frozenset(names)
+    kept = [label for label, name in enumerate(collection.classes) if name not in left_out]
+    labels = {label: number for number, label in enumerate(kept)}
+
+    def numbered(source: Source) -> Source:
+        if source.label not in labels:
+            raise SourceError(
+                f"{os.fsdecode(source.key)}: expected the class {collection.classes[source.label]!r} to have images in "
+                f"{next(iter(collection.splits))!r} too, found none. Add some, or `--empty-classes keep`"
+            )
+        return replace(source, label=labels[source.label])
+
+    return replace(
+        collection,
+        classes=tuple(collection.classes[label] for label in kept),
+        class_names=tuple(collection.class_names[label] for label in kept if collection.class_names),
+        splits={split: tuple(map(numbered, sources)) for split, sources in collection.splits.items()},
+    )
+
+
+def find_kind(src: Path) -> str:
+    """The kind of SRC, any but "auto". Little of it is looked at. SourceError as `scan`."""
+    if src.is_dir():
+        return _kind_of_folder(src)
+    if src.is_file():
+        return _kind_of_file(src)
+    return "webdataset" if is_pattern(src) else "tree"  # which says that nothing is there
+
+
+def _kind_of_folder(src: Path) -> str:
+    if images_folder(src) is not None:
+        return "kaggle"
+    if is_parquet(src):
+        return "parquet"
+    try:
+        with os.scandir(src) as entries:
+            is_folder = {entry.name: entry.is_dir() for entry in entries if not clutter(entry.name)}
+        folders = sorted(name for name in is_folder if is_folder[name] and name not in DEVKIT_NAMES)
+        tars = [name for name in is_folder if name.endswith(".tar") and not is_folder[name]]
+        if TRAIN_NAME in tars or VAL_NAME in tars:
+            if folders:
+                raise SourceError(
+                    f"{src}: expected ImageNet's archives or a folder tree, found both: {min(tars)!r} and "
+                    f"{folders[0]!r}. Say which is meant with `--source ilsvrc` or `--source tree`"
+                )
+            return "ilsvrc"
+        if all(_holds_only_tars(src / name) for name in folders) and (folders or tars):
+            return "webdataset"
+    except OSError:
+        pass  # scan_tree names what cannot be read
+    return "tree"
+
+
+def _holds_only_tars(folder: Path) -> bool:
+    """Whether there are tars in a folder, and nothing else. Of any other folder, little is read."""
+    found = False
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not clutter(entry.name):
+                if not entry.name.endswith(".tar") or entry.is_dir():
+                    return False
+                found = True
+    return found
+
+
+def _kind_of_file(src: Path) -> str:
+    if is_parquet(src):
+        return "parquet"
+    with open(src, "rb") as file:
+        first = file.read(_SNIFFED_NBYTES)
+    if (method := compression(first)) is not None:
+        raise compressed(str(src), method)
+    if is_header(first[:BLOCK_NBYTES]):
+        with open_archive(src) as archive:
+            return "ilsvrc" if src.name == VAL_NAME or holds_tars(archive) else "webdataset"
+    if b"\0" not in first:
+        return "list"
+    raise SourceError(
+        f"{src}: expected a folder, a tar, a parquet file or a list of images, found a file that begins with "
+        f"{first[:8].hex(' ')}"
+    )

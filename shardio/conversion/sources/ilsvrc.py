@@ -1,0 +1,256 @@
+"""ImageNet as it is downloaded: a tar of class tars, a tar of validation images, and the devkit with their labels.
+
+Nothing is unpacked: the headers of the archives are walked, and every image is an extent of one of the two files. Keys
+are those of the tree that unpacking would give, train/n01440764/n01440764_10026.JPEG and
+val/n01751748/ILSVRC2012_val_00000001.JPEG, whether or not the other archive is there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from shardio.conversion.sources.clutter import clutter, clutter_in
+from shardio.conversion.sources.collection import Collection, Extent, FileOrigin, Source, in_tree_order, read_file
+from shardio.conversion.sources.tar import Archive, Member, compression, drain, members, open_archive
+from shardio.errors import DecodeError, SourceError
+from shardio.format.layout import is_safe_name
+
+TRAIN_NAME = "ILSVRC2012_img_train.tar"
+VAL_NAME = "ILSVRC2012_img_val.tar"
+DEVKIT_NAMES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar", "ILSVRC2012_devkit_t12")
+"""As downloaded, as some browsers leave it, and unpacked."""
+
+_SYNSETS_NAME = "data/meta.mat"
+_TRUTH_NAME = "data/ILSVRC2012_validation_ground_truth.txt"
+_MAX_DEVKIT_NBYTES = 64 << 20  # unpacked; the real one has a few MB
+
+_VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG")
+
+
+def scan_ilsvrc(src: Path) -> Collection:
+    """List the images of both original archives in a folder, or of the one archive that `src` is.
+
+    The devkit lies in the same folder. Validation images need it; with training images alone it gives the names of
+    the classes, if it is there. SourceError tells what is missing or wrong.
+    """
+    src = Path(os.path.abspath(src))
+    ignored: Counter[str] = Counter()
+    if src.is_dir():
+        folder = src
+        train, val = (path if path.exists() else None for path in (src / TRAIN_NAME, src / VAL_NAME))
+        if train is None and val is None:
+            raise SourceError(f"{src}: expected {TRAIN_NAME} or {VAL_NAME}, found neither")
+        others = set(os.listdir(src)) - {TRAIN_NAME, VAL_NAME, *DEVKIT_NAMES}
+        ignored.update(clutter(name) or "other file" for name in others)
+    else:
+        folder = src.parent
+        with open_archive(src) as archive:
+            train, val = (src, None) if holds_tars(archive) else (None, src)
+    devkit = _read_devkit(folder)
+    if val is not None and devkit is None:
+        raise SourceError(
+            f"{folder}: expected {DEVKIT_NAMES[0]} beside {val.name}, for it tells the labels of these images; found "
+            "none. Put it there, or convert the training images alone: name their archive as SRC"
+        )
+    tars = {} if train is None else _class_tars(train, ignored)
+    classes = tuple(sorted(set(devkit.truth) if train is None and devkit is not None else tars))
+    class_names = () if devkit is None else devkit.names_of(classes)
+    splits = {}
+    if train is not None:
+        splits["train"] = _train_sources(train, tars, classes, ignored)
+    if val is not None and devkit is not None:
+        splits["val"] = _val_sources(val, devkit, classes, ignored)
+    return Collection(FileOrigin(folder), classes, splits, ignored, class_names, "ilsvrc")
+
+
+def holds_tars(archive: Archive) -> bool:
+    """Whether an archive is one of archives, as that of the training images is: its first member tells."""
+    first = next(members(archive), None)
+    return first is not None and first.name.endswith(b".tar")
+
+
+# --- the archives -----------------------------------------------------------------------------------------------------
+
+
+def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, Member]:
+    """Class -> the tar of its images."""
+    tars: dict[str, Member] = {}
+    with open_archive(train) as archive:
+        for member in members(archive):
+            stem, _, suffix = os.fsdecode(os.path.basename(member.name)).rpartition(".")
+            if kind := clutter_in(os.fsdecode(member.name)):
+                ignored[kind] += 1
+            elif suffix != "tar":
+                ignored["outside of class archives"] += 1
+            elif stem in tars:
+                raise archive.error(member.offset, "one archive of each class", f"a second one of {stem!r}")
+            else:
+                tars[stem] = member
+    return tars
+
+
+def _train_sources(
+    train: Path, tars: dict[str, Member], classes: Sequence[str], ignored: Counter[str]
+) -> tuple[Source, ...]:
+    file = os.fsencode(train.name)
+
+    def walk(label: int, name: str) -> Generator[Source | str, None, None]:
+        tar, folder = tars[name], b"train/" + os.fsencode(name)
+        what = f"{train}: {os.fsdecode(tar.name)!r} in it"
+        with open_archive(train, tar.offset, tar.offset + tar.nbytes, what) as archive:
+            for image in members(archive):
+                if kind := clutter_in(os.fsdecode(image.name)):
+                    yield kind
+                else:
+                    place = Extent(file, image.offset, image.nbytes)
+                    yield Source(folder + b"/" + image.name, label, place)
+
+    return _checked(train, drain(walk(label, name) for label, name in enumerate(classes)), ignored)
+
+
+def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Counter[str]) -> tuple[Source, ...]:
+    file = os.fsencode(val.name)
+    labels = {name: label for label, name in enumerate(classes)}
+    seen: set[int] = set()
+
+    def walk() -> Generator[Source | str, None, None]:
+        with open_archive(val) as archive:
+            for image in members(archive):
+                name = os.path.basename(image.name)
+                if kind := clutter_in(os.fsdecode(image.name)):
+                    yield kind
+                    continue
+                match = _VAL_IMAGE.fullmatch(name)
+                number = int(match[1]) if match else 0
+                if not 0 < number <= len(devkit.truth):
+                    expected = f"only images ILSVRC2012_val_NUMBER.JPEG, numbered from 1 to {len(devkit.truth):,},"
+                    raise archive.error(image.offset, expected, repr(os.fsdecode(image.name)))
+                wnid = devkit.truth[number - 1]
+                if wnid not in labels:
+                    expected = f"images of the {len(classes):,} classes of the training images only,"
+                    raise archive.error(image.offset, expected, f"number {number}, which the devkit says is {wnid!r}")
+                seen.add(number)
+                place = Extent(file, image.offset, image.nbytes)
+                yield Source(b"val/%s/%s" % (os.fsencode(wnid), name), labels[wnid], place)
+
+    sources = _checked(val, drain([walk()]), ignored)
+    if missing := set(range(1, len(devkit.truth) + 1)) - seen:
+        raise SourceError(
+            f"{val}: expected {len(devkit.truth):,} images, for so many labels has the devkit; found {len(seen):,}: "
+            f"number {min(missing)} is missing"
+        )
+    return sources
+
+
+def _checked(path: Path, found: list[list[Source | str]], ignored: Counter[str]) -> tuple[Source, ...]:
+    """In the order of the tree. `found` is by class, or of all classes in one list; a string says what is clutter."""
+    sources: list[Source] = []
+    for listed in found:  # one by one, as sorting takes as much memory as what is sorted
+        sources += in_tree_order(source for source in listed if isinstance(source, Source))
+        ignored.update(kind for kind in listed if isinstance(kind, str))
+    if not sources:
+        raise SourceError(f"{path}: expected images, found none")
+    for one, next_one in pairwise(sources):
+        if one.key == next_one.key:
+            raise SourceError(f"{path}: expected each image once, found {os.fsdecode(one.key)!r} twice")
+    return tuple(sources)
+
+
+# --- the devkit -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Devkit:
+    path: Path
+    words: dict[str, str]
+    """Of the classes, the leaves among the synsets: WordNet id -> words, "tench, Tinca tinca"."""
+    truth: tuple[str, ...]
+    """WordNet ids of the validation images, in the order of their numbers."""
+
+    def names_of(self, classes: Sequence[str]) -> tuple[str, ...]:
+        for name in classes:
+            if name not in self.words:
+                raise SourceError(f"{self.path}: expected the class {name!r} in {_SYNSETS_NAME}, found others only")
+        return tuple(self.words[name] for name in classes)
+
+
+def _read_devkit(folder: Path) -> _Devkit | None:
+    path = next((folder / name for name in DEVKIT_NAMES if (folder / name).exists()), None)
+    if path is None:
+        return None
+    wanted = (_SYNSETS_NAME, _TRUTH_NAME)
+    try:
+        if path.is_dir():
+            files = {name: read_file(path / name) for name in wanted}
+        else:
+            archive = _devkit_archive(path)
+            files = {
+                name: archive.read(member.offset, member.nbytes)
+                for member in members(archive)
+                for name in wanted
+                if os.fsdecode(member.name).endswith("/" + name)
+            }
+    except (DecodeError, OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path}: expected the devkit with {' and '.join(wanted)}, found: {error}") from None
+    for name in wanted:
+        if name not in files:
+            raise SourceError(f"{path}: expected {name} in the devkit, found none")
+    leaves, words = _read_synsets(path, files[_SYNSETS_NAME])
+    return _Devkit(path, words, tuple(_read_truth(path, files[_TRUTH_NAME], leaves)))
+
+
+def _devkit_archive(path: Path) -> Archive:
+    data = read_file(path)
+    if compression(data) == "gzip":
+        with gzip.open(io.BytesIO(data)) as file:
+            data = file.read(_MAX_DEVKIT_NBYTES + 1)
+        if len(data) > _MAX_DEVKIT_NBYTES:
+            raise SourceError(f"{path}: expected a devkit of at most {_MAX_DEVKIT_NBYTES:,} bytes, found more")
+    return Archive(str(path), lambda nbytes, offset: data[offset : offset + nbytes], 0, len(data))
+
+
+def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, str]]:
+    """Of the classes, which are the synsets without children: number -> WordNet id, and WordNet id -> words."""
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise SourceError(
+            f"{path}: reading {_SYNSETS_NAME} needs scipy: `pip install 'shardio[ilsvrc]'`. (Training images alone can "
+            "be converted without their devkit: move it elsewhere)"
+        ) from None
+    try:
+        synsets = np.atleast_1d(loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])["synsets"])
+        classes = synsets[synsets["num_children"] == 0]
+        columns = (classes[name] for name in ("ILSVRC2012_ID", "WNID", "words"))
+        rows = [(int(number), str(wnid), str(words)) for number, wnid, words in zip(*columns, strict=True)]
+    except Exception as error:  # a dozen kinds on damaged files
+        raise SourceError(
+            f"{path}: expected synsets in {_SYNSETS_NAME}, found: {type(error).__name__}: {error}"
+        ) from None
+    leaves = {number: wnid for number, wnid, _ in rows}
+    words = {wnid: name for _, wnid, name in rows}
+    if not len(rows) == len(leaves) == len(words) > 0 or not all(map(is_safe_name, words)):
+        raise SourceError(f"{path}: expected distinct synsets in {_SYNSETS_NAME}, found others")
+    return leaves, words
+
+
+def _read_truth(path: Path, data: bytes, leaves: dict[int, str]) -> Iterator[str]:
+    for line, text in enumerate(data.split(), start=1):
+        number = int(text) if re.fullmatch(rb"\d{1,9}", text) else None
+        if number not in leaves:
+            raise SourceError(
+                f"{path}: {_TRUTH_NAME}: line {line}: expected the number of a synset without children, found "
+                f"{os.fsdecode(text)!r:.80}"
+            )
+        yield leaves[number]

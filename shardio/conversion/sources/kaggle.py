@@ -1,0 +1,152 @@
+"""ImageNet as Kaggle lays it out: training images in class folders, validation images in one, test images unlabelled.
+
+    ILSVRC/Data/CLS-LOC/{train,val,test}    LOC_val_solution.csv    LOC_synset_mapping.txt
+
+Keys are those of the usual tree, in which each validation image is in the folder of its class too.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardio.conversion.sources.clutter import clutter
+from shardio.conversion.sources.collection import Collection, FileOrigin, Source, in_tree_order
+from shardio.conversion.sources.tree import scan_tree
+from shardio.errors import SourceError
+from shardio.format.layout import is_safe_name
+
+_IMAGES = ("ILSVRC", "Data", "CLS-LOC")
+_SOLUTION_NAME = "LOC_val_solution.csv"
+_SOLUTION_COLUMNS = ["ImageId", "PredictionString"]
+_MAPPING_NAME = "LOC_synset_mapping.txt"
+
+
+def images_folder(src: Path) -> Path | None:
+    """The folder of train and val if `src` is laid out as Kaggle does it: below `src`, or `src` itself."""
+    src = Path(os.path.abspath(src))
+    for depth in range(len(_IMAGES)):
+        if src.joinpath(*_IMAGES[depth:]).is_dir():
+            return src.joinpath(*_IMAGES[depth:])
+    return src if src.name == _IMAGES[-1] and src.is_dir() else None
+
+
+def scan_kaggle(src: Path) -> Collection:
+    """List the images of Kaggle's layout. `src` is the folder that holds ILSVRC, or ILSVRC, or CLS-LOC.
+
+    The LOC_ files may be in any of these folders. The unlabelled images in test are counted as ignored. A validation
+    image that is listed and not there is a source that will be refused. SourceError tells what is missing or wrong.
+    """
+    images = images_folder(src)
+    if images is None:
+        raise SourceError(f"{src}: expected {'/'.join(_IMAGES)} in it, found none")
+    ignored: Counter[str] = Counter()
+    splits: dict[str, tuple[Source, ...]] = {}
+    classes: tuple[str, ...] | None = None
+    if (images / "train").is_dir():
+        classes, splits["train"] = _class_folders(images, "train", ignored)
+    if (images / "val").is_dir():
+        if any(
+            entry.is_dir() and not clutter(entry.name) for entry in _entries(images / "val")
+        ):  # somebody has sorted the images
+            found, sources = _class_folders(images, "val", ignored)
+            truth = [(found[source.label], source) for source in sources]
+        else:
+            truth = list(_solved(images, ignored))
+        if classes is None:
+            classes = tuple(sorted({wnid for wnid, _ in truth}))
+        labels = {name: label for label, name in enumerate(classes)}
+        for wnid, source in truth:
+            if wnid not in labels:
+                key = os.fsdecode(source.key)
+                raise SourceError(f"{images}: expected the classes of train in val, found {wnid!r} for {key!r}")
+        splits["val"] = in_tree_order(Source(source.key, labels[wnid], source.place) for wnid, source in truth)
+    if classes is None:
+        raise SourceError(f"{images}: expected a folder train or val in it, found neither")
+    if (images / "test").is_dir():
+        ignored["unlabelled test image"] += len(_entries(images / "test"))
+    return Collection(FileOrigin(images), classes, splits, ignored, _class_names(images, classes), "kaggle")
+
+
+def _class_folders(images: Path, split: str, ignored: Counter[str]) -> tuple[tuple[str, ...], tuple[Source, ...]]:
+    for entry in _entries(images / split):
+        if entry.name.endswith(".JPEG") and not entry.is_dir():
+            raise SourceError(
+                f"{images / split}: expected each image in a class folder, as others are, found {entry.name!r}"
+            )
+    tree = scan_tree(images / split)
+    ignored.update(tree.ignored)
+    prefix = split.encode() + b"/"
+    (sources,) = tree.splits.values()
+    return tree.classes, tuple(Source(prefix + source.key, source.label) for source in sources)
+
+
+def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]:
+    """(WordNet id, validation image), without its label yet."""
+    files = {}
+    for entry in _entries(images / "val"):
+        stem, _, suffix = entry.name.rpartition(".")
+        if kind := clutter(entry.name):
+            ignored[kind] += 1
+        elif suffix == "JPEG":
+            files[stem] = entry.name
+        else:
+            ignored["not a validation image"] += 1
+    solution = _find(images, _SOLUTION_NAME)
+    if solution is None:
+        raise SourceError(
+            f"{images / 'val'}: expected {_SOLUTION_NAME} beside ILSVRC, for it tells the labels of validation images; "
+            "found none. Put it there, or convert the folder train alone"
+        )
+    for name, wnid in _read_solution(solution):
+        file = os.fsencode(files.pop(name, f"{name}.JPEG"))
+        yield wnid, Source(b"val/%s/%s" % (os.fsencode(wnid), file), 0, b"val/" + file)
+    if files:
+        raise SourceError(
+            f"{solution}: expected a line for each image in {images / 'val'}, found none for {min(files.values())!r} "
+            f"({len(files):,} without one)"
+        )
+
+
+def _read_solution(path: Path) -> Iterator[tuple[str, str]]:
+    """(image, WordNet id). A prediction string has five words for each object, of which the first is its class."""
+    seen: set[str] = set()
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        rows = csv.reader(file)
+        try:
+            if (header := next(rows, [])) != _SOLUTION_COLUMNS:
+                raise SourceError(f"{path}: line 1: expected {_SOLUTION_COLUMNS}, found {header!r:.80}")
+            for row in rows:
+                classes = set(row[1].split()[::5]) if len(row) == 2 else set()
+                if len(classes) != 1 or row[0] in seen or not all(map(is_safe_name, (row[0], *classes))):
+                    expected = "an image that is in no other line, and boxes of one class"
+                    raise SourceError(f"{path}: line {rows.line_num}: expected {expected}, found {row!r:.80}")
+                seen.add(row[0])
+                yield row[0], classes.pop()
+        except csv.Error as error:
+            raise SourceError(f"{path}: line {rows.line_num}: expected CSV, found: {error}") from None
+
+
+def _class_names(images: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
+    path = _find(images, _MAPPING_NAME)
+    if path is None:
+        return ()
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    words = {wnid: name for wnid, _, name in (line.strip().partition(" ") for line in lines)}
+    for name in classes:
+        if not words.get(name):
+            raise SourceError(f"{path}: expected a line for the class {name!r}, found none")
+    return tuple(words[name] for name in classes)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _find(images: Path, name: str) -> Path | None:
+    """A file beside the images, or in a folder above up to the one that holds ILSVRC."""
+    return next((folder / name for folder in (images, *images.parents[:3]) if (folder / name).is_file()), None)

@@ -1,0 +1,202 @@
+"""A folder tree of classes, or of splits of classes, listed without opening a file.
+
+The labels and the order are those of torchvision's ImageFolder, so that a model trained on either can be evaluated on
+the other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from shardio.conversion.sources.clutter import clutter
+from shardio.conversion.sources.collection import Collection, FileOrigin, Source
+from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, known_split, two_words
+from shardio.errors import SourceError
+
+
+def scan_tree(root: Path) -> Collection:
+    """List SRC = class folders, or folders of class folders named like splits: train, Validation, dev, ...
+
+    Classes are numbered in the order of their sorted names, with images or without; other splits use the numbers of the
+    first. Keys begin with the split's own name, whatever the folder is called. Every regular file is a source, whatever
+    its name, but for what is clutter. The collection's `doubts` say what the layout may not have been meant to be.
+    SourceError tells what is wrong with it in any case.
+    """
+    root = Path(os.path.abspath(root))
+    if not root.is_dir():
+        found = "a file" if root.exists() else "nothing"
+        raise SourceError(f"{root}: expected a folder of images, found {found}")
+    scan = _Scan(root)
+    folders = scan.folders(root)
+    named = {name: split for name in folders if (split := known_split(name))}
+    if not any(scan.folders(root / name, count=False) for name in named):
+        classes, sources = scan.split(root)
+        splits = {DEFAULT_SPLIT: sources}
+    else:
+        classes, splits = _scan_splits(scan, folders, named)
+    if not any(splits.values()):
+        where = root if len(named) != 1 else root / next(iter(named))
+        raise SourceError(
+            f"{where}: expected class folders with images ({where.name}/CLASS/IMAGE), found no image in any"
+        )
+    full = {source.label for sources in splits.values() for source in sources}
+    scan.doubt([classes[label] for label in sorted(full)])
+    return Collection(FileOrigin(root), classes, splits, scan.ignored, doubts=tuple(scan.doubts))
+
+
+def _scan_splits(
+    scan: _Scan, folders: list[str], named: dict[str, str]
+) -> tuple[tuple[str, ...], dict[str, tuple[Source, ...]]]:
+    """The classes, and the sources of each split. `named` is what the folders that are splits are called in the set."""
+    if (both := two_words(named)) is not None:
+        raise SourceError(
+            f"{scan.root}: expected one folder for the split {named[both[0]]!r}, found {both[0]!r} and {both[1]!r}. "
+            "Rename one of them, or move it elsewhere"
+        )
+    if strangers := [name for name in folders if name not in named]:
+        scan.ignored["folder beside the splits"] += len(strangers)
+        scan.doubts.append(
+            f"expected only split folders beside {next(iter(named))!r}, found {strangers[0]!r} ({len(strangers):,} in "
+            "all), which would be left out. If all of them are classes, give a list of images and labels as SRC"
+        )
+    folder_of = {split: name for name, split in named.items()}
+    first: tuple[str, tuple[str, ...]] | None = None
+    splits: dict[str, tuple[Source, ...]] = {}
+    for split in in_split_order(folder_of):
+        name = folder_of[split]
+        classes, sources = scan.split(scan.root / name, split, first)
+        if sources:
+            first = first or (name, classes)
+            splits[split] = sources
+        else:
+            scan.doubts.append(
+                f"expected class folders with images in {name!r} ({name}/CLASS/IMAGE), found no image in any: the "
+                "split would be left out"
+            )
+    return first[1] if first else (), splits
+
+
+class _Scan:
+    """The walk over one tree. Not thread safe."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.ignored: Counter[str] = Counter()
+        self.doubts: list[str] = []
+        self._inside: dict[Path, list[str]] = {}
+        """The folders in each class folder that has any."""
+
+    def doubt(self, full: list[str]) -> None:
+        """Say in `doubts` what is odd about the classes, of which these have images."""
+        if len(full) == 1:
+            hint = ""
+            if len(self._inside) == 1:
+                ((folder, names),) = self._inside.items()
+                hint = (
+                    f". Give {folder} as SRC if its folders ({names[0]!r}, {len(names):,} in all) are classes or splits"
+                )
+            self.doubts.append(f"expected at least two classes, found one, {full[0]!r}{hint}")
+            return
+        for folder, names in self._inside.items():
+            words = [name for name in names if known_split(name)]
+            if len(set(map(known_split, words))) > 1:
+                self.doubts.append(
+                    f"expected class folders, found {str(folder)!r} with folders named like splits, {words[0]!r} and "
+                    f"{words[1]!r}, which would be one class. Give the folder of one collection as SRC, or a list with "
+                    "a column `split`"
+                )
+                return
+
+    def _entries(self, folder: Path, count: bool = True) -> Iterator[os.DirEntry[str]]:
+        """Entries of a folder, sorted by name, but for clutter."""
+        try:
+            with os.scandir(folder) as iterator:
+                entries = sorted(iterator, key=lambda entry: entry.name)
+        except OSError as error:
+            raise SourceError(f"{folder}: expected a readable folder, found: {error.strerror}") from None
+        for entry in entries:
+            if not (kind := clutter(entry.name)):
+                yield entry
+            elif count:
+                self.ignored[kind] += 1
+
+    def folders(self, folder: Path, count: bool = True) -> list[str]:
+        names = []
+        for entry in self._entries(folder, count):
+            if _kind(entry) == "folder":
+                names.append(entry.name)
+            elif count:
+                self.ignored["outside of class folders"] += 1
+        return names
+
+    def split(
+        self, folder: Path, split: str = "", classes_of: tuple[str, tuple[str, ...]] | None = None
+    ) -> tuple[tuple[str, ...], tuple[Source, ...]]:
+        """The classes and sources of a folder of class folders, which must keep to the classes of `classes_of`.
+
+        Keys begin with `split` in the place of the folder's own name.
+        """
+        found = self.folders(folder, count=folder != self.root)
+        first, classes = classes_of or (folder.name, tuple(found))
+        unknown = sorted(set(found) - set(classes))
+        if unknown:
+            raise SourceError(
+                f"{folder / unknown[0]}: expected only classes of {first!r}, found the unknown class "
+                f"{unknown[0]!r} ({len(unknown)} unknown in all). Move elsewhere what is no class, or convert the "
+                "splits apart"
+            )
+        labels = {name: label for label, name in enumerate(classes)}
+        above = tuple(_identity(place) for place in (self.root, folder))
+        start = len(str(folder).rstrip("/")) + 1
+        prefix = os.fsencode(f"{split}/") if split else b""
+        renamed = split not in ("", folder.name)
+        sources: list[Source] = []
+        for name in found:
+            for path, file in sorted(self._files(folder / name, above)):
+                below = os.fsencode(f"{path}/{file}"[start:])
+                place = os.fsencode(f"{folder.name}/") + below if renamed else None
+                sources.append(Source(prefix + below, labels[name], place))
+        return classes, tuple(sources)
+
+    def _files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
+        """(folder, file name) of all files at or below `top`. `above` identifies the folders on the way down."""
+        inside = []
+        pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
+        while pending:
+            folder, above = pending.pop()
+            here = _identity(folder)
+            if here in above:  # a symbolic link to a folder that holds it
+                self.ignored["symlink loop"] += 1
+                continue
+            for entry in self._entries(folder):
+                kind = _kind(entry)
+                if kind == "folder":
+                    if folder == top:
+                        inside.append(entry.name)
+                    pending.append((Path(entry.path), (*above, here)))
+                elif kind == "file":
+                    yield str(folder), entry.name
+                else:
+                    self.ignored["not a regular file"] += 1
+        if inside:
+            self._inside[top] = inside
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:
+    """What an entry is or links to. A link to nothing counts as a file: it must be refused, not overlooked."""
+    try:
+        if entry.is_dir():
+            return "folder"
+        # Neither call raises if a link's target is missing, but for links to themselves and through files.
+        return "file" if entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path)) else "other"
+    except OSError:
+        return "file"

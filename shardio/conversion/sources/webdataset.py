@@ -1,0 +1,335 @@
+"""WebDataset tars: members that share a name up to its first dot are a sample, an image and its label.
+
+Keys are those that the images would have in a folder tree: [SPLIT/]CLASS/NAME. So samples made of such a tree, whether
+or not their names still have its folders, give the set that the tree gives.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from shardio.conversion.sources.clutter import clutter, clutter_in
+from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Source
+from shardio.conversion.sources.labels import NO_VECTORS, Numbering, number_labels
+from shardio.conversion.sources.splits import (
+    DEFAULT_SPLIT,
+    SPLIT_NAMES,
+    in_split_order,
+    known_split,
+    split_name,
+    two_words,
+)
+from shardio.conversion.sources.tar import drain, members, open_archive
+from shardio.errors import SourceError
+
+_IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+# Of a .json member, the first that is there.
+_LABEL_FIELDS = ("label", "class", "cls")
+_MAX_LABEL_NBYTES = 1 << 20
+
+_MAGIC = re.compile(r"[{*?[]")
+_MOST_TARS = 1_000_000
+
+
+class _Sample(NamedTuple):
+    tar: str
+    name: str
+    """Of the image; without a suffix if there is none."""
+    place: Extent | None
+    label: str
+    """As written; empty if there is none."""
+    fault: str
+    """Why it cannot be converted; empty if it can, and then there is a place."""
+
+
+def scan_webdataset(src: Path) -> Collection:
+    """List the samples of a tar, of the tars in a folder and its folders, or of a pattern: train-{000..146}.tar, *.tar.
+
+    Images are jpg, jpeg, png or webp. Labels are the content of a .cls, or "label", "class" or "cls" in a .json: all
+    integers, or all names of classes. The split is told by the folders or names of all tars, or by the first folder in
+    all names of samples; otherwise it is train. The order is that of the tars. A sample without a label or image is a
+    source that will be refused. SourceError tells what is wrong with the tars.
+    """
+    folder, tars, ignored = _find_tars(Path(os.path.abspath(src)))
+    samples: list[_Sample] = []
+    for found in drain(_walk(folder, tar) for tar in tars):
+        samples += (item for item in found if isinstance(item, _Sample))
+        ignored.update(item for item in found if isinstance(item, str))
+    if all(sample.fault for sample in samples):
+        found_instead = f"none in {len(samples):,}: {samples[0].fault}" if samples else "no sample"
+        raise SourceError(
+            f"{src}: expected samples of an image and a label (.cls or .json), found {found_instead}. (The tar of a "
+            "folder tree must be unpacked; ImageNet's own archives need `--source ilsvrc`)"
+        )
+    splits = _splits(src, tars, samples)
+    written: dict[str, set[str]] = {split: set() for split in in_split_order(splits or [DEFAULT_SPLIT])}
+    for sample, split in zip(samples, splits or [DEFAULT_SPLIT] * len(samples), strict=True):
+        if not sample.fault:
+            written[split].add(sample.label)
+    numbering = number_labels(written)
+    sources = _sources(samples, splits, numbering, keep_tar=False)
+    if _repeated(sources) is not None:  # names that begin anew in each tar
+        sources = _sources(samples, splits, numbering, keep_tar=True)
+        if (key := _repeated(sources)) is not None:
+            raise SourceError(f"{src}: expected samples of different names in a tar, found {os.fsdecode(key)!r} twice")
+    places = [source.place for source in chain.from_iterable(sources.values())]
+    if all(isinstance(place, Fault) for place in places):
+        assert isinstance(places[0], Fault)
+        raise SourceError(f"{src}: expected samples with a label, found none in {len(places):,}: {places[0].detail}")
+    by_split = {split: tuple(sources[split]) for split in written}
+    return Collection(FileOrigin(folder), numbering.classes, by_split, ignored, kind="webdataset")
+
+
+# --- tars -------------------------------------------------------------------------------------------------------------
+
+
+def is_pattern(src: Path) -> bool:
+    """Whether `src` may stand for many files, and is none itself."""
+    return _MAGIC.search(str(src)) is not None and not os.path.lexists(src)
+
+
+def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
+    """(a folder, the paths of all tars relative to it, what else is there)."""
+    ignored: Counter[str] = Counter()
+    if is_pattern(src):
+        fixed = _MAGIC.split(str(src), maxsplit=1)[0]
+        folder = Path(os.path.dirname(fixed))
+        return folder, [os.path.relpath(path, folder) for path in _expand(str(src))], ignored
+    if not src.is_dir():
+        return src.parent, [src.name], ignored
+    tars = []
+    for entry in _entries(src):
+        if kind := clutter(entry.name):
+            ignored[kind] += 1
+            continue
+        for one in _entries(src / entry.name) if entry.is_dir() else [entry]:
+            if kind := clutter(one.name):
+                ignored[kind] += 1
+            elif one.name.endswith(".tar"):
+                tars.append(os.path.relpath(one.path, src))
+            else:
+                ignored["other file"] += 1
+    if not tars:
+        raise SourceError(f"{src}: expected tars in it or in its folders, found none")
+    return src, tars, ignored
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def _expand(pattern: str) -> list[str]:
+    """The files that a pattern names, in its order: braces as in a shell, then *, ? and []."""
+    paths: dict[str, None] = {}
+    missing = []
+    names = list(islice(_expand_braces(pattern), _MOST_TARS + 1))
+    if len(names) > _MOST_TARS:
+        raise SourceError(f"{pattern}: expected at most {_MOST_TARS:,} names, found more")
+    for text in names:
+        found = sorted(glob.glob(text)) if _MAGIC.search(text) else [text] * os.path.exists(text)
+        paths |= dict.fromkeys(found)
+        if not found:
+            missing.append(text)
+    if missing:
+        raise SourceError(
+            f"{pattern}: expected a file for each name, found none for {missing[0]!r} ({len(missing):,} missing in all)"
+        )
+    return list(paths)
+
+
+def _expand_braces(text: str) -> Iterator[str]:
+    start = text.find("{")
+    if start < 0:
+        yield text
+        return
+    depth, bounds = 0, [start]
+    for place in range(start, len(text)):
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0 or (depth == 1 and text[place] == ","):
+            bounds.append(place)
+        if depth == 0:
+            break
+    words: Iterable[str] = [text[one + 1 : other] for one, other in pairwise(bounds)]
+    if depth or len(bounds) == 2:
+        numbers = re.match(r"\{(\d+)\.\.(\d+)\}", text[start:])
+        if numbers is None:
+            found = text[start : bounds[-1] + 1]
+            raise SourceError(f"{text}: expected {{FIRST..LAST}} or {{ONE,OTHER}}, found {found!r}")
+        first, last = numbers.groups()
+        # As a shell does: as many digits as the longer one has, if either begins with a zero.
+        width = max(len(first), len(last)) if re.match(r"0\d", first) or re.match(r"0\d", last) else 0
+        words = (f"{number:0{width}}" for number in range(int(first), int(last) + 1))
+    for word in words:
+        yield from _expand_braces(text[:start] + word + text[bounds[-1] + 1 :])
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+class _Label(NamedTuple):
+    text: str
+    fault: str = ""
+
+
+@dataclass
+class _Parts:
+    """What was found of one sample."""
+
+    images: list[tuple[str, Extent]] = field(default_factory=list)
+    cls: list[_Label] = field(default_factory=list)
+    json: list[_Label] = field(default_factory=list)
+
+
+def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
+    """The samples of a tar; and for each other member, as what it is ignored."""
+    found: dict[str, _Parts] = {}  # the parts of a sample need not be neighbours
+    with open_archive(folder / tar) as archive:
+        for member in members(archive):
+            name = os.fsdecode(member.name)
+            if kind := clutter_in(name):
+                yield kind
+                continue
+            above, slash, base = name.rpartition("/")
+            stem, _, suffix = base.partition(".")
+            suffix = suffix.lower()
+            if suffix in _IMAGE_SUFFIXES:
+                place = Extent(os.fsencode(tar), member.offset, member.nbytes)
+                found.setdefault(above + slash + stem, _Parts()).images.append((name, place))
+            elif suffix in ("cls", "json") and member.nbytes <= _MAX_LABEL_NBYTES:
+                content = archive.read(member.offset, member.nbytes)
+                parts = found.setdefault(above + slash + stem, _Parts())
+                if suffix == "cls":
+                    parts.cls.append(_read_text(content))
+                else:
+                    parts.json += _read_json(content)
+            else:
+                yield "neither image nor label"
+    for name, parts in found.items():
+        labels = parts.cls or parts.json
+        if not parts.images and not labels:
+            yield "neither image nor label"
+            continue
+        fault = ""
+        if len(parts.images) != 1:
+            fault = f"expected one image of the sample {name!r} in {tar}, found {len(parts.images)}"
+        elif len(labels) != 1:
+            fault = f"expected one label (.cls or .json) of the sample {name!r} in {tar}, found {len(labels)}"
+        elif labels[0].fault:
+            fault = f"the label of the sample {name!r} in {tar}: {labels[0].fault}"
+        image, where = next(iter(parts.images), (name, None))
+        yield _Sample(tar, image, where, labels[0].text if labels else "", fault)
+
+
+def _read_text(content: bytes) -> _Label:
+    try:
+        return _Label(content.decode().strip())
+    except UnicodeDecodeError:
+        return _Label("", f"expected UTF-8, found {content!r:.80}")
+
+
+def _read_json(content: bytes) -> list[_Label]:
+    """No label if no field is one: a .json may be there for other things."""
+    try:
+        document = json.loads(content)
+        name = next((name for name in _LABEL_FIELDS if name in document), None) if isinstance(document, dict) else None
+        if name is None:
+            return []
+        value = document[name]
+        if type(value) is int:
+            return [_Label(str(value))]
+        if isinstance(value, str):
+            return [_read_text(value.encode())]
+        hint = f" ({NO_VECTORS})" if isinstance(value, list) else ""
+        return [_Label("", f"expected an integer or a name as {name!r}, found {value!r:.80}{hint}")]
+    except (ValueError, RecursionError) as error:
+        return [_Label("", f"expected JSON, found: {error}")]
+
+
+# --- splits and keys --------------------------------------------------------------------------------------------------
+
+
+def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str] | None:
+    """The split of each sample; None if nothing tells any."""
+    told = {tar: _word_of_tar(tar) for tar in tars}
+    if all(told.values()):
+        _check_words(src, told.values())
+        return [split_name(told[sample.tar]) for sample in samples]
+    if any(told.values()):
+        one, other = (next(tar for tar in tars if bool(told[tar]) == known) for known in (True, False))
+        raise SourceError(
+            f"{src}: expected every tar, or none, to tell its split by its name or folder, found {one!r} of "
+            f"{split_name(told[one])!r} beside {other!r}. Put them in folders {', '.join(SPLIT_NAMES)}"
+        )
+    firsts = [sample.name.partition("/")[0] for sample in samples]
+    if not all(map(known_split, firsts)):
+        return None
+    _check_words(src, firsts)
+    return list(map(split_name, firsts))
+
+
+def _word_of_tar(tar: str) -> str:
+    """The word for a split in its folders, or else in its name: imagenet1k-validation-07.tar is of val."""
+    *folders, name = tar.split("/")
+    for words in (folders, re.findall("[a-z]+", name.lower())):
+        found = {split: word for word in words if (split := known_split(word))}
+        if len(found) > 1:
+            raise SourceError(
+                f"{tar}: expected the name of one split in it, found {' and '.join(sorted(found))}. Put the tars in "
+                f"folders {', '.join(SPLIT_NAMES)}"
+            )
+        if found:
+            return found.popitem()[1]
+    return ""
+
+
+def _check_words(src: Path, words: Iterable[str]) -> None:
+    if (both := two_words(map(str.lower, words))) is not None:
+        raise SourceError(
+            f"{src}: expected one word for the split {split_name(both[0])!r}, found {both[0]!r} and {both[1]!r}. "
+            "Rename the tars or folders of one, or convert them apart"
+        )
+
+
+def _sources(
+    samples: list[_Sample], splits: list[str] | None, numbering: Numbering, keep_tar: bool
+) -> dict[str, list[Source]]:
+    """By split. `keep_tar` puts the name of its tar before that of each sample."""
+    sources: dict[str, list[Source]] = {}
+    for number, sample in enumerate(samples):
+        split = DEFAULT_SPLIT if splits is None else splits[number]
+        fault, name, folders = sample.fault, sample.name, []
+        if splits is not None:
+            folders.append(split)
+            first, _, rest = name.partition("/")
+            name = rest if rest and split_name(first) == split else name
+        if not fault and (expected := numbering.faults.get((split, sample.label))) is not None:
+            fault = f"the label of the sample {name!r} in {sample.tar}: expected {expected}, found {sample.label!r:.80}"
+        label = 0 if fault else numbering.labels[sample.label]
+        if not fault:
+            folders.append(numbering.classes[label])
+            name = name.removeprefix(folders[-1] + "/")
+        if keep_tar:
+            folders.append(sample.tar.removeprefix(f"{split}/").removesuffix(".tar"))
+        key = os.fsencode("/".join((*folders, name)))
+        place = Fault(fault) if fault or sample.place is None else sample.place
+        sources.setdefault(split, []).append(Source(key, label, place))
+    return sources
+
+
+def _repeated(sources: dict[str, list[Source]]) -> bytes | None:
+    seen: set[bytes] = set()
+    for source in chain.from_iterable(sources.values()):
+        if source.key in seen:
+            return source.key
+        seen.add(source.key)
+    return None

@@ -1,0 +1,1 @@
+"""From pixels to files: shards, indexes, and at last the manifest."""

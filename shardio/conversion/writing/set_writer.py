@@ -1,0 +1,327 @@
+"""A whole set from finished shards: indexes, rejects, manifest; and ShardWriter, which makes one from arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.conversion.sources.labels import check_label
+from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
+from shardio.errors import ConvertError, FormatError
+from shardio.format.layout import (
+    HEADER_NBYTES,
+    MANIFEST_NAME,
+    MAX_KEY_NBYTES,
+    REJECTS_NAME,
+    SampleShape,
+    check_columns,
+    check_sample_shape,
+    columns_of,
+    index_header,
+    index_name,
+    is_safe_name,
+    key_field_nbytes,
+    sample_nbytes,
+    shard_name,
+)
+from shardio.format.manifest import (
+    IndexEntry,
+    Manifest,
+    RejectsEntry,
+    ShardEntry,
+    Split,
+    check_names_fit,
+    check_text,
+    commit_manifest,
+    first_repeated,
+)
+from shardio.sets.local import check_local
+from shardio.system.files import make_folder, read_untrusted, sweep_temporaries, write_atomic
+from shardio.version import __version__
+
+DEFAULT_SHARD_NBYTES = 4 << 30
+
+_COLUMN_TYPES: dict[type, str] = {int: "<i8", float: "<f8"}
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A source that was refused: a line of rejects.jsonl."""
+
+    split: str
+    key: bytes
+    reason: str
+    detail: str
+
+    def to_line(self) -> bytes:
+        """ASCII JSON. Bytes of the key that are not UTF-8 become lone surrogates, as `os.fsdecode` gives them."""
+        return (json.dumps({**asdict(self), "key": os.fsdecode(self.key)}) + "\n").encode("ascii")
+
+
+def read_rejects(path: Path) -> list[Reject]:
+    """The lines of a rejects.jsonl, which somebody else may have written. FormatError names one that is none."""
+    rejects = []
+    for number, line in enumerate(read_untrusted(path).splitlines(), start=1):
+        try:
+            fields = json.loads(line)
+            split, key, reason, detail = (fields[name] for name in ("split", "key", "reason", "detail"))
+            if not all(isinstance(text, str) for text in (split, key, reason, detail)):
+                raise TypeError
+            rejects.append(Reject(split, os.fsencode(key), reason, detail))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise FormatError(
+                f"{path}: line {number}: expected a JSON object with split, key, reason and detail, found "
+                f"{line[:80]!r}; `shardio verify` tells what else is damaged, `shardio repair` makes it again"
+            ) from None
+    return rejects
+
+
+@dataclass(frozen=True)
+class SplitContent:
+    """The finished shards of one split and their index rows, both in order."""
+
+    shards: Sequence[ShardEntry]
+    rows: NDArray[np.void]
+
+
+def samples_per_shard(shard_nbytes: int, sample_shape: SampleShape) -> int:
+    return max(1, (shard_nbytes - HEADER_NBYTES) // sample_nbytes(sample_shape))
+
+
+def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
+    lines = [reject.to_line() for reject in rejects]
+    data = b"".join(lines)
+    write_atomic(folder / REJECTS_NAME, data)
+    return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), len(lines))
+
+
+def _write_index(folder: Path, split: str, rows: NDArray[np.void]) -> IndexEntry:
+    key_nbytes, columns = rows.dtype["key"].itemsize, columns_of(rows.dtype)
+    header = index_header(len(rows), key_nbytes, columns)
+    body = np.ascontiguousarray(rows).view(np.uint8).data
+    sha256 = hashlib.sha256(header)
+    sha256.update(body)
+    write_atomic(folder / index_name(split), header, body)
+    return IndexEntry(index_name(split), len(header) + len(body), sha256.hexdigest(), key_nbytes, columns)
+
+
+def publish_set(
+    folder: Path,
+    sample_shape: SampleShape,
+    classes: Sequence[str],
+    splits: Mapping[str, SplitContent],
+    rejects: Iterable[Reject],
+    provenance: Mapping[str, Any],
+    class_names: Sequence[str] = (),
+) -> Manifest:
+    """Write what goes with finished shards, the manifest last. The set exists when this returns, or not at all."""
+    manifest = Manifest(
+        sample_shape=sample_shape,
+        classes=tuple(classes),
+        splits={
+            name: Split(len(content.rows), _write_index(folder, name, content.rows), tuple(content.shards))
+            for name, content in splits.items()
+        },
+        rejects=_write_rejects(folder, rejects),
+        provenance=provenance,
+        class_names=tuple(class_names),
+    )
+    commit_manifest(folder, manifest)
+    return manifest
+
+
+@dataclass
+class _OpenSplit:
+    shards: list[ShardEntry] = field(default_factory=list)
+    rows: list[IndexRows] = field(default_factory=list)
+    columns: dict[str, list[int | float]] = field(default_factory=dict)
+    writer: ShardFileWriter | None = None
+    num_samples: int = 0
+
+
+class ShardWriter:
+    """Writes one's own fixed-shape uint8 arrays as a shard set. The set is published when the `with` block ends.
+
+        with ShardWriter("cifar/", (32, 32, 3), classes=names) as writer:
+            for image, label in samples:
+                writer.append(image, label)
+
+    `classes` may be empty: then labels are any int64. `class_names` are what people call them, in the same order.
+    `columns` are numbers that the index shall hold for each sample: names and `int` (int64) or `float` (float64).
+    An exception inside the block publishes nothing, and the shards written so far are removed, and `out` if it was made
+    here. `out` must not exist or be an empty folder. Not thread safe.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        sample_shape: tuple[int, int, int],
+        *,
+        classes: Sequence[str] = (),
+        class_names: Sequence[str] = (),
+        columns: Mapping[str, type[int] | type[float]] = MappingProxyType({}),
+        shard_nbytes: int = DEFAULT_SHARD_NBYTES,
+    ) -> None:
+        check_local(out, ConvertError, "write into a folder here, and copy the finished set there (docs/cluster.md)")
+        self.out = Path(out)
+        self.sample_shape = check_sample_shape(sample_shape)
+        self.classes = tuple(classes)
+        self.class_names = tuple(class_names)
+        check_text(self.classes, "classes")
+        check_text(self.class_names, "class_names")
+        if (repeated := first_repeated(self.classes)) is not None:
+            raise ValueError(f"classes must be distinct, found {repeated!r} twice")
+        if self.class_names and len(self.class_names) != len(self.classes):
+            raise ValueError(
+                f"class_names must be as many as the {len(self.classes)} classes, found {len(self.class_names)}"
+            )
+        if wrong := [name for name, kind in columns.items() if kind not in _COLUMN_TYPES]:
+            raise ValueError(f"columns must be int or float, found {columns[wrong[0]]!r} for {wrong[0]!r}")
+        self.columns = check_columns([(name, _COLUMN_TYPES[kind]) for name, kind in columns.items()])
+        check_names_fit(self.classes, self.class_names)
+        self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
+        self._splits: dict[str, _OpenSplit] = {}
+        self._made = not self.out.exists()
+        make_folder(self.out)
+        sweep_temporaries(self.out)
+        if found := sorted(entry.name for entry in self.out.iterdir()):
+            raise ConvertError(
+                f"{self.out}: expected no folder or an empty one, found {found[0]!r} in it. A published set never "
+                "changes: write to a new folder"
+            )
+
+    def append(
+        self,
+        image: NDArray[np.uint8],
+        label: int,
+        *,
+        split: str = "train",
+        key: bytes | str = b"",
+        source_size: tuple[int, int] | None = None,
+        columns: Mapping[str, int | float] = MappingProxyType({}),
+    ) -> None:
+        """Add one sample, copying it. `image` is uint8 of the set's (height, width, channels).
+
+        `key` is a name that finds the sample's origin again; by default its number in the split. Every row of the
+        split's index is as wide as the longest. `source_size` is the original (height, width), by default the sample's
+        own. `columns` has a number for each of the set's columns.
+        """
+        label = check_label(label)
+        if self.classes and not 0 <= label < len(self.classes):
+            raise ValueError(f"label must be from 0 to {len(self.classes) - 1}, found {label}")
+        if not -(1 << 63) <= label < 1 << 63:
+            raise ValueError(f"label must fit in int64, found {label}")
+        key = key.encode() if isinstance(key, str) else key
+        if len(key) > MAX_KEY_NBYTES:
+            raise ValueError(f"key must have at most {MAX_KEY_NBYTES} bytes, found {len(key)}")
+        if key.endswith(b"\0"):
+            raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key[-80:]!r}")
+        source_size = self.sample_shape[:2] if source_size is None else source_size
+        if len(source_size) != 2 or not all(0 <= side < 1 << 32 for side in source_size):
+            raise ValueError(f"source_size must be (height, width), each below 2**32, found {source_size!r}")
+        numbers = self._column_values(columns)
+        if split not in self._splits:
+            # A split's files must have safe names too, however many shards it gets.
+            if not is_safe_name(shard_name(split, 999_999)):
+                raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {split!r}")
+            self._splits[split] = _OpenSplit()
+        state = self._splits[split]
+        if not key:
+            key = str(state.num_samples).encode()
+        if state.writer is None:
+            state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
+        state.writer.append(
+            image,
+            label=label,
+            key=key,
+            source_size=source_size,
+        )
+        state.num_samples += 1
+        for name, number in numbers.items():
+            state.columns.setdefault(name, []).append(number)
+        if len(state.writer.rows) == self._samples_per_shard:
+            self._finish_shard(state)
+
+    def _column_values(self, columns: Mapping[str, int | float]) -> dict[str, int | float]:
+        if columns.keys() != {name for name, _ in self.columns}:
+            expected = ", ".join(name for name, _ in self.columns) or "none"
+            raise ValueError(f"columns must be those of the set ({expected}), found {', '.join(columns) or 'none'}")
+        numbers: dict[str, int | float] = {}
+        for name, kind in self.columns:
+            value: Any = columns[name]
+            numbers[name] = operator.index(value) if kind == "<i8" else float(value)
+            if kind == "<i8" and not -(1 << 63) <= numbers[name] < 1 << 63:
+                raise ValueError(f"column {name!r} must fit in int64, found {value}")
+        return numbers
+
+    def _finish_shard(self, state: _OpenSplit) -> None:
+        writer, state.writer = state.writer, None
+        if writer is None:
+            return
+        with writer:
+            if len(writer.rows):
+                state.shards.append(writer.finish())
+                state.rows.append(writer.rows)
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self._publish()
+            except BaseException:
+                self._discard()
+                raise
+        else:
+            self._discard()
+
+    def _publish(self) -> None:
+        splits = {}
+        for name, state in self._splits.items():
+            self._finish_shard(state)
+            if state.rows:
+                key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for key in rows.keys))
+                rows = np.concatenate([rows.to_array(key_nbytes) for rows in state.rows])
+                values = {column: np.array(state.columns[column], kind) for column, kind in self.columns}
+                splits[name] = SplitContent(state.shards, with_columns(rows, self.columns, values))
+        if not splits:
+            raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")
+        publish_set(
+            self.out,
+            self.sample_shape,
+            self.classes,
+            splits,
+            (),
+            {"shardio": __version__},
+            class_names=self.class_names,
+        )
+
+    def _discard(self) -> None:
+        """Remove what this writer wrote, unless the set was published already."""
+        if (self.out / MANIFEST_NAME).exists():
+            return
+        for name, state in self._splits.items():
+            if state.writer is not None:
+                state.writer.__exit__(None, None, None)
+            # The last of them may have been published by a call that then failed.
+            for number in range(len(state.shards) + 1):
+                (self.out / shard_name(name, number)).unlink(missing_ok=True)
+            (self.out / index_name(name)).unlink(missing_ok=True)
+        (self.out / REJECTS_NAME).unlink(missing_ok=True)
+        if self._made:
+            with contextlib.suppress(OSError):  # another process may have put something there
+                self.out.rmdir()

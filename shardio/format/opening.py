@@ -1,0 +1,50 @@
+"""Opens files of a published set, and checks their type, size and header on the descriptor that is read or mapped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shardio.errors import FormatError
+from shardio.format.layout import HEADER_NBYTES
+from shardio.format.manifest import FileEntry
+from shardio.system.files import OpenFile, open_regular
+
+
+def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
+    """Open a file of the set and check its type and size."""
+    file, nbytes = open_regular(path)
+    if nbytes != entry.nbytes:
+        file.close()
+        raise FormatError(
+            f"{path}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; "
+            "copy the file again, or convert again"
+        )
+    return file
+
+
+def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> OpenFile:
+    """As open_sized, and check that the file begins with `header`, byte for byte."""
+    file = open_sized(path, entry)
+    try:
+        found = os.pread(file.fileno(), HEADER_NBYTES, 0)
+    except BaseException:
+        file.close()
+        raise
+    if found != header:
+        file.close()
+        at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
+        raise FormatError(
+            f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
+            "copy the file again, or convert again"
+        )
+    return file
+
+
+def check_not_cut(path: str | Path, entry: FileEntry, nbytes: int) -> None:
+    """FormatError if a file that was opened has fewer bytes by now."""
+    if nbytes < entry.nbytes:
+        raise FormatError(
+            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: somebody cut it or is "
+            "writing to it; a published set must not change. Copy the file again, or convert again"
+        )

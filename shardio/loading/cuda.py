@@ -1,0 +1,137 @@
+"""The CUDA calls of the loader, all of them: pinned slots, copies on a side stream, events."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from shardio.format.layout import SampleShape
+from shardio.loading.prefetch import Tensors
+from shardio.loading.ring import Slot
+from shardio.system.direct import ALIGNMENT
+from shardio.system.numa import node_of_pci_device, preferring_node
+
+
+class PinnedSlot(Slot):
+    """A slot in pinned memory, with the two events between which it is copied, on the side stream."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor) -> None:
+        super().__init__(images.numpy(), labels.numpy(), indices.numpy())
+        # Of torch's own memory: if the slot is dropped, torch keeps the memory until copies from it are done.
+        self.tensors = (images, labels, indices)
+        self.begin = torch.cuda.Event(enable_timing=True)
+        # A host that is ahead of its device waits for this one for most of each step. It sleeps: by default it would
+        # spin, on a core that the gather threads may need.
+        self.end = torch.cuda.Event(enable_timing=True, blocking=True)
+
+
+class CudaCopier:
+    """Copies to one CUDA device, on one stream of its own. A `shardio.loading.prefetch.Copier`.
+
+    Slots lie on the NUMA node of the device, where that can be told, as long as torch takes new memory for them: pinned
+    memory that it has kept from earlier is used again wherever it lies, and pages that its threads touch for it
+    (pinned_num_register_threads) follow their own policy.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+        self._node = numa_node(device)
+
+    def new_slot(self, batch_size: int, sample_shape: SampleShape) -> PinnedSlot:
+        with preferring_node(self._node):
+            return PinnedSlot(
+                _pinned((batch_size, *sample_shape), torch.uint8),
+                _pinned((batch_size,), torch.int64),
+                _pinned((batch_size,), torch.int64),
+            )
+
+    def reserve(self, slot: Slot) -> CudaTransfer:
+        assert isinstance(slot, PinnedSlot)
+        return CudaTransfer(slot, self.device, self._stream)
+
+
+class CudaTransfer:
+    """Memory of the stream that is current when this is made, and the copy of a batch into it on another stream.
+
+    A `shardio.loading.prefetch.Transfer`.
+    """
+
+    _begin: torch.cuda.Event
+    _end: torch.cuda.Event
+
+    def __init__(self, slot: PinnedSlot, device: torch.device, copy_stream: torch.cuda.Stream) -> None:
+        self.seconds = 0.0
+        self._done = False
+        self._copy_stream = copy_stream
+        self._owner = torch.cuda.current_stream(device)
+        self._memory = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in slot.tensors]
+        # When it is done, so is everything that used this memory before. It comes after the allocation, which may
+        # itself fill the memory (torch.use_deterministic_algorithms).
+        self._free = self._owner.record_event()
+
+    def start(self, slot: Slot, size: int) -> None:
+        assert isinstance(slot, PinnedSlot)
+        self._begin, self._end = slot.begin, slot.end
+        self._memory = [memory[:size] for memory in self._memory]
+        self._copy_stream.wait_event(self._free)
+        try:
+            with torch.cuda.stream(self._copy_stream):
+                self._begin.record(self._copy_stream)  # after the wait, which does not count
+                for memory, tensor in zip(self._memory, slot.tensors, strict=True):
+                    memory.copy_(tensor[:size], non_blocking=True)
+                self._end.record(self._copy_stream)
+        except BaseException:
+            # A Ctrl-C, say. Nobody will be handed this memory; what has begun still writes to it.
+            self._owner.wait_stream(self._copy_stream)
+            raise
+
+    def done(self) -> bool:
+        if not self._done and self._end.query():
+            # From now on the slot, and its events with it, may be used for another batch.
+            self._done = True
+            self.seconds = self._begin.elapsed_time(self._end) / 1000
+        return self._done
+
+    def wait(self) -> None:
+        if not self._done:
+            self._end.synchronize()
+            self.done()
+
+    def hand_over(self) -> Tensors:
+        images, labels, indices = self._memory
+        consumer = torch.cuda.current_stream(images.device)
+        if not self._done:  # else the event may be that of another batch by now
+            consumer.wait_event(self._end)
+        if consumer != self._owner:
+            # When the caller drops the batch, its memory returns to the owner's stream at once, and that knows nothing
+            # of the consumer's. This has the allocator wait for the consumer's, too.
+            for memory in self._memory:
+                memory.record_stream(consumer)
+        tensors = Tensors(images.permute(0, 3, 1, 2), labels, indices)
+        self._memory = []  # the caller's alone now, so that it returns when the caller drops it
+        return tensors
+
+
+def numa_node(device: torch.device) -> int | None:
+    """The NUMA node that a CUDA device is attached to; None if that is not known, or if there is only one."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    try:
+        return node_of_pci_device(properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+    except AttributeError:  # of older versions of torch
+        return None
+
+
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised pinned memory that begins on a page, as `shardio.loading.ring` wants its slots to."""
+    # On the CPU, whatever torch.set_default_device says.
+    tensor = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+    if tensor.data_ptr() % ALIGNMENT == 0:
+        return tensor
+    # Small memory, or memory by pinned_use_cuda_host_register. Not always so: torch makes a power of two of every size.
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device="cpu", pin_memory=True)
+    start = -raw.data_ptr() % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).view(shape)

@@ -1,0 +1,100 @@
+"""The same samples as a map-style dataset, for code that already has a torch DataLoader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from shardio.reading.shardset import ShardSet, open_shards, position_of
+from shardio.system.eager import eager
+
+ImageKind = Literal["tensor", "pil"]
+
+# Channels that Pillow has a mode for.
+_PIL_CHANNELS = (1, 2, 3, 4)
+
+
+class ShardDataset(Dataset[tuple[Any, Any]]):
+    """Samples (image, label): `image` a copy, uint8 (C, H, W), or what `transform` makes of it; `label` an int, or what
+    `target_transform` makes of it.
+
+    With image="pil" images are PIL images, as torchvision's ImageFolder gives them to its transforms.
+
+    Works in forked and in spawned DataLoader workers: what is pickled is the path, and each process maps the set anew.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split: str = "train",
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[int], Any] | None = None,
+        *,
+        image: ImageKind = "tensor",
+    ) -> None:
+        if image not in get_args(ImageKind):
+            raise ValueError(f"image must be one of {', '.join(get_args(ImageKind))}; found {image!r}")
+        self.path = os.fspath(path)
+        self.split = split
+        self.transform = transform
+        self.target_transform = target_transform
+        self.image = image
+        self.shards: ShardSet = open_shards(path, split)
+        channels = self.shards.sample_shape[2]
+        if image == "pil" and channels not in _PIL_CHANNELS:
+            raise ValueError(f'image="pil": expected samples of 1 to 4 channels, found {channels}; use image="tensor"')
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.shards.classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        return {name: label for label, name in enumerate(self.classes)}
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """All labels in order, made at the first access."""
+        labels: list[int] = self.shards.labels.tolist()
+        return labels
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.shards}>"
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.__getitems__([position_of(index, len(self))])[0]
+
+    @eager
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        """Many samples with one gather; DataLoader calls this with a whole batch of indices."""
+        wanted = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
+        pixels = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
+        self.shards.gather(wanted, pixels)
+        labels = self.shards.labels_of(wanted).tolist()
+        images = _as_pil(pixels) if self.image == "pil" else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
+        return [
+            (
+                image if self.transform is None else self.transform(image),
+                label if self.target_transform is None else self.target_transform(label),
+            )
+            for image, label in zip(images, labels, strict=True)
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "targets"}
+
+
+def _as_pil(pixels: NDArray[np.uint8]) -> Sequence[Any]:
+    from PIL import Image  # which training does without otherwise
+
+    return [Image.fromarray(image[..., 0] if image.shape[2] == 1 else image) for image in pixels]

@@ -1,0 +1,232 @@
+"""Threads that copy scattered samples into slots, in the order in which batches are asked for.
+
+Every batch is split over all threads, so that the first is there soon; a queue in submission order keeps all threads on
+the earliest unfinished batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.loading.ring import Slot
+from shardio.order.windows import Windows
+from shardio.reading.readers import Reader
+from shardio.system.threads import DaemonThread
+
+
+class Pending:
+    """A batch of `size` samples that is being gathered into a slot, in `parts` parts. Thread safe; one thread may wait.
+
+    The slot belongs to the pending batch until somebody takes it; `abandon` sees to it that it returns to the ring.
+
+    No locks: the waiting thread may be interrupted (Ctrl-C) between any two bytecodes, and a finaliser may abandon a
+    batch in the middle of any other call. What two threads may do at the same time are single operations of lists and
+    of a SimpleQueue, which are atomic.
+    """
+
+    def __init__(self, slot: Slot, size: int, parts: int, finish: Finish | None = None) -> None:
+        self.size = size
+        self._slot = [slot]  # whoever pops it owns it
+        self._unfinished = [None] * parts
+        self._finish = [finish]  # whoever pops it ends the batch
+        self._seconds: list[float] = []
+        self._errors: list[BaseException] = []
+        self._release: Callable[[Slot], None] | None = None
+        self._finished = False
+        self._signal: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run_part(self, copy: Callable[[], None]) -> None:
+        """Do one part, in a gather thread. Never raises: an error belongs to whoever waits."""
+        start = time.perf_counter()
+        try:
+            if self._release is None:  # else nobody wants the batch any more
+                copy()
+        except BaseException as error:
+            self._errors.append(error)
+        self._seconds.append(time.perf_counter() - start)
+        self._unfinished.pop()
+        if not self._unfinished:
+            self._end()
+
+    def _end(self) -> None:
+        """After the last part. The last two may both find themselves last: then one of them does this."""
+        try:
+            finish = self._finish.pop()
+        except IndexError:
+            return
+        try:
+            if finish is not None and self._release is None and not self._errors:
+                finish(self._slot[0], self.size)
+        except BaseException as error:
+            self._errors.append(error)
+        self._finished = True
+        self._signal.put(None)
+        self._give_back()
+
+    @property
+    def gather_seconds(self) -> float:
+        """Seconds of copying, summed over the parts. Complete after wait()."""
+        return sum(self._seconds)
+
+    def done(self) -> bool:
+        """Whether wait() would not wait."""
+        return self._finished
+
+    def failed(self) -> bool:
+        """Whether wait() would raise."""
+        return bool(self._errors)
+
+    def wait(self) -> Slot:
+        """Wait for all parts and take the slot. Raises what a part raised, with its traceback."""
+        if not self._finished:  # the flag, because an interrupted wait may have taken the signal with it
+            self._signal.get()
+        if self._errors:
+            raise self._errors[0]
+        return self._slot.pop()
+
+    def abandon(self, release: Callable[[Slot], None]) -> None:
+        """Nobody wants the batch: call `release` with the slot once no part touches it any more. Does not wait."""
+        self._release = release
+        if self._finished:  # or else whoever ends the batch finds `release`
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._release is not None:
+            try:
+                slot = self._slot.pop()
+            except IndexError:
+                return
+            self._release(slot)
+
+
+class Hints:
+    """What a reader is told of the batches that one consumer will ask for. Thread safe."""
+
+    def __init__(self) -> None:
+        self._wanted = True
+
+    def run_part(self, tell: Callable[[], None]) -> None:
+        """Pass on one hint, in a gather thread. Never raises: whoever wants the batch will find out."""
+        if self._wanted:
+            with contextlib.suppress(Exception):
+                tell()
+
+    def abandon(self) -> None:
+        """Nobody will ask for the batches: pass on no more."""
+        self._wanted = False
+
+
+Finish = Callable[[Slot, int], None]
+"""What is done to a whole batch (slot, size) by the gather thread that copied its last part."""
+
+_Job = tuple[Pending | Hints, Callable[[], None]]
+# What is no job is the end of them: None, or a weak reference that has died.
+_Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
+
+
+@dataclass
+class _Switch:
+    """Threading's Event has a lock, which a Ctrl-C in the middle of set() would leave locked."""
+
+    on: bool = False
+
+
+class GatherThreads:
+    """`num_threads` daemon threads that serve one queue. Thread safe.
+
+    After `close`, what is still queued fails with RuntimeError instead of being copied. The threads hold no reference
+    to this object, and end also when it dies: a weak reference that they hold puts itself into the queue then, without
+    a line of Python being run. So they end even if an exception from a signal handler has cut a finaliser short.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self._jobs: _Jobs = queue.SimpleQueue()
+        self._closed = _Switch()
+        serve = partial(_serve, self._jobs, self._closed, weakref.ref(self, self._jobs.put))
+        self._threads = [DaemonThread(serve, f"shardio-gather-{i}") for i in range(num_threads)]
+        try:
+            for thread in self._threads:
+                thread.begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(
+        self,
+        reader: Reader,
+        indices: NDArray[np.int64],
+        slot: Slot,
+        windows: Windows | None = None,
+        finish: Finish | None = None,
+    ) -> Pending:
+        """Begin to copy the samples `indices` or windows of them, their labels and the indices into the slot.
+
+        `finish` is then called with the slot and the number of samples, in one of the threads, unless a part failed.
+        """
+        size = len(indices)
+        parts = max(1, min(self.num_threads, size))
+        bounds = [size * part // parts for part in range(parts + 1)]
+        pending = Pending(slot, size, parts, finish)
+        for start, stop in pairwise(bounds):
+            self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop, windows)))
+        if self._closed.on:  # perhaps since a moment ago, and nobody serves the queue any more
+            _refuse_queued(self._jobs)
+        return pending
+
+    def announce(self, reader: Reader, indices: NDArray[np.int64], windows: Windows | None, hints: Hints) -> None:
+        """Tell the reader, from one of the threads and in its turn, that these samples will be submitted soon."""
+        self._jobs.put((hints, partial(reader.will_read, indices, windows)))
+
+    def close(self) -> None:
+        """End the threads and wait for them: no longer than they need for what they are copying. Idempotent.
+
+        May be called again where it was interrupted, and by a finaliser, in any thread.
+        """
+        self._closed.on = True
+        self._jobs.put(None)
+        for thread in self._threads:
+            thread.wait()
+
+
+def _copy(
+    reader: Reader, indices: NDArray[np.int64], slot: Slot, start: int, stop: int, windows: Windows | None
+) -> None:
+    part = indices[start:stop]
+    reader.read(part, slot.images[start:stop], None if windows is None else windows[start:stop])
+    slot.labels[start:stop] = reader.labels_of(part)
+    slot.indices[start:stop] = part
+
+
+def _refuse() -> None:
+    raise RuntimeError("the loader was closed while a batch was being gathered")
+
+
+def _refuse_queued(jobs: _Jobs) -> None:
+    try:
+        while True:
+            if isinstance(job := jobs.get_nowait(), tuple):
+                job[0].run_part(_refuse)
+    except queue.Empty:
+        jobs.put(None)  # one may have been taken from a thread that has not seen it yet
+
+
+def _serve(jobs: _Jobs, closed: _Switch, owner: weakref.ref[GatherThreads]) -> None:
+    """`owner` is only kept here."""
+    while isinstance(job := jobs.get(), tuple):
+        pending, copy = job
+        pending.run_part(_refuse if closed.on else copy)
+        # Or this frame would keep the batch's memory alive while it waits for the next job.
+        del job, pending, copy
+    jobs.put(None)  # the next thread's

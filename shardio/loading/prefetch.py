@@ -1,0 +1,136 @@
+"""Slot -> device on a side stream; the slot returns to its ring when the copy's own event is done.
+
+The rules are here and know nothing of CUDA; the CUDA calls are in `shardio.loading.cuda`, behind the two protocols
+below. So the rules are tested, without a GPU, with a copier whose copies finish when the test says so.
+
+Device memory for a batch is allocated on the consumer's stream: when the caller drops the batch, it returns in the
+order of that stream, like the memory of any tensor of the caller's, however far the host is ahead of its device. The
+price is that it may still be in use by what that stream was given before, for which the copy has to wait. So memory is
+reserved one batch ahead, and the copy waits for what the consumer's stream had been given when the copy before it was
+started, not for the caller's last step. A batch that was gathered late, just when it was due, still overlaps with the
+step before it; any other is up to `prefetch` steps early. Without that one batch ahead a late batch would be copied
+between two steps, with the device idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple, Protocol
+
+import torch
+from torch.profiler import record_function
+
+from shardio.format.layout import SampleShape
+from shardio.loading.ring import Ring, Slot
+
+# Batches that may be handed over while their copies are unfinished. As copies wait for the steps before them, this
+# is how far the host may run ahead of its device: so many steps, and `prefetch` + 2. Further ahead is of no use, and
+# would take more slots.
+MOST_AHEAD = 2
+
+
+class Tensors(NamedTuple):
+    """A batch: `images` (B, C, H, W) uint8 in channels_last memory, `labels` and sample `indices` (B,) int64."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+
+
+class Transfer(Protocol):
+    """Device memory for one batch, and the copy into it."""
+
+    seconds: float
+    """That the device took for the copy. 0.0 until it is known to be done."""
+
+    def start(self, slot: Slot, size: int) -> None:
+        """Begin to copy the first `size` samples. Does not wait; the slot must stay as it is until it is done."""
+
+    def done(self) -> bool:
+        """Whether the copy has been made: only then may the slot be written again. Does not wait."""
+
+    def wait(self) -> None:
+        """Wait, on the host, until `done`."""
+
+    def hand_over(self) -> Tensors:
+        """The device's tensors, for the consumer's stream, which does after the copy what it is given from now on.
+
+        So they may be dropped at once, too: whoever gets their memory next comes after the copy.
+        """
+
+
+class Copier(Protocol):
+    """How batches get to one device."""
+
+    def new_slot(self, batch_size: int, sample_shape: SampleShape) -> Slot:
+        """A slot in memory that the device can copy from by itself."""
+
+    def reserve(self, slot: Slot) -> Transfer:
+        """Allocate device memory for a batch of the slot's size. Does not wait.
+
+        The copy into it will wait for what the consumer's stream has been given until now, and for nothing after.
+        """
+
+
+class CopyCounts(Protocol):
+    """Where the seconds of finished copies are added up."""
+
+    copy_seconds: float
+
+
+class DevicePrefetch:
+    """Batches between host and device, in order. Not thread safe: it belongs to one iterator."""
+
+    def __init__(self, copier: Copier, ring: Ring, counts: CopyCounts) -> None:
+        self._copier = copier
+        self._ring = ring
+        self._counts = counts
+        self._reserved: Transfer | None = None
+        self._transfers: deque[Transfer] = deque()
+        self._copying: deque[tuple[Transfer, Slot]] = deque()
+
+    def __len__(self) -> int:
+        """Batches started and not yet taken."""
+        return len(self._transfers)
+
+    def start(self, slot: Slot, size: int) -> None:
+        """Begin to copy a gathered batch, and take over its slot."""
+        with record_function("shardio.copy"):
+            transfer = self._reserved or self._copier.reserve(slot)
+            self._reserved = None
+            transfer.start(slot, size)
+            self._transfers.append(transfer)
+            self._copying.append((transfer, slot))
+            self._reserved = self._copier.reserve(slot)
+
+    def take(self) -> Tensors:
+        """The oldest started batch. Waits if more than MOST_AHEAD taken ones are not even copied yet."""
+        tensors = self._hand_over()
+        # Copies are made in order: while one that was taken is unfinished, so are all that were not taken.
+        self.reclaim(len(self._transfers) + MOST_AHEAD)
+        return tensors
+
+    def reclaim(self, most_copying: int) -> None:
+        """Return the slots of finished copies; wait for the oldest while more than `most_copying` are unfinished."""
+        while self._copying:
+            transfer, slot = self._copying[0]
+            if not transfer.done():
+                if len(self._copying) <= most_copying:
+                    return
+                transfer.wait()
+            self._copying.popleft()
+            self._counts.copy_seconds += transfer.seconds
+            self._ring.release(slot)
+
+    def close(self) -> None:
+        """Wait for all copies and return all slots. Batches that were not taken are lost."""
+        self._reserved = None
+        # Handed over to nobody, so that their memory is safe even if a Ctrl-C cuts the waiting short.
+        while self._transfers:
+            self._hand_over()
+        self.reclaim(most_copying=0)
+
+    def _hand_over(self) -> Tensors:
+        tensors = self._transfers[0].hand_over()
+        self._transfers.popleft()  # after that: if a Ctrl-C comes between, close() makes up for it
+        return tensors

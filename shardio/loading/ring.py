@@ -1,0 +1,112 @@
+"""Batch slots, and who owns each: the ring, the pipeline that fills it, or the caller who holds a batch of it.
+
+The one idea: a slot that was handed out comes back by reference counting, when the last array or tensor over its memory
+dies, and never "after the next few batches". So a batch stays valid for as long as anybody holds it, and if many are
+held, the ring makes new slots instead of waiting for old ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.format.layout import SampleShape
+from shardio.system.direct import aligned_empty
+
+
+class Slot:
+    """The memory of one batch: `images` (batch_size, height, width, channels) uint8 and `labels`, `indices` int64.
+
+    `sizes`, int64 (B, 2), are those that pictures had before they were squashed, where somebody wants to know them.
+    Only one owner may touch it at a time. The arrays keep their memory alive, whatever it is (pinned, say).
+    """
+
+    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], indices: NDArray[np.int64]) -> None:
+        self.images = images
+        self.labels = labels
+        self.indices = indices
+        self.sizes: NDArray[np.int64] | None = None
+
+
+def new_slot(batch_size: int, sample_shape: SampleShape) -> Slot:
+    """A slot in ordinary memory."""
+    return Slot(
+        aligned_empty((batch_size, *sample_shape)), np.empty(batch_size, np.int64), np.empty(batch_size, np.int64)
+    )
+
+
+class Ring:
+    """Slots to reuse. At most `capacity` wait for reuse; further ones are made when needed and freed when returned.
+
+    The slot that came back last is used first: it may still be in the processor's caches. Thread safe: nothing here
+    takes a lock, and a lent slot returns without a line of Python being run, so that neither a garbage collection nor a
+    Ctrl-C at that moment can go wrong.
+    """
+
+    def __init__(self, capacity: int, make: Callable[[], Slot]) -> None:
+        self.capacity = capacity
+        self.num_made = 0
+        self._make = make
+        # A full deque drops its oldest entry. Entries are slots, or the tickets by which lent slots came back.
+        self._free: deque[Slot | _Ticket] = deque(maxlen=capacity)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_free"):  # not where its making was interrupted
+            self._free.clear()  # lent slots know the deque, and may outlive the ring
+
+    def acquire(self) -> Slot:
+        """A slot that nobody else owns. Never waits."""
+        entry: Slot | _Ticket | None = None
+        with contextlib.suppress(IndexError):
+            entry = self._free.pop()
+        if entry is None:
+            self.num_made += 1
+            return self._make()
+        return entry.slot if isinstance(entry, _Ticket) else entry
+
+    @property
+    def num_free(self) -> int:
+        """Slots that wait for reuse."""
+        return len(self._free)
+
+    def release(self, slot: Slot) -> None:
+        """Give a slot back. The caller must not touch it any more."""
+        self._free.append(slot)
+
+    def lend(self, slot: Slot, size: int) -> NDArray[np.uint8]:
+        """The first `size` images of the slot, as a view that owns the slot: it returns when the last view dies."""
+        loan = _Loan(slot, size)
+        ticket = _Ticket(loan, self._free.append)
+        ticket.slot = slot
+        loan.ticket = ticket
+        return np.asarray(loan)
+
+    def clear(self) -> None:
+        """Free what waits for reuse. What is lent stays valid."""
+        self._free.clear()
+
+
+class _Ticket(weakref.ref["_Loan"]):
+    """A weak reference to a loan that knows the slot. When the loan dies, the ticket is its own notice of it."""
+
+    __slots__ = ("slot",)
+    slot: Slot
+
+
+class _Loan:
+    """Memory by NumPy's array interface. NumPy keeps the object that gave it alive for as long as the array lives.
+
+    If a loan dies as part of a cycle, its ticket dies with it: then the slot is freed instead of returned.
+    """
+
+    def __init__(self, slot: Slot, size: int) -> None:
+        images = slot.images[:size]
+        self.__array_interface__: dict[str, Any] = images.__array_interface__
+        self.ticket: _Ticket | None = None
+        self._keeps_memory = images

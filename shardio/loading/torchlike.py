@@ -1,0 +1,102 @@
+"""The dataset, the sampler and the names of arguments that code for torch's DataLoader expects of a ShardLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NoReturn
+
+import numpy as np
+import torch.utils.data
+from numpy.typing import NDArray
+
+from shardio.loading.dataset import ShardDataset
+from shardio.reading.shardset import ShardSet, position_of
+
+_NO_PROCESSES = "there are no worker processes: leave it out"
+_ORDER = "shuffle=, indices= and weights= say which samples come, and each rank has its part of them"
+
+# Arguments of DataLoader -> what to do instead.
+_INSTEAD = {
+    "num_workers": "use num_threads=, of threads that copy samples; by default there are enough",
+    "drop_last": 'use tail="drop" (the default) for True, and tail="short" for False',
+    "pin_memory": "on CUDA, batches go through pinned memory anyway: leave it out",
+    "pin_memory_device": "use device=",
+    "collate_fn": "samples are stored as batches want them; transform= is called with each batch",
+    "sampler": _ORDER,
+    "batch_sampler": _ORDER,
+    "persistent_workers": _NO_PROCESSES,
+    "prefetch_factor": "use prefetch=, which counts batches",
+    "worker_init_fn": _NO_PROCESSES,
+    "multiprocessing_context": _NO_PROCESSES,
+    "generator": "use seed=",
+    "timeout": "what storage does not give is an error by itself: leave it out",
+    "in_order": "batches come in order: leave it out",
+}
+
+
+def refuse_options(names: Iterable[str]) -> NoReturn:
+    """TypeError for arguments that ShardLoader does not have, with those that it has instead of DataLoader's."""
+    found = list(names)
+    known = [f"{name}: {_INSTEAD[name]}" for name in found if name in _INSTEAD]
+    if known:
+        raise TypeError(f"ShardLoader does not have these arguments of torch's DataLoader: {'; '.join(known)}")
+    raise TypeError(f"ShardLoader got an unexpected keyword argument {found[0]!r}")
+
+
+class LoaderDataset(ShardDataset):
+    """The samples that an epoch of a ShardLoader is drawn from, one by one: `indices`, or the whole split.
+
+    Frameworks ask it for its length, labels and classes. Batches are not made of it: setting a transform here would do
+    nothing, and is an AttributeError.
+    """
+
+    transform = target_transform = None
+
+    def __init__(self, shards: ShardSet, indices: NDArray[np.int64] | None) -> None:
+        self.path = str(shards.path)
+        self.split = shards.split
+        self.shards = shards
+        self.image = "tensor"
+        self._indices = indices
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("transform", "target_transform", "transforms"):
+            raise AttributeError(
+                f"{name}: batches of a ShardLoader are not made of its dataset; set its own transform instead"
+            )
+        super().__setattr__(name, value)
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """The labels of these samples in order, made at the first access."""
+        labels = self.shards.labels
+        chosen: list[int] = (labels if self._indices is None else labels[self._indices]).tolist()
+        return chosen
+
+    def __len__(self) -> int:
+        return len(self.shards) if self._indices is None else len(self._indices)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        if self._indices is not None:
+            indices = [int(self._indices[position_of(index, len(self))]) for index in indices]
+        return super().__getitems__(indices)
+
+
+class RankSampler(torch.utils.data.Sampler[int]):
+    """The samples that a ShardLoader reads next: the rest of the epoch that comes, of this rank. `set_epoch` is the
+    loader's, and len() counts a whole epoch."""
+
+    def __init__(
+        self, batches: Callable[[], Iterator[NDArray[np.int64]]], num_samples: int, set_epoch: Callable[[int], None]
+    ) -> None:
+        self._batches = batches
+        self._num_samples = num_samples
+        self.set_epoch = set_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        for indices in self._batches():
+            yield from indices.tolist()
+
+    def __len__(self) -> int:
+        return self._num_samples

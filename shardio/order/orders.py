@@ -1,0 +1,296 @@
+"""The order of an epoch: position -> sample index, for every way of shuffling. Pure arithmetic; no data is touched.
+
+An order of `num_samples` positions is a function of (epoch, positions), computed for any positions at any time and
+never stored. `describe()` says everything that it depends on, and goes into the loader's state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shardio.order.permutation import MAX_N, VERSION, Permutation, check_below, divide, permute, round_keys
+from shardio.order.rng import make_keys, random_bits, uniform
+
+Shuffle = Literal["block"] | bool
+
+# Blocks of 6 MB and windows of 1.6 GB at 256 x 256 x 3: a read is long enough for the streaming rate of disks and of
+# the servers of a parallel filesystem, and the page cache of a training node can hold a window. What that costs in
+# randomness, `shardio check-shuffle` shows.
+DEFAULT_BLOCK_SIZE = 32
+DEFAULT_WINDOW_BLOCKS = 256
+
+
+class Order(Protocol):
+    """Immutable; any number of threads may use one."""
+
+    @property
+    def num_samples(self) -> int:
+        """Positions of one epoch."""
+        ...
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sample indices (int64) at these positions of the epoch. ValueError outside of [0, num_samples)."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """All that the order depends on besides the epoch, as JSON values. Equal descriptions are equal orders."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredOrder:
+    """Position p is sample p, in every epoch."""
+
+    num_samples: int
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return check_below(self.num_samples, positions).copy()
+
+    def describe(self) -> dict[str, Any]:
+        return {"shuffle": False, "num_samples": self.num_samples}
+
+
+@dataclass(frozen=True)
+class GlobalShuffle:
+    """Each epoch is one permutation of all samples."""
+
+    num_samples: int
+    seed: int
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return Permutation(self.num_samples, self.seed, epoch)(positions)
+
+    def describe(self) -> dict[str, Any]:
+        return {"shuffle": True, "seed": self.seed, "num_samples": self.num_samples}
+
+
+@dataclass(frozen=True)
+class BlockShuffle:
+    """Each epoch is a permutation of all samples that reads `window_blocks` blocks of `block_size` samples at a time.
+
+    The blocks, of consecutive samples, come in permuted order; they are cut into windows of about as many blocks each,
+    at most `window_blocks`; and the samples of a window are permuted. So a window's samples are all read before the
+    next window's, and come from few places. The last block may be short, and may come anywhere.
+    """
+
+    num_samples: int
+    seed: int
+    block_size: int = DEFAULT_BLOCK_SIZE
+    window_blocks: int = DEFAULT_WINDOW_BLOCKS
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.window_blocks < 1:
+            raise ValueError(
+                f"block_size and window_blocks must be at least 1; found {self.block_size}, {self.window_blocks}"
+            )
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        positions = check_below(self.num_samples, positions)
+        if not positions.size:
+            return positions
+        size = min(self.block_size, self.num_samples)
+        num_blocks = -(-self.num_samples // size)
+        blocks = Permutation(num_blocks, self.seed, epoch)
+        # Positions number the samples only; slots number them as if every block were full. What the last block lacks
+        # lies in slots behind `end`, which is where its samples end.
+        lacking = num_blocks * size - self.num_samples
+        end = (int(blocks.inverse(np.array([num_blocks - 1]))[0]) + 1) * size - lacking
+
+        def to_slots(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+            return positions + lacking * (positions >= end)
+
+        def to_positions(slots: NDArray[np.int64]) -> NDArray[np.int64]:
+            """Of slots at the edge of a block."""
+            return slots - lacking * (slots > end)
+
+        # `longer` windows of `length` + 1 blocks, then windows of `length`.
+        num_windows = -(-num_blocks // self.window_blocks)
+        length, longer = divmod(num_blocks, num_windows)
+        place = to_slots(positions) // size
+        window = np.where(place < longer * (length + 1), place // (length + 1), (place - longer) // length)
+        windows, which = _distinct(window)
+        first = to_positions((windows * length + np.minimum(windows, longer)) * size)
+        stop = to_positions(((windows + 1) * length + np.minimum(windows + 1, longer)) * size)
+
+        keys = [random_bits(key, windows.astype(np.uint64)) for key in round_keys(self.seed, epoch, "window")]
+        counts = stop - first
+        inside = positions - first[which]
+        for count in np.unique(counts).tolist():  # at most four: two lengths, with and without the short block
+            chosen = np.flatnonzero(counts[which] == count)
+            theirs = which[chosen]
+            inside[chosen] = permute(inside[chosen], count, [key[theirs] for key in keys])
+        place, sample = divide(to_slots(first[which] + inside), np.int64(size))
+        places, which = _distinct(place)
+        return blocks(places)[which] * size + sample
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "shuffle": "block",
+            "seed": self.seed,
+            "num_samples": self.num_samples,
+            "block_size": self.block_size,
+            "window_blocks": self.window_blocks,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedDraws:
+    """Each position is a draw of its own: sample i with probability weights[i] / sum(weights), with replacement."""
+
+    weights: NDArray[np.float64]
+    seed: int
+    num_samples: int
+    _ends: NDArray[np.float64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        weights = np.array(self.weights, np.float64)  # a copy: nobody may change it under us
+        bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if weights.ndim != 1 or bad.size or not weights.any():
+            found = f"; found {weights[bad[0]]} at {bad[0]}, {bad.size} such" if weights.ndim == 1 and bad.size else ""
+            raise ValueError(f"weights must be one-dimensional, finite, at least 0, and one of them above 0{found}")
+        if not 1 <= self.num_samples <= MAX_N:
+            raise ValueError(f"num_draws must be from 1 to 2**62; found {self.num_samples}")
+        # Scaled, which is exact, so that no sum overflows or is too small for the share of a draw. np.cumsum adds from
+        # left to right, so that it rounds alike everywhere.
+        ends = np.cumsum(np.ldexp(weights, -np.frexp(weights.max())[1]))
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "_ends", ends)
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        positions = check_below(self.num_samples, positions)
+        (key,) = make_keys(b"shardio weighted %d" % VERSION, self.seed, epoch, 1)
+        # Each sample owns [end - weight, end); u <= 1 - 2**-53, so that u * total stays below the last end.
+        targets = uniform(key, positions.astype(np.uint64)) * self._ends[-1]
+        ascending = targets.argsort()  # finding them in this order is kind to the cache: twice as fast
+        indices = np.empty(len(targets), np.int64)
+        indices[ascending] = self._ends.searchsorted(targets[ascending], side="right")
+        return indices
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "shuffle": True,
+            "seed": self.seed,
+            "num_samples": self.num_samples,
+            "weights": self._digest,
+        }
+
+    @cached_property
+    def _digest(self) -> str:
+        return _digest_of(self.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """An order of the numbers of `indices`, whatever it is, as the order of the samples they name."""
+
+    order: Order
+    indices: NDArray[np.int64]
+
+    @property
+    def num_samples(self) -> int:
+        return self.order.num_samples
+
+    def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        chosen: NDArray[np.int64] = self.indices[self.order(epoch, positions)]
+        return chosen
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.order.describe(), "indices": self._digest}
+
+    @cached_property
+    def _digest(self) -> str:
+        return _digest_of(self.indices)
+
+
+def make_order(
+    set_size: int,
+    *,
+    shuffle: Shuffle = True,
+    seed: int = 0,
+    block_size: int | None = None,
+    window_blocks: int | None = None,
+    weights: ArrayLike | None = None,
+    num_draws: int | None = None,
+    indices: ArrayLike | None = None,
+) -> Order:
+    """The order that a user's options ask for, of a split of `set_size` samples. ValueError says what contradicts what.
+
+    `indices`: the samples to read, of `set_size`; one that is given twice is read twice. `weights`: one for each of
+    `indices`, or for each sample of the split; `num_draws` make an epoch, as many as there are weights if it
+    is not given.
+    """
+    if isinstance(shuffle, np.bool_):
+        shuffle = bool(shuffle)
+    if not isinstance(shuffle, bool) and shuffle != "block":
+        raise ValueError(f'shuffle must be True, False or "block"; found {shuffle!r}')
+    if shuffle != "block" and (block_size is not None or window_blocks is not None):
+        raise ValueError(f'block_size and window_blocks need shuffle="block"; found shuffle={shuffle!r}')
+    if weights is not None and shuffle is not True:
+        raise ValueError(f"weights draw samples at random: they need shuffle=True; found shuffle={shuffle!r}")
+    if weights is None and num_draws is not None:
+        raise ValueError(f"num_draws needs weights: without them each sample is read once; found {num_draws}")
+    if not 1 <= set_size <= MAX_N:
+        raise ValueError(f"expected from 1 to 2**62 samples; found {set_size}")
+    seed = as_integer("seed", seed)
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed must be from 0 to 2**64 - 1; found {seed}")
+    chosen = None if indices is None else _checked_indices(indices, set_size)
+    size = set_size if chosen is None else len(chosen)
+    order: Order
+    if weights is not None:
+        weights = np.asarray(weights)
+        if weights.shape != (size,):
+            what = "the split" if chosen is None else "indices"
+            raise ValueError(f"expected {size} weights, one for each sample of {what}; found shape {weights.shape}")
+        order = WeightedDraws(weights, seed, size if num_draws is None else as_integer("num_draws", num_draws))
+    elif shuffle == "block":
+        order = BlockShuffle(
+            size,
+            seed,
+            DEFAULT_BLOCK_SIZE if block_size is None else as_integer("block_size", block_size),
+            DEFAULT_WINDOW_BLOCKS if window_blocks is None else as_integer("window_blocks", window_blocks),
+        )
+    else:
+        order = GlobalShuffle(size, seed) if shuffle else StoredOrder(size)
+    return order if chosen is None else Subset(order, chosen)
+
+
+def as_integer(name: str, value: SupportsIndex) -> int:
+    """A Python int, as JSON wants it, of whatever is an integer. TypeError if it is none."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise TypeError(f"{name} must be an integer; found {value!r}") from None
+
+
+def _checked_indices(indices: ArrayLike, set_size: int) -> NDArray[np.int64]:
+    found = np.asarray(indices)
+    if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
+        hint = "; for a mask, np.flatnonzero(mask)" if found.dtype.kind == "b" else ""
+        raise ValueError(
+            f"indices must be a one-dimensional array of integers, at least one{hint}; "
+            f"found shape {found.shape}, {found.dtype}"
+        )
+    if found.min() < 0 or found.max() >= set_size:
+        raise ValueError(f"indices must be from 0 to {set_size - 1}; found {found.min()} to {found.max()}")
+    return found.astype(np.int64)  # a copy: nobody may change it under us
+
+
+def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """(values, which) with values[which] == numbers; few values where the numbers, as in a sampler's, lie close by."""
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low < len(numbers):
+        return np.arange(low, high + 1), numbers - low
+    return numbers, np.arange(len(numbers))
+
+
+def _digest_of(array: NDArray[Any]) -> str:
+    """Of the numbers, the same on every machine."""
+    return hashlib.blake2b(array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16).hexdigest()

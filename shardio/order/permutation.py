@@ -1,0 +1,131 @@
+"""One exact permutation of [0, n) per (seed, epoch), without an array of n: any position costs the same.
+
+A Feistel network on mixed radices (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, the
+generalised Feistel cipher): a number is written as two digits of radix a and b with a * b >= n, each round adds a
+hash of one digit to the other, and results outside of [0, n) are sent through again ("cycle walking"). a and b are
+about sqrt(n), so that fewer than 2 * sqrt(n) of the a * b numbers lie outside and walking is rare.
+
+The order is part of the contract: a change of one number here needs a new VERSION.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order.rng import make_keys, scramble
+
+VERSION = 1
+"""Of the orders that (seed, epoch) stand for, this one and those of shardio.order.orders."""
+
+# 4 rounds pass every test that was tried, 3 fail in the low bits; 6 leave a margin at little cost.
+ROUNDS = 6
+MAX_N = 1 << 62
+MAX_EPOCH = 1 << 64
+_SHIFT_HIGH = np.uint64(32)
+
+Integer = TypeVar("Integer", np.int64, np.uint64)
+Key = np.uint64 | NDArray[np.uint64]
+"""Of one round: one for all numbers, or one for each."""
+
+
+def round_keys(seed: int, epoch: int, purpose: str = "permutation") -> tuple[np.uint64, ...]:
+    """ROUNDS independent 64-bit keys. Any change of purpose, seed or epoch changes all of them."""
+    return make_keys(b"shardio %s %d" % (purpose.encode(), VERSION), seed, epoch, ROUNDS)
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A bijection of [0, n), fixed by (n, seed, epoch). Immutable; any number of threads may use one."""
+
+    n: int
+    seed: int
+    epoch: int
+    _keys: tuple[np.uint64, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.n <= MAX_N:
+            raise ValueError(f"n must be from 1 to 2**62; found {self.n}")
+        object.__setattr__(self, "_keys", round_keys(self.seed, self.epoch))
+
+    def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers at these positions: int64 of the same (one-dimensional) shape. ValueError outside of [0, n)."""
+        return permute(check_below(self.n, positions), self.n, self._keys)
+
+    def inverse(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The positions of these numbers, as `__call__` gives the numbers at positions."""
+        return _walk(_decrypt, check_below(self.n, numbers), self.n, self._keys)
+
+
+def check_below(n: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`positions` as int64. ValueError unless all are from 0 to n - 1."""
+    positions = np.asarray(positions, np.int64)
+    if positions.size and not (positions.min() >= 0 and positions.max() < n):
+        raise ValueError(f"positions must be from 0 to {n - 1}")
+    return positions
+
+
+def permute(positions: NDArray[np.int64], n: int, keys: Sequence[Key]) -> NDArray[np.int64]:
+    """The numbers at these positions of the permutation of [0, n) that `keys` stand for, unchecked.
+
+    Where `keys` are arrays, each position has keys of its own, and so a permutation of its own.
+    """
+    return _walk(_encrypt, positions, n, keys)
+
+
+def divide(numbers: NDArray[Integer], divisor: Integer) -> tuple[NDArray[Integer], NDArray[Integer]]:
+    """np.divmod of numbers >= 0, four times as fast: numpy has a vectorised path for // by a scalar only."""
+    quotients = numbers // divisor
+    return quotients, numbers - quotients * divisor
+
+
+_Network = Callable[[NDArray[np.uint64], int, Sequence[Key]], NDArray[np.uint64]]
+
+
+def _walk(network: _Network, numbers: NDArray[np.int64], n: int, keys: Sequence[Key]) -> NDArray[np.int64]:
+    result = network(numbers.astype(np.uint64), n, keys)
+    while (outside := np.flatnonzero(result >= np.uint64(n))).size:
+        theirs = [key[outside] if isinstance(key, np.ndarray) else key for key in keys]
+        result[outside] = network(result[outside], n, theirs)
+    return result.astype(np.int64)
+
+
+def _radices(n: int) -> tuple[np.uint64, np.uint64]:
+    a = math.isqrt(n - 1) + 1
+    return np.uint64(a), np.uint64(-(-n // a))
+
+
+def _encrypt(numbers: NDArray[np.uint64], n: int, keys: Sequence[Key]) -> NDArray[np.uint64]:
+    a, b = _radices(n)
+    high, low = divide(numbers, b)  # high < a, low < b
+    for i in range(0, ROUNDS, 2):
+        high += _hash_below(low, keys[i], a)
+        high -= a * (high >= a)
+        low += _hash_below(high, keys[i + 1], b)
+        low -= b * (low >= b)
+    return high * b + low
+
+
+def _decrypt(numbers: NDArray[np.uint64], n: int, keys: Sequence[Key]) -> NDArray[np.uint64]:
+    a, b = _radices(n)
+    high, low = divide(numbers, b)
+    for i in reversed(range(0, ROUNDS, 2)):
+        low += b - _hash_below(high, keys[i + 1], b)
+        low -= b * (low >= b)
+        high += a - _hash_below(low, keys[i], a)
+        high -= a * (high >= a)
+    return high * b + low
+
+
+def _hash_below(digits: NDArray[np.uint64], key: Key, radix: np.uint64) -> NDArray[np.uint64]:
+    """A hash of each digit, below `radix` <= 2**31 + 1: splitmix64's finaliser, then Lemire's multiply-and-shift."""
+    mixed = scramble(digits + key)
+    mixed >>= _SHIFT_HIGH
+    mixed *= radix
+    mixed >>= _SHIFT_HIGH
+    return mixed

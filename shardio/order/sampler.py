@@ -1,0 +1,102 @@
+"""Which samples come when: (order, epoch, rank, world_size, batch_size) -> index batches.
+
+Pure arithmetic; no data is touched. Step s of an epoch is the positions [s * G, (s + 1) * G) of the epoch's order, with
+G = batch_size * world_size, and each rank takes its fixed part of them. So the samples of a step are the same for every
+way of splitting one G over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order.orders import Order
+
+Tail = Literal["drop", "pad", "short"]
+
+# Positions permuted at once: the cost of a numpy call is spread over so many, and the arrays stay in the L2 cache.
+_CHUNK = 1 << 15
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """One rank's part of each batch of an order. Immutable; any number of threads may use one.
+
+    `tail` is what becomes of a last global batch of fewer than batch_size * world_size samples. Every rank has the same
+    number of batches in each case:
+    "drop" leaves it out, "pad" fills it from the beginning of the epoch's order, and "short" splits what there is as
+    evenly as can be, so that each sample comes exactly once; a rank's last batch may then be smaller, even empty.
+
+    With `start` the epoch goes on from there: the first `start` positions of its order were read before, by any number
+    of ranks with any batch size. Steps count from `start`.
+    """
+
+    order: Order
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    tail: Tail = "drop"
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1; found {self.batch_size}")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank must be from 0 to world_size - 1; found {self.rank} of {self.world_size}")
+        if self.tail not in get_args(Tail):
+            raise ValueError(f"tail must be one of {', '.join(get_args(Tail))}; found {self.tail!r}")
+        if not 0 <= self.start <= self.num_samples:
+            raise ValueError(f"start must be from 0 to {self.num_samples}; found {self.start}")
+
+    @property
+    def num_samples(self) -> int:
+        """Positions of a whole epoch, of all ranks together."""
+        return self.order.num_samples
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.batch_size * self.world_size
+
+    @property
+    def num_batches(self) -> int:
+        """Batches from `start` to the end of the epoch, the same on every rank."""
+        full, rest = divmod(self.num_samples - self.start, self.global_batch_size)
+        return full if self.tail == "drop" or not rest else full + 1
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """The positions [start, stop) that this rank reads at `step`; with "pad", those from num_samples on wrap."""
+        if not 0 <= step < self.num_batches:
+            raise IndexError(f"step must be from 0 to {self.num_batches - 1}; found {step}")
+        first = self.start + step * self.global_batch_size
+        size = self.global_batch_size
+        if self.tail == "short":
+            size = min(size, self.num_samples - first)
+        return first + size * self.rank // self.world_size, first + size * (self.rank + 1) // self.world_size
+
+    def num_repeats(self, step: int) -> int:
+        """How many samples at the end of this rank's batch at `step` have come earlier in the same epoch: more than 0
+        only with "pad", at the last step."""
+        start, stop = self.bounds(step)
+        return max(0, stop - max(start, self.num_samples))
+
+    @property
+    def num_read(self) -> int:
+        """Samples in all batches of this rank, from `start` to the end of the epoch."""
+        if not self.num_batches:
+            return 0
+        start, stop = self.bounds(self.num_batches - 1)  # those before it are full
+        return (self.num_batches - 1) * self.batch_size + stop - start
+
+    def batches(self, epoch: int) -> Iterator[NDArray[np.int64]]:
+        """The sample indices (int64) of this rank's batches, from `start` to the end of the epoch."""
+        steps_at_once = max(1, _CHUNK // self.batch_size)
+        for chunk in range(0, self.num_batches, steps_at_once):
+            bounds = [self.bounds(step) for step in range(chunk, min(chunk + steps_at_once, self.num_batches))]
+            positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in bounds])
+            indices = self.order(epoch, positions % self.num_samples)
+            sizes = [stop - start for start, stop in bounds]
+            yield from np.split(indices, np.cumsum(sizes)[:-1])

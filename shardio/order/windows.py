@@ -1,0 +1,72 @@
+"""Which window of each sample is read: its place depends on (seed, epoch, sample) alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order.rng import make_keys, uniform
+
+CropAt = Literal["center", "random"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """One window of each of some samples, all of the same size. Sizes and places are in pixels."""
+
+    height: int
+    width: int
+    tops: NDArray[np.int64]
+    lefts: NDArray[np.int64]
+
+    def __getitem__(self, some: slice | NDArray[np.int64]) -> Windows:
+        """Those of some of the samples."""
+        return replace(self, tops=self.tops[some], lefts=self.lefts[some])
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Windows of `height` x `width` pixels from samples of `sample_shape`. Immutable; any thread may use one.
+
+    "center" is where torchvision's center_crop puts it, "random" anywhere inside, with the same probability: the same
+    window for the same seed, epoch and sample, whoever reads it.
+    """
+
+    height: int
+    width: int
+    at: CropAt
+    seed: int
+    sample_shape: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        if self.at not in get_args(CropAt):
+            raise ValueError(f"crop_at must be one of {', '.join(get_args(CropAt))}; found {self.at!r}")
+        height, width, _ = self.sample_shape
+        if not (0 < self.height <= height and 0 < self.width <= width):
+            raise ValueError(
+                f"crop must be from (1, 1) to {(height, width)}, the size of the samples; "
+                f"found {(self.height, self.width)}"
+            )
+
+    @property
+    def cropped_shape(self) -> tuple[int, int, int]:
+        return self.height, self.width, self.sample_shape[2]
+
+    def windows(self, epoch: int, indices: NDArray[np.int64]) -> Windows:
+        """Of the samples `indices` in this epoch."""
+        most_top, most_left = self.sample_shape[0] - self.height, self.sample_shape[1] - self.width
+        if self.at == "center":
+            # Rounded half to even, as torchvision does.
+            places = (round(most_top / 2), round(most_left / 2))
+            tops, lefts = (np.full(len(indices), place, np.int64) for place in places)
+            return Windows(self.height, self.width, tops, lefts)
+        keys = make_keys(b"shardio crop 1", self.seed, epoch, 2)
+        samples = indices.astype(np.uint64)
+        tops, lefts = (
+            (uniform(key, samples) * (most + 1)).astype(np.int64)
+            for key, most in zip(keys, (most_top, most_left), strict=True)
+        )
+        return Windows(self.height, self.width, tops, lefts)

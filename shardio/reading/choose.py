@@ -1,0 +1,126 @@
+"""Which reader suits which set on which machine: looked at, decided, and told why.
+
+The decision is a function of facts alone (`choose`), so that every case of it can be tested; `look_at` finds the facts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from shardio.format.layout import sample_nbytes
+from shardio.reading.readers import FileReader, MappedReader, Reader, direct_alignment
+from shardio.reading.shardset import ShardSet
+from shardio.system.machine import filesystem_kind, is_network, memory_left
+
+Io = Literal["auto", "mmap", "pread", "direct"]
+
+# Of the memory that is left, for the page cache: the rest is for what the job has yet to allocate.
+_SHARE_FOR_THE_SET = 0.75
+# What is announced to the kernel ahead of the batches that are due: enough to keep a fast disk busy between two steps.
+_READ_AHEAD_NBYTES = 256 << 20
+_READ_AHEAD_BATCHES = 8
+_SHARE_FOR_READ_AHEAD = 0.25
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choice rests on. None is: unknown."""
+
+    filesystem: str
+    """Its kind, as mount(8) names it; "" if unknown."""
+    nbytes: int
+    """That are to be read: of the set, each sample once."""
+    resident_share: float | None
+    """Which share of the set is in the page cache."""
+    memory_left: int | None
+    """See machine.memory_left."""
+    direct_alignment: int | None
+    """What O_DIRECT demands; None where it does not work."""
+
+
+class Choice(NamedTuple):
+    engine: Literal["mmap", "pread", "direct"]
+    drop_behind: bool
+    reason: str
+
+
+def choose(facts: Facts) -> Choice:
+    """The engine for io="auto"."""
+    size = f"the set's {_gigabytes(facts.nbytes)}"
+    fits = facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
+    room = "" if facts.memory_left is None else f" the {_gigabytes(facts.memory_left)} of memory that are left"
+    if is_network(facts.filesystem):
+        reason = f"{facts.filesystem} is a network filesystem: many reads at a time, each tried again if it fails"
+        if fits:
+            return Choice("pread", False, reason)
+        return Choice("pread", True, f"{reason}; {size} do not fit in{room}, so nothing is kept in the page cache")
+    if facts.resident_share == 1.0:
+        return Choice("mmap", False, "the set is in the page cache")
+    if fits:
+        return Choice(
+            "mmap", False, f"{size} fit in{room}" if room else f"how much memory is left for {size} is unknown"
+        )
+    if facts.direct_alignment is not None:
+        return Choice("direct", False, f"{size} do not fit in{room}")
+    return Choice(
+        "pread", True, f"{size} do not fit in{room}, and O_DIRECT does not work on {_named(facts.filesystem)}"
+    )
+
+
+def look_at(shards: ShardSet, num_samples: int) -> Facts:
+    """The facts about a set of which so many samples are to be read."""
+    kind = filesystem_kind(shards.path)
+    return Facts(
+        filesystem=kind,
+        nbytes=num_samples * sample_nbytes(shards.sample_shape),
+        # A mapping on a network filesystem is better not even looked at.
+        resident_share=None if is_network(kind) else shards.resident_share(),
+        memory_left=memory_left(),
+        direct_alignment=direct_alignment(_first_shard(shards)),
+    )
+
+
+def check_io(io: str) -> None:
+    """ValueError unless it is one of Io."""
+    if io not in get_args(Io):
+        raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
+
+
+def make_reader(shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
+    """The reader that `io` asks for, and why it is this one. ValueError if it cannot work here."""
+    check_io(io)
+    if io == "auto":
+        facts = look_at(shards, num_samples)
+        choice, alignment = choose(facts), facts.direct_alignment
+    else:
+        choice = Choice(io, False, f"asked for by io={io!r}")
+        alignment = direct_alignment(_first_shard(shards)) if io == "direct" else None
+    if choice.engine == "mmap":
+        return MappedReader(shards), choice.reason
+    if choice.engine == "pread":
+        return FileReader(shards, drop_behind=choice.drop_behind), choice.reason
+    if alignment is None:
+        kind = _named(filesystem_kind(shards.path))
+        raise ValueError(f'{shards.path}: O_DIRECT does not work on {kind}: use io="auto", "mmap" or "pread"')
+    return FileReader(shards, alignment=alignment), choice.reason
+
+
+def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
+    """How many batches to announce beyond those under way, with so much memory left."""
+    room = _READ_AHEAD_NBYTES if left is None else min(_READ_AHEAD_NBYTES, int(_SHARE_FOR_READ_AHEAD * left))
+    return min(_READ_AHEAD_BATCHES, room // max(1, batch_nbytes))
+
+
+def _first_shard(shards: ShardSet) -> Path:
+    return shards.path / shards.manifest.splits[shards.split].shards[0].file
+
+
+def _named(kind: str) -> str:
+    return kind or "this filesystem"
+
+
+def _gigabytes(nbytes: int) -> str:
+    count = nbytes / 1e9
+    return f"{count:,.0f} GB" if count >= 1000 else f"{count:.3g} GB"

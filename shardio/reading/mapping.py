@@ -1,0 +1,170 @@
+"""Many shards mapped as one matrix with a sample in each row, so that one np.take gathers from all of them.
+
+Address space for all shards is reserved first, without memory behind it. Each shard is then mapped into its place;
+places are so far apart that the samples of every shard fall on whole rows, counted from the first sample of the first
+shard. The rows between shards belong to nothing: touching them ends the process, so the matrix stays private to
+ShardSet, which translates checked sample indices into rows.
+
+No descriptor stays open, however many shards there are (Python's own mmap keeps one for each).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.format.layout import HEADER_NBYTES
+
+_PROT_NONE = 0
+_MAP_FIXED = 0x10  # Linux, macOS and the BSDs agree
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+_MADV_RANDOM = 1  # Linux, macOS and the BSDs agree on these two
+_MADV_WILLNEED = 3
+_PROCESS_MADVISE = 440  # alike on every architecture of Linux but Alpha
+_MOST_SPANS = 1024  # of one call: UIO_MAXIOV
+# These keep the GIL. Each of many short calls that gave it up would wait 5 ms for it beside a busy Python thread.
+_quick = ctypes.PyDLL(None, use_errno=True)
+_quick.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_LINUX = sys.platform == "linux"
+if _LINUX:
+    _quick.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    _libc.syscall.restype = ctypes.c_long
+    _libc.syscall.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, *[ctypes.c_long] * 3]
+
+
+def _mmap(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int) -> int:
+    if nbytes > sys.maxsize:  # ctypes would cut the number to 64 bits and get something else
+        raise OSError(errno.ENOMEM, f"cannot map {nbytes} bytes: {os.strerror(errno.ENOMEM)}")
+    result = _libc.mmap(address, nbytes, protection, flags, descriptor, 0)
+    if result == _MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
+    return int(result)
+
+
+class RowMapping:
+    """Files of `num_rows[k]` rows of `row_nbytes` behind a header each, as one read-only matrix.
+
+    `rows` is the matrix, uint8, and `first_rows[k]` the row in it where file k begins: valid once `place` was called
+    for every file. The mapping lives as long as any array over it. OSError if the kernel refuses.
+    """
+
+    def __init__(self, num_rows: Sequence[int], row_nbytes: int) -> None:
+        # A place begins on a page and on a row.
+        grain = math.lcm(mmap.ALLOCATIONGRANULARITY, row_nbytes)
+        self._nbytes = [HEADER_NBYTES + count * row_nbytes for count in num_rows]
+        self._places = [0, *accumulate(-(-nbytes // grain) * grain for nbytes in self._nbytes)]
+        self.first_rows = [place // row_nbytes for place in self._places[:-1]]
+        self._region = _Region(self._places[-1])
+        self.rows = self._region.as_rows(HEADER_NBYTES, self.first_rows[-1] + num_rows[-1], row_nbytes)
+
+    def place(self, number: int, descriptor: int) -> None:
+        """Map file `number`, whose size and header were checked on this descriptor; it may be closed afterwards."""
+        address = self._region.address + self._places[number]
+        _mmap(address, self._nbytes[number], mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+
+
+def advise_random(rows: NDArray[np.uint8]) -> None:
+    """Tell the kernel that rows are read in no order: it then reads what is touched, and nothing around it.
+
+    Advice is never an error: a kernel that knows better goes on as it would.
+    """
+    start = rows.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    _quick.madvise(start, rows.ctypes.data + rows.nbytes - start, _MADV_RANDOM)
+
+
+def will_need(
+    rows: NDArray[np.uint8], numbers: NDArray[np.int64], starts: NDArray[np.int64] | int = 0, nbytes: int | None = None
+) -> None:
+    """Have the kernel begin to read these rows of a RowMapping into the page cache, or `nbytes` of each from its byte
+    `starts` on. Does not wait for what it reads."""
+    first, last = _pages_of(rows, numbers, starts, nbytes)
+    spans = np.empty((len(numbers), 2), np.uint64)  # iovecs
+    spans[:, 0] = first * mmap.PAGESIZE
+    spans[:, 1] = (last + 1 - first) * mmap.PAGESIZE
+    for start in range(0, len(spans), _MOST_SPANS):
+        some = spans[start : start + _MOST_SPANS]
+        if not _will_need_at_once(some):
+            for address, nbytes in some.tolist():
+                _quick.madvise(address, nbytes, _MADV_WILLNEED)
+
+
+def _will_need_at_once(spans: NDArray[np.uint64]) -> bool:
+    """One call for all, which gives up the GIL once. Before Linux 6.13 it is for privileged processes only."""
+    try:
+        process = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):  # not Linux, or no descriptor left
+        return False
+    try:
+        wanted = int(spans[:, 1].sum())
+        advice = (spans.ctypes.data, len(spans), _MADV_WILLNEED, 0)
+        return bool(_libc.syscall(_PROCESS_MADVISE, process, *advice) == wanted)
+    finally:
+        os.close(process)
+
+
+def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:
+    """Which share of these rows of a RowMapping is in the page cache, told by the middle page of each (Linux).
+
+    Of a file that is neither ours nor writable for us the kernel says that all of it is.
+    """
+    first, last = _pages_of(rows, numbers)
+    answer = ctypes.c_ubyte()
+    where = ctypes.byref(answer)
+    found = 0
+    for page in ((first + last) // 2).tolist():
+        _quick.mincore(page * mmap.PAGESIZE, 1, where)
+        found += answer.value & 1
+    return found / len(numbers)
+
+
+def _pages_of(
+    rows: NDArray[np.uint8], numbers: NDArray[np.int64], starts: NDArray[np.int64] | int = 0, nbytes: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers, counted from address 0, of the first and the last page of each row, or of `nbytes` of it."""
+    first = rows.ctypes.data + numbers * rows.shape[1] + starts
+    last = first + (rows.shape[1] if nbytes is None else nbytes) - 1
+    return first // mmap.PAGESIZE, last // mmap.PAGESIZE
+
+
+class _Region:
+    """Reserved addresses, given back when the last array over them is gone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.address = _mmap(None, nbytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+        weakref.finalize(self, _libc.munmap, self.address, nbytes).atexit = False
+        self.__array_interface__: dict[str, Any] = {}
+
+    def as_rows(self, start: int, num_rows: int, row_nbytes: int) -> NDArray[np.uint8]:
+        """A read-only matrix over the region, from byte `start` on. NumPy keeps the region alive with it."""
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (self.address + start, True),
+            "shape": (num_rows, row_nbytes),
+            "typestr": "|u1",
+        }
+        return np.asarray(self)

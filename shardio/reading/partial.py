@@ -1,0 +1,205 @@
+"""A split of a set that is read while it is copied into a cache: from the copy what is there, and the rest from afar.
+
+Shards are mapped as they come. Nobody tells that they have come, as another process may be the one that copies: a look
+at the folder of the copy does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import FormatError
+from shardio.format.layout import MANIFEST_NAME
+from shardio.format.manifest import FileEntry, Manifest
+from shardio.order.windows import Windows
+from shardio.reading.readers import ReadCounts, Tally
+from shardio.reading.shardset import Sample, ShardSet, open_shards, position_of
+from shardio.sets.storage import FolderStorage, Storage
+from shardio.system.eager import eager
+from shardio.system.files import OpenFile, write_all
+
+# Between two looks for shards that have come.
+_LOOK_SECONDS = 1.0
+_PIECE_NBYTES = 8 << 20
+
+
+class Copy(Protocol):
+    """Where files of the set appear, each of them whole."""
+
+    path: Path
+
+    def has(self, entry: FileEntry) -> bool: ...
+
+
+class StagedSet(ShardSet):
+    """The ShardSet that `copy` will be: until a shard is there, its samples are read from `storage`.
+
+    It can be used as any other, by any number of threads; `path` is that of the copy. What the storage does not give is
+    an OSError that names it. If the index is not in the copy, it is fetched, and checked, when the set is opened.
+    """
+
+    def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Copy) -> None:
+        self._storage = storage
+        self._copy = copy
+        self._looked_at = float("-inf")
+        super().__init__(copy.path, manifest, split)
+
+    def _map_shards(self) -> None:
+        self._is_away = np.ones(len(self._split.shards), bool)
+        self.look()
+
+    def look(self) -> bool:
+        """Map the shards that have come since the last look; whether all are there."""
+        self._looked_at = time.monotonic()
+        for number in np.flatnonzero(self._is_away).tolist():
+            if self._copy.has(self._split.shards[number]):
+                try:
+                    # Another thread may do the same: then one mapping of the file takes the place of an equal one.
+                    self._map_shard(number)
+                except FormatError:  # it is damaged, or gone since, and will be copied again
+                    continue
+                self._is_away[number] = False
+        return not self._is_away.any()
+
+    @property
+    def num_away(self) -> int:
+        """Shards that were not in the copy at the last look."""
+        return int(self._is_away.sum())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As of any ShardSet; until the copy is whole, the source is opened anew."""
+        if self.look() and os.path.lexists(self.path / MANIFEST_NAME):
+            return super().__reduce__()
+        if isinstance(self._storage, FolderStorage):
+            return partial(open_shards, digest=self.digest), (self._storage.name, self.split)
+        raise TypeError(
+            f"a set that is being copied from {self._storage.name} cannot be pickled or copied: wait until the copy is "
+            "whole, or open it in the process that uses it"
+        )
+
+    def _open_index(self) -> OpenFile:
+        entry = self._split.index
+        if self._copy.has(entry):
+            with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
+                return super()._open_index()
+        with tempfile.TemporaryFile() as file:
+            sha256 = hashlib.sha256()
+            for start in range(0, entry.nbytes, _PIECE_NBYTES):
+                piece = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes - start)))
+                self._storage.read_into(entry, start, piece)
+                sha256.update(piece)
+                write_all(file.fileno(), piece)
+            if sha256.hexdigest() != entry.sha256:
+                raise FormatError(
+                    f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {sha256.hexdigest()}; "
+                    "`shardio verify` tells what else is damaged"
+                )
+            (copy,) = map(OpenFile, map(os.dup, (file.fileno(),)))  # as `open_file` does it
+            return copy
+
+    def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        away: NDArray[np.bool_] = self._is_away[self.locate(indices)[0]]
+        return away
+
+    @property
+    def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
+        """As those of any ShardSet. FormatError while a shard is not in the copy."""
+        if not self.look():
+            missing = self._split.shards[int(np.argmax(self._is_away))].file
+            raise FormatError(f"{self.path / missing}: expected a shard that was copied, found none yet")
+        return super().shard_arrays
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    @eager
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = np.array([position_of(index, len(self))])
+        if not self._away_of(position)[0]:
+            return super().__getitem__(index)
+        pixels = np.empty((1, *self.sample_shape), np.uint8)
+        self.gather(position, pixels)
+        pixels.flags.writeable = False
+        return Sample(pixels[0], int(self.index["label"][position[0]]))
+
+    @eager
+    def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        """As ShardSet.gather. What is away is read sample by sample, one after the other: threads make it many."""
+        indices = self.check_request(indices, out, windows)
+        away = self._away_of(indices)
+        if away.any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:
+            self.look()
+            away = self._away_of(indices)
+        if not away.any():
+            super().gather(indices, out, windows)
+            return
+        here = np.flatnonzero(~away)
+        pixels = np.empty((len(here), *out.shape[1:]), np.uint8)
+        super().gather(indices[here], pixels, None if windows is None else windows[here])
+        for row, image in zip(here.tolist(), pixels, strict=True):
+            out[row] = image
+        for row in np.flatnonzero(away).tolist():
+            window = None if windows is None else windows[row : row + 1]
+            _fetch(self, self._storage, int(indices[row]), out[row], window)
+
+
+class StorageReader:
+    """Reads samples of `shards`, one after the other, from the storage, whatever is mapped. Thread safe."""
+
+    name = "storage"
+    num_threads = 16  # who wait for a server that answers many requests at a time, and each of them late
+
+    def __init__(self, shards: ShardSet, storage: Storage) -> None:
+        self._shards = shards
+        self._storage = storage
+        self._tally = Tally()
+        self.labels_of = shards.labels_of
+        self.column_of = shards.column_of
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        indices = self._shards.check_request(indices, out, windows)
+        for row, index in enumerate(indices.tolist()):
+            _fetch(self._shards, self._storage, index, out[row], None if windows is None else windows[row : row + 1])
+        self._tally.add(out.nbytes)
+
+    def reads_ahead(self) -> bool:
+        return False
+
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+        """Nothing: the threads have requests under way all the time."""
+
+    def counts(self) -> ReadCounts:
+        return self._tally.counts()
+
+    def close(self) -> None:
+        """Nothing to give back: the storage is somebody else's."""
+
+
+def _fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
+    """Read one sample, or of its window's lines, from the storage."""
+    (shard,), (offset,) = (found.tolist() for found in shards.locate(np.array([index])))
+    entry = shards.manifest.splits[shards.split].shards[shard]
+    try:
+        if window is None:
+            storage.read_into(entry, offset, image.data.cast("B"))
+            return
+        _, width, channels = shards.sample_shape
+        lines = np.empty((window.height, width, channels), np.uint8)
+        storage.read_into(entry, offset + int(window.tops[0]) * width * channels, lines.data.cast("B"))
+    except OSError as error:
+        raise OSError(error.errno, f"sample {index}: {error.strerror}", error.filename) from None
+    left = int(window.lefts[0])
+    np.copyto(image, lines[:, left : left + window.width])

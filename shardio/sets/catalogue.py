@@ -1,0 +1,163 @@
+"""Which shard sets there are below some roots, folders or URLs, by their manifests and the sizes of their files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, TypeVar
+
+from shardio.errors import FormatError, SetNotFoundError
+from shardio.format.layout import WORK_FOLDER, SampleShape
+from shardio.sets.leftovers import LeftOver, find_left_overs
+from shardio.sets.names import is_url, join_place, without_credentials
+from shardio.sets.remote import RemoteStorage
+from shardio.sets.storage import FolderStorage
+
+# Reading a manifest is waiting for a server, mostly.
+_NUM_THREADS = 16
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+State = Literal["published", "damaged", "unfinished", "unreadable"]
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """A set in a root. What its manifest says is empty or 0 if there is none that can be read."""
+
+    name: str
+    path: str
+    """For people to read: without the credentials of a URL."""
+    state: State
+    """"damaged": the manifest is not one, or a file is missing or has another size than the manifest says.
+
+    "unfinished": a conversion without a manifest yet. An object store has none of these.
+    """
+    reason: str = ""
+    """Why it is damaged or unreadable."""
+    digest: str = ""
+    sample_shape: SampleShape | tuple[()] = ()
+    num_samples: Mapping[str, int] = field(default_factory=dict)
+    """Of each split."""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Listing:
+    root: str
+    sets: tuple[CatalogueEntry, ...]
+    """By name."""
+    problem: str = ""
+    """Why the root could not be looked into."""
+    left_overs: tuple[LeftOver, ...] = ()
+    """What publishers have not finished here, or were killed at. An object store has none."""
+
+
+def list_sets(roots: Sequence[str]) -> list[Listing]:
+    """The sets that are children of these folders and URLs. What cannot be read is told of, and hides nothing else."""
+    names = _map(_children, roots)
+    left_overs = _map(_left_overs, roots)
+    children = [(root, () if isinstance(found, str) else found) for root, found in zip(roots, names, strict=True)]
+    silent: set[str] = set()
+    each = [(root, name) for root, found in children for name in found]
+    entries = iter(_map(lambda child: _look_at(*child, silent), each))
+    return [
+        Listing(
+            root=without_credentials(root) if is_url(root) else root,
+            sets=tuple(entry for entry in islice(entries, len(in_root)) if entry is not None),
+            problem=found if isinstance(found, str) else "",
+            left_overs=left,
+        )
+        for (root, in_root), found, left in zip(children, names, left_overs, strict=True)
+    ]
+
+
+def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
+    """What `call` gives of each, in threads that wait for servers, and for which neither Ctrl-C nor the end of the
+    process has to wait, unlike for an executor's."""
+    left = deque(enumerate(arguments))
+    results: queue.SimpleQueue[tuple[int, B] | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                number, argument = left.popleft()
+                try:
+                    results.put((number, call(argument)))
+                except BaseException as error:
+                    results.put(error)
+
+    threads = [
+        threading.Thread(target=work, name=f"shardio-list-{number}", daemon=True)
+        for number in range(min(_NUM_THREADS, len(arguments)))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        found: dict[int, B] = {}
+        while len(found) < len(arguments):
+            result = results.get()
+            if isinstance(result, BaseException):
+                raise result
+            found[result[0]] = result[1]
+    finally:
+        left.clear()
+    for thread in threads:
+        thread.join()
+    return [found[number] for number in range(len(arguments))]
+
+
+def _children(root: str) -> list[str] | str:
+    """The names of the folders in a root, or why they are not to be had."""
+    try:
+        if is_url(root):
+            return RemoteStorage(root).list_folders()
+        with os.scandir(root) as entries:
+            # Hidden ones are the temporary folders of publishers.
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _left_overs(root: str) -> tuple[LeftOver, ...]:
+    if is_url(root):
+        return ()
+    try:
+        return tuple(find_left_overs(root))
+    except OSError:  # which `_children` tells
+        return ()
+
+
+def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
+    """None if it is no set. `silent` are the roots whose servers did not answer within the time limit."""
+    place = join_place(root, name)
+    path = without_credentials(place) if is_url(place) else place
+    if root in silent:
+        return CatalogueEntry(name, path, "unreadable", "not asked for: the server did not answer for others in time")
+    try:
+        storage = RemoteStorage(place) if is_url(place) else FolderStorage(place)
+        manifest = storage.load_manifest()
+        fault = storage.find_fault(manifest)
+    except SetNotFoundError:
+        if not is_url(place) and os.path.isdir(os.path.join(place, WORK_FOLDER)):
+            return CatalogueEntry(name, path, "unfinished")
+        return None
+    except FormatError as error:
+        return CatalogueEntry(name, path, "damaged", str(error))
+    except OSError as error:
+        if error.errno == errno.ETIMEDOUT:
+            silent.add(root)
+        return CatalogueEntry(name, path, "unreadable", str(error))
+    state: State = "damaged" if fault else "published"
+    num_samples = {split: content.num_samples for split, content in manifest.splits.items()}
+    return CatalogueEntry(
+        name, path, state, fault, manifest.digest, manifest.sample_shape, num_samples, manifest.nbytes
+    )

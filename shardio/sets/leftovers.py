@@ -1,0 +1,90 @@
+"""What publishers leave in a root when they are killed or lose their power: a temporary folder, and its lock beside it.
+
+A publisher makes the lock, a temporary file, before the folder, and removes it after the folder has its name or is
+gone: a folder without a lock is nobody's. The lock ends with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardio.errors import FormatError
+from shardio.system.files import is_abandoned, open_untrusted, try_lock
+
+FOLDER_SUFFIX = ".d"
+# A lock, as AtomicFile names it, or its folder. Others may have temporary files of their own in a root.
+_TEMPORARY = re.compile(r"(\..+\.[0-9a-f]{8}-[0-9a-f]{16}\.tmp)(?:\.d)?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """A temporary folder and its lock, or one of them."""
+
+    path: str
+    nbytes: int
+    abandoned: bool
+    """Whether it is of no use to any process. If not, a process writes there, or one of another machine may."""
+
+
+def folder_of(lock: Path) -> Path:
+    return lock.with_name(lock.name + FOLDER_SUFFIX)
+
+
+def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
+    """What is there, by name, the work of living publishers among it. Nothing is changed. OSError as of os.listdir."""
+    found = []
+    for lock in _locks(Path(root)):
+        folder, abandoned = folder_of(lock), False
+        try:
+            with _alone_with(lock, os.O_RDONLY, fcntl.LOCK_SH) as abandoned:
+                pass
+        except (OSError, FormatError):  # another user's and not readable, gone by now, or no lock
+            pass
+        nbytes = 0
+        for path in (lock, *folder.glob("*")):
+            with contextlib.suppress(OSError):
+                nbytes += path.lstat().st_size
+        if there := [path for path in (folder, lock) if os.path.lexists(path)]:
+            found.append(LeftOver(str(there[0]), nbytes, abandoned))
+    return found
+
+
+def sweep_left_overs(root: Path) -> None:
+    """Remove what is abandoned, as far as permissions allow."""
+    for lock in _locks(root):
+        with contextlib.suppress(OSError, FormatError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
+            if abandoned:
+                shutil.rmtree(folder_of(lock), ignore_errors=True)
+                lock.unlink(missing_ok=True)
+
+
+def _locks(root: Path) -> list[Path]:
+    return [
+        root / name for name in sorted({match[1] for match in map(_TEMPORARY.fullmatch, os.listdir(root)) if match})
+    ]
+
+
+@contextlib.contextmanager
+def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
+    """Whether it is abandoned; then its lock is held in the block, if there is one, and locks work here.
+
+    OSError, such as PermissionError, if that cannot be known.
+    """
+    locked: bool | None = True
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError):
+            file = stack.enter_context(open_untrusted(lock, access))
+            locked = try_lock(file.fileno(), operation)
+        if locked is False:
+            yield False
+            return
+        folder = folder_of(lock)
+        written = [path.stat().st_mtime for path in (lock, folder, *folder.glob("*")) if os.path.lexists(path)]
+        yield is_abandoned(lock.name, max(written, default=0), locked=bool(locked))

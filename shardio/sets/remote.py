@@ -1,0 +1,355 @@
+"""A published set in an object store or on a web server: whatever a URL names for which fsspec has a filesystem.
+
+Ranges of files are asked for, and what came is measured, since not everything on the way tells when it gives less. What
+may pass is asked for again, after waits that grow. Users, passwords and signatures that a URL holds are in no message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from shardio.errors import FormatError, SetNotFoundError, printable
+from shardio.format.layout import MANIFEST_NAME
+from shardio.format.manifest import FileEntry, Manifest, check_digest, check_manifest_nbytes, parse_manifest
+from shardio.sets.names import join_place, without_credentials, without_credentials_in
+
+# A throttled or restarting server is back within a minute, or something is wrong with it.
+_PATIENCE_SECONDS = 60.0
+_FIRST_WAIT_SECONDS = 0.1
+_LONGEST_WAIT_SECONDS = 8.0
+# For all of a manifest or a listing, other attempts included. People look what is wrong before they wait for longer.
+SMALL_FILE_SECONDS = 60.0
+# Indexes and shards may be long in coming, but no piece of one.
+_SILENCE_SECONDS = 60.0
+# Between two looks whether a request is still wanted.
+_LOOK_SECONDS = 0.1
+# More in one request would be in memory twice while it is copied, and be lost as a whole when a connection is cut.
+_REQUEST_NBYTES = 32 << 20
+# Ranks and nodes that failed together must not come again together. Not the generator that a job may have seeded.
+_JITTER = random.SystemRandom()
+
+# Another attempt would end the same way. Other errors of these kinds may pass: not all that fails has a number.
+_FINAL_ERRNOS = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR),
+    *(errno.EINVAL, errno.ENOSYS, errno.ENAMETOOLONG),
+}
+_FINAL_ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
+# Of HTTP: the request came too slowly, too early, or too soon after others.
+_PASSING_STATUSES = (408, 425, 429)
+# Of a server that is away or fails. Not EIO, which says that these very bytes are lost.
+_SERVER_FAILED = errno.EHOSTUNREACH
+_ERRNO_OF_STATUS = {
+    **dict.fromkeys((401, 403, 407), errno.EACCES),
+    **dict.fromkeys((404, 410), errno.ENOENT),
+    416: errno.EINVAL,
+}
+_HINTS = {
+    errno.EACCES: (
+        ". Are the credentials there, and do they allow reading? To those who may not list it, an object store says "
+        "the same of what does not exist"
+    ),
+}
+
+T = TypeVar("T")
+
+# By process, scheme, and host or bucket. The connections of a filesystem belong to a thread, which no fork takes along;
+# those of a parent are kept, as they could be closed in that thread only.
+_filesystems: dict[tuple[int, str, str], Any] = {}
+
+
+class RemoteStorage:
+    """A set that a URL names: a `shardio.sets.storage.Storage`. Thread safe, picklable, and usable after a fork.
+
+    How to reach it (endpoint, credentials, proxy) is said as fsspec and its filesystems have it: in the environment
+    (AWS_PROFILE, AWS_ENDPOINT_URL, FSSPEC_S3_ANON, ...) or in their configuration files.
+
+    SetNotFoundError if a package is missing that it takes, ValueError if fsspec does not know the scheme.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.name = without_credentials(url)
+        self._url = url
+        self._closed = False
+        # A web server may send the whole file whatever range it is asked for. Object stores do not.
+        self._gives_ranges = not url.lower().startswith(("http://", "https://"))
+        _filesystem(url)
+
+    def load_manifest(self, digest: str | None = None) -> Manifest:
+        path = join_place(self.name, MANIFEST_NAME)
+        deadline = time.monotonic() + SMALL_FILE_SECONDS
+        try:
+            nbytes = self._size_of(MANIFEST_NAME, deadline)
+            check_manifest_nbytes(path, nbytes)
+            data = bytearray(nbytes)
+            self._read_into(MANIFEST_NAME, 0, memoryview(data), deadline)
+        except FileNotFoundError:
+            raise SetNotFoundError(f"{path}: not found: no shard set is published there") from None
+        try:
+            manifest = parse_manifest(bytes(data))
+            check_digest(manifest, digest)
+            return manifest
+        except FormatError as error:
+            raise FormatError(f"{path}: {error}") from None
+
+    def is_published(self) -> bool:
+        """Whether there is a manifest. OSError if that cannot be known."""
+        try:
+            self._size_of(MANIFEST_NAME)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def path_of(self, entry: FileEntry) -> str:
+        return join_place(self.name, entry.file)
+
+    def check(self, entry: FileEntry) -> None:
+        try:
+            nbytes = self._size_of(entry.file)
+        except FileNotFoundError:
+            raise self._missing(entry) from None
+        if nbytes != entry.nbytes:
+            raise self._cut(entry, nbytes)
+
+    def find_fault(self, manifest: Manifest) -> str:
+        """As `Storage.find_fault`."""
+        if self._url.lower().startswith(("http://", "https://")):
+            return ""
+        try:
+            listed = self._list()
+        except PermissionError:  # a store may let its files be read and not be listed
+            return ""
+        sizes: dict[str, Any] = {str(item["name"]).rpartition("/")[2]: item.get("size") for item in listed}
+        for entry in manifest.files:
+            if entry.file not in sizes:
+                return str(self._missing(entry))
+            if (nbytes := sizes[entry.file]) not in (None, entry.nbytes):
+                return str(self._cut(entry, nbytes))
+        return ""
+
+    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        """As `Storage.read_into`. That a server sends the bytes from `offset` on and not others is not known here:
+        sha256 and crc32 tell."""
+        try:
+            if buffer and not self._gives_ranges:
+                # Before it fills the memory with whole shards.
+                self._read_into(MANIFEST_NAME, 1, memoryview(bytearray(1)))
+                self._gives_ranges = True
+            self._read_into(entry.file, offset, buffer)
+        except FileNotFoundError:
+            raise self._missing(entry) from None
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # for some servers, a range that is not in the file is one
+                self.check(entry)
+            raise
+
+    def close(self) -> None:
+        """Have requests under way, and what waits to try again, give up. Connections are those of the process, for all
+        sets of the same host."""
+        self._closed = True
+
+    def list_folders(self) -> list[str]:
+        """The names of what is below the URL as folders are below a folder, in order. Errors are OSErrors."""
+        places = [str(item["name"]) for item in self._list() if item.get("type") == "directory"]
+        return sorted({place.rstrip("/").rpartition("/")[2] for place in places} - {""})
+
+    def _list(self) -> list[dict[str, Any]]:
+        """What fsspec says of everything directly below the URL."""
+        _filesystem(self._url).invalidate_cache()  # others publish
+        deadline = time.monotonic() + SMALL_FILE_SECONDS
+        listed: list[dict[str, Any]] = self._insist(
+            lambda: self._ask("ls", self._url, detail=True, deadline=deadline), self.name, "listing", deadline
+        )
+        return listed
+
+    def _missing(self, entry: FileEntry) -> FormatError:
+        return FormatError(f"{self.path_of(entry)}: expected a file of the shard set, found nothing")
+
+    def _cut(self, entry: FileEntry, nbytes: int) -> FormatError:
+        return FormatError(
+            f"{self.path_of(entry)}: expected {entry.nbytes} bytes, as the manifest says, found {nbytes}; copy the "
+            "file there again"
+        )
+
+    def _size_of(self, name: str, deadline: float | None = None) -> int:
+        """In bytes. FileNotFoundError if there is no such file."""
+        url = join_place(self._url, name)
+        by = time.monotonic() + SMALL_FILE_SECONDS if deadline is None else deadline
+
+        def look() -> int:
+            found = self._ask("info", url, deadline=by)
+            if found.get("type") == "directory":
+                raise FileNotFoundError(errno.ENOENT, "a folder")
+            if type(found.get("size")) is not int:
+                raise ValueError("the server does not say how large the file is")
+            size: int = found["size"]
+            return size
+
+        return self._insist(look, join_place(self.name, name), "looking for the file", by)
+
+    def _read_into(self, name: str, offset: int, buffer: memoryview, deadline: float | None = None) -> None:
+        path, url = join_place(self.name, name), join_place(self._url, name)
+        done = 0
+        while done < len(buffer):
+            start, nbytes = offset + done, min(len(buffer) - done, _REQUEST_NBYTES)
+            what = f"reading {nbytes:,} bytes at byte {start}"
+            data = self._insist(partial(self._read_some, name, url, start, nbytes, deadline), path, what, deadline)
+            buffer[done : done + len(data)] = data
+            done += len(data)
+
+    def _read_some(self, name: str, url: str, start: int, nbytes: int, deadline: float | None) -> bytes:
+        """At least one byte, and `nbytes` at most."""
+        data: bytes = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
+        if len(data) > nbytes:
+            raise ValueError(f"expected {nbytes:,} bytes, {len(data):,} came: this server sends no ranges of files")
+        if not data:
+            if (size := self._size_of(name, deadline)) <= start:
+                raise OSError(errno.EINVAL, f"the file ends at byte {size}")
+            raise OSError(_SERVER_FAILED, "no bytes came")
+        return data
+
+    def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
+        """What fsspec's filesystem gives. TimeoutError at `deadline` (of time.monotonic), OSError at `close`.
+
+        Then, and after a Ctrl-C, the request is cancelled, so that nothing waits for it at the end of the process. Only
+        of a filesystem that does not work by asyncio it is waited for, for as long as that one does.
+        """
+        filesystem = _filesystem(self._url)
+        if not getattr(filesystem, "async_impl", False):
+            return getattr(filesystem, method)(*arguments, **options)
+        coroutine = getattr(filesystem, f"_{method}")(*arguments, **options)
+        request = asyncio.run_coroutine_threadsafe(coroutine, filesystem.loop)
+        try:
+            while not wait([request], _LOOK_SECONDS).done:
+                if self._closed:
+                    raise OSError(errno.ECANCELED, "closed while it was under way")
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"it did not come, or not all of it, within {SMALL_FILE_SECONDS:g} seconds")
+            return request.result()
+        finally:
+            request.cancel()
+
+    def _insist(self, call: Callable[[], T], path: str, what: str, deadline: float | None = None) -> T:
+        """What `call` gives. After a failure that may pass it is called again, for about a minute, or to the deadline.
+
+        Then an OSError that names `path` and what was found last; FileNotFoundError and the like where that is known.
+        """
+        end = min(time.monotonic() + _PATIENCE_SECONDS, deadline or math.inf)
+        attempts = 0
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                attempts += 1
+                number, may_pass = _judge(error)
+                pause = min(_FIRST_WAIT_SECONDS * 2.0 ** (attempts - 1), _LONGEST_WAIT_SECONDS)
+                pause *= _JITTER.uniform(0.5, 1.5)
+                if not may_pass or self._closed or time.monotonic() + pause > end:
+                    found = f"{self._describe(error)}{_HINTS.get(number, '')}"
+                    break
+            self._sleep(pause)
+        # Out of the `except` block: the error, whose text may hold a password, is no context of this one.
+        raise OSError(number, f"{what} failed (attempts: {attempts}): {found}", path)
+
+    def _sleep(self, seconds: float) -> None:
+        """Or until somebody closes this."""
+        end = time.monotonic() + seconds
+        while not self._closed and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
+
+    def _describe(self, error: BaseException) -> str:
+        error = _root(error)
+        text = "".join(str(error).splitlines()[:1])
+        parts = urlsplit(self._url)
+        for secret in (parts.query, parts.netloc.rpartition("@")[0]):
+            text = text.replace(secret, "...") if secret else text
+        return f"{type(error).__name__}: {printable(without_credentials_in(text)[:300])}"
+
+
+def _filesystem(url: str) -> Any:
+    """fsspec's filesystem for the URL: one for each process and host, for any number of threads."""
+    parts = urlsplit(url)
+    key = (os.getpid(), parts.scheme, parts.netloc)
+    if key not in _filesystems:
+        # Not fsspec's own instances: those may remember what others have listed. Of two threads, one's is dropped.
+        _filesystems.setdefault(key, _new_filesystem(url))
+    return _filesystems[key]
+
+
+def _new_filesystem(url: str) -> Any:
+    name = without_credentials(url)
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise SetNotFoundError(
+            f'{name}: expected fsspec to read a URL with, found none. Install it: pip install "shardio[remote]"'
+        ) from None
+    try:
+        filesystem = url_to_fs(url, skip_instance_cache=True)[0]
+        if urlsplit(url).scheme in ("http", "https"):
+            import aiohttp
+
+            # Its own limit is of five minutes for a whole request: too long for silence, too short for slow lines.
+            silence = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)
+            filesystem.client_kwargs = {"timeout": silence, **filesystem.client_kwargs}
+        return filesystem
+    except ImportError as error:
+        missing = next((cause.name for cause in _chain(error) if isinstance(cause, ImportError) and cause.name), None)
+        command = f"pip install {missing.partition('.')[0]}" if missing else str(error)
+        raise SetNotFoundError(
+            f"{name}: expected the package with which fsspec reads {urlsplit(url).scheme}://, found none. Install it: "
+            f"{command}"
+        ) from None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _root(error: BaseException) -> BaseException:
+    """What happened: while it looks for a file, fsspec's http calls everything "not found", and keeps the reason."""
+    while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The HTTP status in an error of any of the clients that filesystems use, or of which s3fs made an OSError."""
+    for cause in (error, error.__cause__ if isinstance(error, OSError) else None):
+        response = getattr(cause, "response", None)
+        metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+        # One after the other: some warn of names that they keep for old callers.
+        for name in ("status", "status_code", "code", "HTTPStatusCode"):
+            value = metadata.get(name) or getattr(cause, name, None)
+            if isinstance(value, int) and 400 <= value < 600:
+                return value
+    return None
+
+
+def _judge(error: BaseException) -> tuple[int, bool]:
+    """(errno, whether it may pass)."""
+    error = _root(error)
+    kind = type(error).__name__
+    number = (error.errno if isinstance(error, OSError) else None) or 0
+    if isinstance(error, TimeoutError) or "Timeout" in kind:
+        return errno.ETIMEDOUT, True  # S3 has status 400 for it
+    if isinstance(error, PermissionError) or "Credential" in kind:
+        return errno.EACCES, False
+    if (status := _status_of(error)) is not None:
+        return _ERRNO_OF_STATUS.get(status, _SERVER_FAILED), status >= 500 or status in _PASSING_STATUSES
+    if isinstance(error, FileNotFoundError):
+        return errno.ENOENT, False
+    return (_SERVER_FAILED if number <= 0 or number == errno.EIO else number), not (
+        isinstance(error, _FINAL_ERRORS) or number in _FINAL_ERRNOS
+    )

@@ -1,0 +1,298 @@
+/* Copying scattered rows, or a window of each, into one block: what shardio/reading/rowcopy.py says, at the rate of memory.
+
+   memcpy stores through the caches, which first reads every destination line from memory. A batch is larger than the
+   caches and is read again much later, by a copy to the GPU or by another core; non-temporal stores write it straight
+   to memory. Loads are prefetched by hand, because the hardware's prefetcher stops at every page
+   and knows nothing of the next row. What costs most with many gigabytes in pages of 4 KiB is finding the pages: a walk
+   through page tables that are in no cache. A prefetch walks too, so every page of the next row is touched by one.
+
+   Rows may lie in a mapped file. A page that the storage cannot give, or that was cut off the file, is a SIGBUS, which
+   would end the process: in the middle of a copy it ends the copy instead, and the caller learns at which row. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
+#define HAVE_X86 1
+#include <immintrin.h>
+#endif
+
+/* Bytes between a load and its prefetch. 1 to 2 KiB were best where it was measured; half or twice that cost 3 %. */
+#define AHEAD 1024
+/* Below, a batch may stay in the caches until it is read. */
+#define LEAST_FOR_STREAMING (1 << 20)
+#define LINE 64
+#define PAGE 4096
+
+/* Copies n bytes; `ahead` is where the bytes lie that are wanted a little later, prefetched at the same offsets. */
+typedef void copy_function(uint8_t *to, const uint8_t *from, size_t n, const uint8_t *ahead);
+
+static void copy_plain(uint8_t *to, const uint8_t *from, size_t n, const uint8_t *ahead)
+{
+    (void)ahead;
+    memcpy(to, from, n);
+}
+
+#ifdef HAVE_X86
+
+/* Non-temporal stores need an aligned destination: what is before its first whole line, and after its last, is copied
+   the ordinary way. */
+#define STREAMING_COPY(NAME, TARGET, VECTOR, LOAD, STORE)                                                              \
+    __attribute__((target(TARGET))) static void NAME(uint8_t *to, const uint8_t *from, size_t n, const uint8_t *ahead) \
+    {                                                                                                                  \
+        size_t head = (size_t)(-(uintptr_t)to % LINE);                                                                 \
+        if (head > n)                                                                                                  \
+            head = n;                                                                                                  \
+        memcpy(to, from, head);                                                                                        \
+        size_t i = head;                                                                                               \
+        for (; i + 2 * LINE <= n; i += 2 * LINE) {                                                                     \
+            VECTOR loaded[2 * LINE / sizeof(VECTOR)];                                                                  \
+            _mm_prefetch((const char *)(ahead + i), _MM_HINT_T0);                                                      \
+            _mm_prefetch((const char *)(ahead + i + LINE), _MM_HINT_T0);                                               \
+            for (size_t k = 0; k < 2 * LINE / sizeof(VECTOR); k++)                                                     \
+                loaded[k] = LOAD((const void *)(from + i + k * sizeof(VECTOR)));                                       \
+            for (size_t k = 0; k < 2 * LINE / sizeof(VECTOR); k++)                                                     \
+                STORE((void *)(to + i + k * sizeof(VECTOR)), loaded[k]);                                               \
+        }                                                                                                              \
+        memcpy(to + i, from + i, n - i);                                                                               \
+    }
+
+STREAMING_COPY(copy_avx2, "avx2", __m256i, _mm256_loadu_si256, _mm256_stream_si256)
+STREAMING_COPY(copy_avx512, "avx512f", __m512i, _mm512_loadu_si512, _mm512_stream_si512)
+
+#endif
+
+static const struct {
+    const char *name;
+    copy_function *copy;
+} kernels[] = {
+    {"plain", copy_plain},
+#ifdef HAVE_X86
+    {"avx2", copy_avx2},
+    {"avx512", copy_avx512},
+#endif
+};
+
+#define NUM_KERNELS ((int)(sizeof kernels / sizeof kernels[0]))
+
+static int runs_here(int kernel)
+{
+#ifdef HAVE_X86
+    if (kernels[kernel].copy == copy_avx2)
+        return __builtin_cpu_supports("avx2");
+    if (kernels[kernel].copy == copy_avx512)
+        return __builtin_cpu_supports("avx512f");
+#endif
+    return 1;
+}
+
+struct job {
+    const uint8_t *rows;
+    const int64_t *numbers, *starts; /* starts may be NULL: every piece begins at the row's first byte */
+    uint8_t *out;
+    size_t count, row_nbytes, pieces, piece_nbytes, stride;
+};
+
+static const uint8_t *first_piece(const struct job *job, size_t i)
+{
+    return job->rows + (size_t)job->numbers[i] * job->row_nbytes + (job->starts ? (size_t)job->starts[i] : 0);
+}
+
+static void touch_pages(const uint8_t *from, size_t n)
+{
+#ifdef HAVE_X86
+    for (size_t i = 0; i < n; i += PAGE)
+        _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
+#else
+    (void)from, (void)n;
+#endif
+}
+
+static void copy_row(const struct job *job, copy_function *copy, size_t i)
+{
+    size_t n = job->piece_nbytes, span = (job->pieces - 1) * job->stride + n;
+    uint8_t *to = job->out + i * job->pieces * n;
+    const uint8_t *from = first_piece(job, i);
+    const uint8_t *next_row = i + 1 < job->count ? first_piece(job, i + 1) : from;
+    touch_pages(next_row, span);
+    for (size_t piece = 0; piece < job->pieces; piece++, from += job->stride, to += n) {
+        const uint8_t *next = piece + 1 < job->pieces ? from + job->stride : next_row;
+        size_t most = n > AHEAD ? n - AHEAD : 0;
+        copy(to, from, most, from + AHEAD);
+        copy(to + most, from + most, n - most, next);
+    }
+}
+
+/* Where a copy of this thread goes on if a page fails; NULL while there is none. */
+static __thread sigjmp_buf *volatile way_out;
+/* Whether this thread's fault was given to the handler that was there before ours. */
+static __thread volatile sig_atomic_t passed_on;
+static struct sigaction handled_before;
+
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    if (way_out)
+        siglongjmp(*way_out, 1);
+    /* Not ours. A handler that was set between two of our own settings passes the signal on to us: once is enough. */
+    int again = passed_on;
+    passed_on = 1;
+    if (!again && handled_before.sa_flags & SA_SIGINFO) {
+        handled_before.sa_sigaction(number, info, context);
+    } else if (!again && handled_before.sa_handler != SIG_DFL && handled_before.sa_handler != SIG_IGN) {
+        handled_before.sa_handler(number);
+    } else {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    passed_on = 0;
+}
+
+/* Before every copy: others set handlers too, and some put back what was there before theirs, as faulthandler does when
+   it is disabled. */
+static void handle_bus_errors(void)
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    struct sigaction now;
+    if (!sigaction(SIGBUS, NULL, &now) && now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_bus_error)
+        return;
+    /* SA_NODEFER, because a jump out of the handler leaves the signal blocked otherwise. */
+    struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    sigemptyset(&ours.sa_mask);
+    if (pthread_mutex_trylock(&mutex)) /* another thread is at it; or was, when this process was forked */
+        return;
+    sigaction(SIGBUS, NULL, &now);
+    if (!(now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_bus_error)) {
+        handled_before = now;
+        sigaction(SIGBUS, &ours, NULL);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+/* How many rows were copied: all, unless a page of the next one failed. */
+static size_t run(const struct job *job, copy_function *copy)
+{
+    handle_bus_errors();
+    passed_on = 0;
+    sigjmp_buf here;
+    volatile size_t done = 0;
+    if (!sigsetjmp(here, 0)) {
+        way_out = &here;
+        atomic_signal_fence(memory_order_seq_cst);
+        for (; done < job->count; done++)
+            copy_row(job, copy, done);
+    }
+    atomic_signal_fence(memory_order_seq_cst);
+    way_out = NULL;
+#ifdef HAVE_X86
+    _mm_sfence(); /* other threads see non-temporal stores only after a fence */
+#endif
+    return done;
+}
+
+/* Nothing is copied unless every row and window lies inside. */
+static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
+{
+    size_t n = job->piece_nbytes, last = job->pieces ? job->pieces - 1 : 0;
+    if (!n || !job->pieces || n > job->row_nbytes || last > (job->row_nbytes - n) / (job->stride ? job->stride : 1)) {
+        PyErr_SetString(PyExc_ValueError, "the window is larger than a row");
+        return 0;
+    }
+    if (out_nbytes / n / job->pieces != job->count || out_nbytes != job->count * job->pieces * n) {
+        PyErr_SetString(PyExc_ValueError, "out is not as large as what is to be copied");
+        return 0;
+    }
+    size_t most = job->row_nbytes - n - last * job->stride;
+    for (size_t i = 0; i < job->count; i++) {
+        if (job->numbers[i] < 0 || (uint64_t)job->numbers[i] >= num_rows) {
+            PyErr_Format(PyExc_IndexError, "row %lld of %zu", (long long)job->numbers[i], num_rows);
+            return 0;
+        }
+        if (job->starts && (job->starts[i] < 0 || (uint64_t)job->starts[i] > most)) {
+            PyErr_Format(PyExc_IndexError, "a window that begins at byte %lld, of at most %zu",
+                         (long long)job->starts[i], most);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static PyObject *copy(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_buffer rows, numbers, starts, out;
+    Py_ssize_t row_nbytes, pieces, piece_nbytes, stride;
+    int kernel;
+    if (!PyArg_ParseTuple(args, "y*ny*z*nnnw*i:copy", &rows, &row_nbytes, &numbers, &starts, &pieces, &piece_nbytes,
+                          &stride, &out, &kernel))
+        return NULL;
+    PyObject *result = NULL;
+    struct job job = {
+        rows.buf,           numbers.buf,    starts.buf,           out.buf,       (size_t)numbers.len / 8,
+        (size_t)row_nbytes, (size_t)pieces, (size_t)piece_nbytes, (size_t)stride};
+    if (row_nbytes <= 0 || pieces < 0 || piece_nbytes < 0 || stride < 0 || numbers.len % 8 ||
+        (starts.buf && starts.len != numbers.len)) {
+        PyErr_SetString(PyExc_ValueError, "sizes below 0, or not one start for each row");
+    } else if (kernel < 0 || kernel >= NUM_KERNELS || !runs_here(kernel)) {
+        PyErr_Format(PyExc_ValueError, "this processor has no kernel %d", kernel);
+    } else if (!numbers.len && !out.len) {
+        result = PyLong_FromLong(0);
+    } else if (check(&job, (size_t)(rows.len / row_nbytes), (size_t)out.len)) {
+        size_t done;
+        Py_BEGIN_ALLOW_THREADS
+        done = run(&job, out.len < LEAST_FOR_STREAMING ? copy_plain : kernels[kernel].copy);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromSize_t(done);
+    }
+    PyBuffer_Release(&rows);
+    PyBuffer_Release(&numbers);
+    PyBuffer_Release(&starts);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"copy", copy, METH_VARARGS,
+     "copy(rows, row_nbytes, numbers, starts, pieces, piece_nbytes, stride, out, kernel)\n\n"
+     "out = for each number: `pieces` pieces of the row, `stride` bytes apart, the first at its start. How many rows: "
+     "all, unless storage fails behind one."},
+    {NULL, NULL, 0, NULL}};
+
+static int set_up(PyObject *module)
+{
+    PyObject *names = PyList_New(0);
+    if (!names)
+        return -1;
+    for (int kernel = 0; kernel < NUM_KERNELS; kernel++) {
+        PyObject *name = PyUnicode_FromString(runs_here(kernel) ? kernels[kernel].name : "");
+        if (!name || PyList_Append(names, name)) {
+            Py_XDECREF(name);
+            Py_DECREF(names);
+            return -1;
+        }
+        Py_DECREF(name);
+    }
+    int failed = PyModule_AddObjectRef(module, "KERNELS", names);
+    Py_DECREF(names);
+    return failed;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, set_up},
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_rowcopy", NULL, 0, methods, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__rowcopy(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,229 @@
+"""Daemon threads, and pools of them, that survive an exception that a signal handler raises, at any moment.
+
+`threading.Thread` does not: after a `start` that was interrupted it may run and refuse to be joined, and after a `join`
+that was interrupted Python 3.11 takes it for ended, whatever it does. `concurrent.futures` has locks that an
+interrupted call leaves locked: then its threads wait for ever, and so does the end of the pool.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Call(Generic[T]):
+    """A call that one thread makes, and for whose end others may wait."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._result: T
+        self._error: BaseException | None = None
+        self._is_over = False
+        self._over_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Make the call, whatever it raises."""
+        try:
+            try:
+                self._result = self._call()
+            finally:
+                del self._call  # and what it refers to
+        except BaseException as error:
+            self.fail(error)
+            del self  # or the error, whose traceback has this frame, would be part of a cycle
+        else:
+            self._end()
+
+    def fail(self, error: BaseException) -> None:
+        """Have the call raise this."""
+        self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._over_signal.put(None)
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the call has raised so far."""
+        return self._error
+
+    def wait(self) -> None:
+        """Wait for the end of the call. May be called again where it was interrupted."""
+        if not self._is_over:  # the flag, because an interrupted wait may have taken the signal with it
+            self._over_signal.get()
+        self._over_signal.put(None)  # for another thread that waits, also if a wait was interrupted before this
+
+    def result(self) -> T:
+        """Wait for the end of the call. Returns what it has returned, and raises what it has raised."""
+        self.wait()
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._result
+        finally:
+            del self  # as in `run`
+
+
+class DaemonThread(threading.Thread):
+    """A call in a thread of its own, from `begin` on. The interpreter does not wait for it before finalisers run, which
+    may tell it to stop.
+
+    Keep a reference to it before `begin`. `begin` and `wait` may be interrupted; then `wait` may be called again.
+    """
+
+    def __init__(self, call: Callable[[], object], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._call = Call(call)
+        # Whether the thread ever starts. The first who asks decides, and may ask again: `setdefault` is one step.
+        self._decision: dict[None, bool] = {}
+        self._pid = os.getpid()
+        self._started_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def begin(self) -> None:
+        """Start. RuntimeError if there can be no more threads."""
+        # Signal handlers run in the main thread only: a start in another thread cannot be interrupted.
+        _thread.start_new_thread(self._start_here, ())
+        self._started_signal.get()
+        if self._call.error is not None and self.ident is None:
+            raise self._call.error
+
+    def _start_here(self) -> None:
+        if self._decision.setdefault(None, True):
+            try:
+                self.start()
+            except BaseException as error:
+                self._call.fail(error)
+        self._started_signal.put(None)
+
+    def run(self) -> None:
+        self._call.run()
+
+    def wait(self) -> None:
+        """Wait for the end of the call. A thread that has not started by now never does; a fork takes none along."""
+        if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
+            return
+        self._call.wait()
+        if self.ident is not None:
+            self.join()
+
+    def result(self) -> None:
+        """Wait for the end of the call, and raise what it has raised."""
+        self.wait()
+        if self._call.error is not None:
+            raise self._call.error
+
+
+@dataclass
+class _Switch:
+    on: bool = False
+
+
+# What is no call is the end of them: None, or a weak reference that has died.
+_Calls = queue.SimpleQueue[Any]
+
+
+class ThreadPool:
+    """Calls in at most `num_threads` daemon threads. One starts with each call, until there are so many.
+
+    To be used by one thread. The end of a `with` block waits for all calls, or if it raises for those under way alone.
+    The threads hold no reference to this object, and end also when it dies: see `shardio.loading.gather.GatherThreads`.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        if num_threads < 1:
+            raise ValueError(f"expected at least 1 thread, found {num_threads}")
+        self._num_threads = num_threads
+        self._name = name
+        self._calls: _Calls = queue.SimpleQueue()
+        self._cancelled, self._closed = _Switch(), _Switch()
+        self._serve = partial(_serve, self._calls, self._cancelled, weakref.ref(self, self._calls.put))
+        self._threads: list[DaemonThread] = []
+
+    def submit(self, function: Callable[..., R], *arguments: Any) -> Call[R]:
+        """Have the function called. RuntimeError if the pool is closed, or there can be no more threads."""
+        if self._closed.on:
+            raise RuntimeError("expected an open pool of threads, found a closed one")
+        call = Call(partial(function, *arguments))
+        self._calls.put(call)
+        if len(self._threads) < self._num_threads:
+            thread = DaemonThread(self._serve, f"{self._name}_{len(self._threads)}")
+            self._threads.append(thread)
+            thread.begin()
+        return call
+
+    def map(self, function: Callable[[T], R], arguments: Iterable[T]) -> Iterator[R]:
+        """What the function returns for each, in order. All are submitted at once."""
+        return _results(deque([self.submit(function, argument) for argument in arguments]))
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Wait for all calls, or with `cancel` for those under way alone, and for the end of the threads.
+
+        May be called again, also where it was interrupted. Waits once more before that passes: the caller may be about
+        to close what the calls under way use.
+        """
+        try:
+            self._end(cancel)
+        except BaseException:
+            self._end(cancel=True)
+            raise
+
+    def _end(self, cancel: bool) -> None:
+        self._closed.on = True
+        self._cancelled.on |= cancel
+        self._calls.put(None)
+        for thread in self._threads:
+            thread.wait()
+
+    def __enter__(self) -> ThreadPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(cancel=kind is not None)
+
+
+def _results(calls: deque[Call[R]]) -> Iterator[R]:
+    while calls:
+        yield calls.popleft().result()
+
+
+def _serve(calls: _Calls, cancelled: _Switch, owner: weakref.ref[ThreadPool]) -> None:
+    while isinstance(call := calls.get(), Call):
+        if cancelled.on or owner() is None:
+            call.fail(RuntimeError("the pool of threads was closed before the call was begun"))
+        else:
+            call.run()
+        del call  # or this frame would keep what it has returned while it waits for the next one
+    calls.put(None)  # the next thread's
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def close_at_exit(owner: Closable) -> None:
+    """Have `owner.close()` called when the interpreter exits, if the owner is still there."""
+    weakref.finalize(owner, _close, weakref.ref(owner))
+
+
+def _close(owner: weakref.ref[Closable]) -> None:
+    if (alive := owner()) is not None:
+        alive.close()

@@ -1,0 +1,170 @@
+"""Boxes have the distribution that torchvision's definition gives them, and depend on nothing but their names."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from shardio.augment.boxes import Boxes, Draws, random_resized_boxes
+
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+COUNT = 1_000_000
+GOLDEN = [[14, 77, 231, 229], [124, 69, 100, 123], [18, 16, 228, 247], [7, 6, 244, 307], [21, 38, 191, 203]]
+
+
+def by_definition(rng: random.Random, height: int, width: int) -> tuple[int, int, int, int]:
+    """One box as torchvision's documentation and code describe it: (top, left, height, width)."""
+    for _ in range(10):
+        area = height * width * rng.uniform(*SCALE)
+        aspect = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return rng.randint(0, height - h), rng.randint(0, width - w), h, w
+    if width / height < RATIO[0]:
+        h, w = round(width / RATIO[0]), width
+    elif width / height > RATIO[1]:
+        h, w = height, round(height * RATIO[1])
+    else:
+        h, w = height, width
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def drawn(height: int, width: int, count: int = COUNT, **names: int) -> Boxes:
+    sizes = np.full(count, height), np.full(count, width)
+    draws = Draws(**{"seed": 1, "epoch": 2, "indices": np.arange(count), **names})  # type: ignore[arg-type]
+    return random_resized_boxes(draws, "crop", *sizes, SCALE, RATIO)
+
+
+def as_rows(boxes: Boxes) -> NDArray[np.float64]:
+    return np.stack([boxes.tops, boxes.lefts, boxes.heights, boxes.widths], axis=1)
+
+
+@pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500), (500, 120), (40, 400), (3, 2)])
+def test_boxes_are_whole_pixels_inside_the_picture(height: int, width: int) -> None:
+    boxes = drawn(height, width, 100_000)
+    rows = as_rows(boxes)
+    assert np.array_equal(rows, np.rint(rows))
+    assert rows.min() >= 0
+    assert boxes.heights.min() >= 1
+    assert boxes.widths.min() >= 1
+    assert (boxes.tops + boxes.heights).max() <= height
+    assert (boxes.lefts + boxes.widths).max() <= width
+
+
+def test_without_rejections_area_ratio_and_place_are_uniform() -> None:
+    side = 100_000  # so large that whole pixels do not show
+    sizes = np.full(COUNT, side), np.full(COUNT, side)
+    boxes = random_resized_boxes(Draws(3, 0, np.arange(COUNT)), "crop", *sizes, (0.08, 0.5), RATIO)
+    area = boxes.heights * boxes.widths / side**2
+    log_ratio = np.log(boxes.widths / boxes.heights)
+    low, high = map(math.log, RATIO)
+    for name, found in {
+        "area": (area - 0.08) / (0.5 - 0.08),
+        "ratio": (log_ratio - low) / (high - low),
+        "top": boxes.tops / (side - boxes.heights + 1),
+        "left": boxes.lefts / (side - boxes.widths + 1),
+    }.items():
+        assert stats.kstest(found, "uniform").pvalue > 0.001, name
+    together = np.corrcoef([area, log_ratio, boxes.tops / (side - boxes.heights), boxes.lefts / (side - boxes.widths)])
+    assert np.abs(together - np.eye(4)).max() < 0.005
+
+
+@pytest.mark.parametrize(("height", "width"), [(256, 256), (375, 500), (500, 200), (40, 400)])
+def test_boxes_are_distributed_as_the_definition_says(height: int, width: int) -> None:
+    rng = random.Random(height * width)
+    defined = np.array([by_definition(rng, height, width) for _ in range(100_000)], float)
+    found = as_rows(drawn(height, width))
+    for name, of in {
+        "area": lambda rows: rows[:, 2] * rows[:, 3],
+        "ratio": lambda rows: rows[:, 3] / rows[:, 2],
+        "top": lambda rows: rows[:, 0],
+        "left": lambda rows: rows[:, 1],
+        "height": lambda rows: rows[:, 2],
+        "width": lambda rows: rows[:, 3],
+    }.items():
+        assert stats.ks_2samp(of(found), of(defined)).pvalue > 0.001, name
+
+
+def test_a_picture_that_no_box_fits_is_cut_in_its_centre_to_the_next_ratio() -> None:
+    for height, width in ((100, 1000), (1000, 100), (7, 300)):
+        sizes = np.full(1000, height), np.full(1000, width)
+        boxes = random_resized_boxes(Draws(0, 0, np.arange(1000)), "crop", *sizes, (1.0, 1.0), RATIO)
+        expected = by_definition_of_all(height, width)
+        assert np.array_equal(np.unique(as_rows(boxes), axis=0), [expected])
+
+
+def by_definition_of_all(height: int, width: int) -> tuple[float, ...]:
+    if width < height:
+        h, w = round(width / RATIO[0]), width
+    else:
+        h, w = height, round(height * RATIO[1])
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def test_of_the_thinnest_pictures_a_pixel_is_left() -> None:
+    thin = np.ones(100, np.int64), np.full(100, 50)
+    for sizes, ratio in ((thin, (0.1, 0.3)), (thin[::-1], (3.0, 9.0))):
+        rows = as_rows(random_resized_boxes(Draws(0, 0, np.arange(100)), "crop", *sizes, (1.0, 1.0), ratio))
+        assert rows[:, 2:].min() >= 1
+        assert (rows[:, :2] + rows[:, 2:] <= np.stack(sizes, axis=1)).all()
+
+
+def test_each_picture_may_have_its_own_size() -> None:
+    rng = np.random.default_rng(0)
+    heights, widths = rng.integers(1, 600, (2, 5000))
+    draws = Draws(9, 1, np.arange(5000))
+    together = as_rows(random_resized_boxes(draws, "crop", heights, widths, SCALE, RATIO))
+    for i in range(0, 5000, 97):
+        alone = random_resized_boxes(
+            Draws(9, 1, np.array([i])), "crop", heights[i : i + 1], widths[i : i + 1], SCALE, RATIO
+        )
+        assert np.array_equal(as_rows(alone)[0], together[i])
+
+
+def test_a_sample_has_its_numbers_in_any_batch_and_order() -> None:
+    whole = as_rows(drawn(256, 256, 4096))
+    some = np.random.default_rng(5).permutation(4096)[:500]
+    sizes = np.full(500, 256), np.full(500, 256)
+    assert np.array_equal(as_rows(random_resized_boxes(Draws(1, 2, some), "crop", *sizes, SCALE, RATIO)), whole[some])
+
+
+def test_seeds_epochs_views_and_purposes_are_independent() -> None:
+    indices = np.arange(200_000)
+    numbers = [
+        Draws(1, 2, indices).uniform("crop", 1),
+        Draws(2, 2, indices).uniform("crop", 1),
+        Draws(1, 3, indices).uniform("crop", 1),
+        Draws(1, 2, indices, view=1).uniform("crop", 1),
+        Draws(1, 2, indices).uniform("flip", 1),
+        Draws(1, 2, indices).uniform("crop", 2)[1:],
+    ]
+    found = np.corrcoef(np.concatenate(numbers))
+    assert np.abs(found - np.eye(len(numbers))).max() < 0.01
+    assert np.array_equal(Draws(1, 2, indices).uniform("crop", 2)[:1], numbers[0])
+
+
+def test_draws_that_do_not_exist_are_refused() -> None:
+    draws = Draws(0, 0, np.arange(3))
+    for count in (0, 33):
+        with pytest.raises(ValueError, match="count must be from 1 to 32"):
+            draws.uniform("crop", count)
+    with pytest.raises(ValueError, match="view must be"):
+        Draws(0, 0, np.arange(3), view=-1).uniform("crop", 1)
+
+
+def test_a_golden_table_of_boxes() -> None:
+    """These may never change: a resumed job would see other pictures."""
+    assert as_rows(drawn(256, 320, 5)).tolist() == GOLDEN
+
+
+def test_boxes_of_pictures_that_are_parts_of_others_are_stretched_with_them() -> None:
+    inner = Boxes(*np.array([[10.0, 3], [20, 4], [30, 5], [40, 6]]))
+    outer = Boxes(*np.array([[7.0, 0], [9, 0], [50, 20], [200, 30]]))
+    sizes = np.array([[100, 100], [20, 30]])
+    assert as_rows(inner.inside_of(outer, sizes)).tolist() == [[12, 49, 15, 80], [3, 4, 5, 6]]
+    assert as_rows(Boxes.whole(2, 3, 4)).tolist() == [[0, 0, 3, 4]] * 2

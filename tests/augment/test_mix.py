@@ -1,0 +1,222 @@
+"""Mixup and CutMix as torchvision defines them, from the batch's own numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardio.augment import CenterCrop, Compose, CutMix, Mixup, RandomChoice, ToDtype, Views
+from shardio.augment.batch import Transform
+from shardio.augment.mix import beta_quantiles
+
+CLASSES = 10
+AS_FLOATS = ToDtype(torch.float32)
+
+
+def batch(count: int = 12, height: int = 20, width: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every picture is of one grey level: its number."""
+    images = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(count, 3, height, width)
+    return images.contiguous(), torch.arange(count) % CLASSES
+
+
+def mixed(transform: Transform, *tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = transform(*tensors, **options)
+    assert isinstance(images, torch.Tensor)
+    assert isinstance(labels, torch.Tensor)
+    return images, labels
+
+
+def one_hot(labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(labels, CLASSES).float()
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2, 0.5, 1.0, 2.0, 8.0])
+def test_shares_are_of_a_beta_distribution(alpha: float) -> None:
+    """Kolmogorov-Smirnov against numpy's own, with 10^6 numbers of each: 1.95 is passed once in a thousand times."""
+    count = 1_000_000
+    numbers = np.random.default_rng(1).random(count)
+    found = np.sort(beta_quantiles(alpha, numbers))
+    others = np.sort(np.random.default_rng(2).beta(alpha, alpha, count))
+    assert (found >= 0).all()
+    assert (found <= 1).all()
+    at = np.linspace(1e-9, 1 - 1e-9, 20_001)
+    distance = np.abs(np.searchsorted(found, at) - np.searchsorted(others, at)).max() / count
+    assert distance < 1.95 * math.sqrt(2 / count)
+
+
+def test_quantiles_of_alpha_1_are_the_numbers_themselves() -> None:
+    numbers = np.linspace(0, 1, 1001)[:-1]
+    assert np.abs(beta_quantiles(1.0, numbers) - numbers).max() < 1e-6
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize("partner", ["roll", "flip"])
+def test_mixup_is_one_share_of_the_picture_and_the_rest_of_its_partner(per_sample: bool, partner: Any) -> None:
+    images, labels = batch()
+    transform = Compose([AS_FLOATS, Mixup(CLASSES, alpha=0.8, per_sample=per_sample, partner=partner)])
+    found, targets = mixed(transform, images, labels, seed=4)
+    others = np.roll(np.arange(12), 1) if partner == "roll" else np.arange(12)[::-1].copy()
+    own, other = images[:, 0, 0, 0].float(), images[others, 0, 0, 0].float()
+    shares = (found[:, 0, 0, 0] - other) / (own - other)
+    assert ((shares >= 0) & (shares <= 1)).all()
+    assert (len(shares.unique(dim=0)) > 6) == per_sample or torch.allclose(shares, shares[0])
+    assert torch.allclose(found, found[:, :1, :1, :1].expand_as(found))
+    expected = one_hot(labels) * shares[:, None] + one_hot(labels[others]) * (1 - shares[:, None])
+    torch.testing.assert_close(targets, expected, atol=1e-5, rtol=0)
+    assert targets.dtype == torch.float32
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_cutmix_is_a_window_of_the_partner_and_a_share_as_large(per_sample: bool) -> None:
+    for seed in range(20):
+        images, labels = batch()
+        found, targets = mixed(CutMix(CLASSES, per_sample=per_sample), images, labels, seed=seed)
+        assert found.dtype == torch.uint8
+        shares = []
+        for i in range(12):
+            is_other = found[i, 0] == (i - 1) % 12
+            assert (is_other | (found[i, 0] == i)).all()
+            rows, columns = is_other.any(dim=1), is_other.any(dim=0)
+            # One rectangle without holes.
+            assert torch.equal(is_other, rows[:, None] & columns[None, :])
+            for lines in (rows, columns):
+                assert (lines.int().diff().abs().sum() + lines[0].int() + lines[-1].int()) <= 2
+            shares.append(1 - is_other.float().mean())
+        share = torch.stack(shares)
+        assert per_sample or (share == share[0]).all()
+        expected = one_hot(labels) * share[:, None] + one_hot(labels.roll(1)) * (1 - share[:, None])
+        torch.testing.assert_close(targets, expected, atol=1e-5, rtol=0)
+
+
+def test_cutmixs_windows_are_torchvisions() -> None:
+    """Sides of the square root of what is not kept, around a centre anywhere, cut off at the edges: of 40,000 windows
+    the mean share that is covered, against the same formula with random numbers of numpy."""
+    count, height, width = 40_000, 8, 12
+    images, labels = torch.zeros(count, 1, height, width, dtype=torch.uint8), torch.zeros(count, dtype=torch.int64)
+    images[1::2] = 1
+    found, _ = mixed(CutMix(2, per_sample=True), images, labels, seed=9)
+    covered = (found != images).float().mean(dim=(1, 2, 3)).numpy()
+    rng = np.random.default_rng(3)
+    lam = rng.beta(1.0, 1.0, count)
+    half = 0.5 * np.sqrt(1 - lam)
+    shares = np.ones(count)
+    for size in (height, width):
+        centre, reach = rng.integers(0, size, count), (half * size).astype(int)
+        shares *= (np.minimum(centre + reach, size) - np.maximum(centre - reach, 0)) / size
+    grid = np.linspace(0, 1, 500)
+    distance = np.abs(
+        np.searchsorted(np.sort(covered), grid) - np.searchsorted(np.sort(shares.astype(np.float32)), grid)
+    ).max()
+    assert distance / count < 1.95 * math.sqrt(2 / count)
+
+
+@pytest.mark.parametrize("make", [Mixup, CutMix])
+def test_p_is_how_often_anything_is_mixed(make: type[Mixup] | type[CutMix]) -> None:
+    images, labels = batch(2000, 4, 4)
+    found, targets = mixed(Compose([AS_FLOATS, make(CLASSES, p=0.3, per_sample=True)]), images, labels, seed=1)
+    is_hard = targets.max(dim=1).values > 1 - 1e-6
+    if make is Mixup:
+        share = 1 - is_hard.float().mean().item()
+        assert abs(share - 0.3) < 5 * math.sqrt(0.21 / 2000)
+    untouched = (found == images).flatten(1).all(dim=1)
+    assert torch.equal(targets[untouched & is_hard], one_hot(labels)[untouched & is_hard])
+    none, hard = mixed(Compose([AS_FLOATS, make(CLASSES, p=0.0)]), images, labels)
+    assert torch.equal(none, images.float())
+    assert torch.equal(hard, one_hot(labels))
+
+
+def test_label_smoothing_is_spread_over_all_classes() -> None:
+    images, labels = batch()
+    _, targets = mixed(CutMix(CLASSES, p=0.0, label_smoothing=0.1), images, labels)
+    torch.testing.assert_close(targets, one_hot(labels) * 0.9 + 0.01)
+    _, mixed_targets = mixed(CutMix(CLASSES, label_smoothing=0.1), images, labels)
+    torch.testing.assert_close(mixed_targets.sum(dim=1), torch.ones(12))
+
+
+def test_bfloat16_images_are_mixed_by_exact_shares() -> None:
+    images, labels = batch(64)
+    as_bfloat = ToDtype(torch.bfloat16)
+    exact, targets = mixed(Compose([AS_FLOATS, Mixup(CLASSES)]), images, labels)
+    rounded, same = mixed(Compose([as_bfloat, Mixup(CLASSES)]), images, labels)
+    assert rounded.dtype == torch.bfloat16
+    assert torch.equal(targets, same)
+    torch.testing.assert_close(rounded.float(), exact, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("make", [Mixup, CutMix])
+def test_the_same_batch_is_mixed_alike_and_another_epoch_otherwise(make: type[Mixup] | type[CutMix]) -> None:
+    images, labels = batch()
+    transform = Compose([AS_FLOATS, make(CLASSES)])
+    one, other, third = (mixed(transform, images, labels, epoch=epoch)[1] for epoch in (0, 0, 1))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, third)
+
+
+def test_one_of_several_is_chosen_for_each_batch() -> None:
+    images, labels = batch(4, 8, 8)
+    choice = RandomChoice([Mixup(CLASSES), CutMix(CLASSES)], p=[3, 1])
+    transform = Compose([AS_FLOATS, choice])
+    whole = sum(
+        bool((found == found.round()).all())  # CutMix leaves whole grey levels
+        for epoch in range(400)
+        for found in [mixed(transform, images, labels, epoch=epoch)[0]]
+    )
+    assert abs(whole - 100) < 5 * math.sqrt(400 * 0.25 * 0.75)
+
+
+def test_an_empty_batch_has_empty_targets() -> None:
+    images, labels = batch(0)
+    _, targets = mixed(CutMix(CLASSES), images, labels)
+    assert targets.shape == (0, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("transform", "match"),
+    [
+        (Mixup(CLASSES), "floating point type, found torch.uint8: let it follow a cast"),
+        (Compose([CutMix(CLASSES), CutMix(CLASSES)]), "mix once"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(transform: Transform, match: str) -> None:
+    images, labels = batch()
+    with pytest.raises(ValueError, match=match):
+        transform(images, labels)
+
+
+def test_mixing_takes_labels() -> None:
+    images, _ = batch()
+    with pytest.raises(ValueError, match="found none: give them too"):
+        CutMix(CLASSES)(images)
+    with pytest.raises(ValueError, match=r"labels must be of shape \(12,\)"):
+        CutMix(CLASSES)(images, torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match=r"index 11 is out of bounds|out of bounds"):
+        CutMix(CLASSES)(images, torch.full((12,), 11))
+    with pytest.raises(ValueError, match=r"found torch\.float32"):
+        CutMix(CLASSES)(images, torch.zeros(12))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_classes": 0}, "num_classes and alpha must be above 0"),
+        ({"alpha": 0.0}, "alpha"),
+        ({"p": 2.0}, "p must be"),
+        ({"label_smoothing": 1.0}, "label_smoothing"),
+        ({"partner": "next"}, "partner must be one of roll, flip"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], match: str) -> None:
+    for make in (Mixup, CutMix):
+        with pytest.raises(ValueError, match=match):
+            make(**{"num_classes": CLASSES, **options})
+
+
+def test_a_choice_is_checked() -> None:
+    crop = CenterCrop(3)
+    for transforms, p in (([], None), ([crop], [1, 2]), ([crop], [-1]), ([Views([crop])], None)):
+        with pytest.raises(ValueError, match=r"RandomChoice takes|p must be|expected a Transform"):
+            RandomChoice(transforms, p)

@@ -1,0 +1,129 @@
+"""Boxes are resampled as Pillow does it, natively and by torch alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_picture
+from numpy.typing import NDArray
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from shardio.augment import resample as module
+from shardio.augment.boxes import Boxes
+from shardio.augment.resample import Interpolation, resample
+
+PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+WAYS = [False] if module._native is None else [False, True]
+
+
+def drawn_boxes(rng: np.random.Generator, count: int, height: int, width: int) -> Boxes:
+    heights, widths = rng.integers(1, height + 1, count), rng.integers(1, width + 1, count)
+    tops, lefts = rng.integers(0, height - heights + 1), rng.integers(0, width - widths + 1)
+    return Boxes(*np.stack([tops, lefts, heights, widths]).astype(float))
+
+
+def pictures(rng: np.random.Generator, count: int, height: int, width: int) -> NDArray[np.uint8]:
+    return np.stack([random_picture(rng, height, width) for _ in range(count)])
+
+
+def as_batch(images: NDArray[np.uint8]) -> torch.Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
+
+
+def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
+    error = np.mean((a.astype(float) - b) ** 2)
+    return float(10 * np.log10(255**2 / error)) if error else np.inf
+
+
+@pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("shape", "size"), [((256, 256), (224, 224)), ((100, 150), (64, 48)), ((40, 30), (96, 128))])
+def test_whole_boxes_are_what_pillow_crops_and_resizes(
+    native: bool, interpolation: Interpolation, shape: tuple[int, int], size: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(shape[0])
+    images, boxes = pictures(rng, 24, *shape), drawn_boxes(rng, 24, *shape)
+    flips = rng.random(24) < 0.5
+    found = resample(as_batch(images), boxes, flips, size, interpolation, native=native)
+    assert found.shape == (24, 3, *size)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    for i, pixels in enumerate(found.permute(0, 2, 3, 1).numpy()):
+        top, left, height, width = (int(values[i]) for values in vars(boxes).values())
+        cut = Image.fromarray(images[i]).crop((left, top, left + width, top + height))
+        expected = np.asarray(cut.resize(size[::-1], PILLOW[interpolation]))
+        expected = expected[:, ::-1] if flips[i] else expected
+        assert psnr(pixels, expected) >= 50, i
+        if interpolation == "bilinear":
+            assert np.abs(pixels.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_without_antialias_it_is_what_torch_interpolates(native: bool, interpolation: Interpolation) -> None:
+    rng = np.random.default_rng(4)
+    images = pictures(rng, 12, 60, 70)
+    boxes = drawn_boxes(rng, 12, 60, 70)
+    upright = np.zeros(12, bool)
+    found = resample(as_batch(images), boxes, upright, (32, 40), interpolation, antialias=False, native=native)
+    for i in range(12):
+        top, left, height, width = (int(values[i]) for values in vars(boxes).values())
+        cut = as_batch(images)[i : i + 1, :, top : top + height, left : left + width].float()
+        expected = interpolate(cut, (32, 40), mode=interpolation, align_corners=False, antialias=False)
+        expected = (expected + 0.5).clamp(0, 255).to(torch.uint8)
+        assert int((found[i].int() - expected[0].int()).abs().max()) <= 1, i
+
+
+@pytest.mark.skipif(module._native is None, reason="installed without a compiler")
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_both_ways_agree_about_boxes_that_are_no_whole_pixels(
+    interpolation: Interpolation, antialias: bool, channels: int
+) -> None:
+    rng = np.random.default_rng(channels)
+    images = rng.integers(0, 256, (40, channels, 50, 61), dtype=np.uint8)
+    heights, widths = rng.uniform(0.3, 50, 40), rng.uniform(0.3, 61, 40)
+    boxes = Boxes(rng.uniform(0, 50 - heights), rng.uniform(0, 61 - widths), heights, widths)
+    flips = rng.random(40) < 0.5
+    one, other = (
+        resample(torch.from_numpy(images), boxes, flips, (33, 20), interpolation, antialias=antialias, native=native)
+        for native in (True, False)
+    )
+    assert int((one.int() - other.int()).abs().max()) <= 1
+
+
+@pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_normalised_pixels_are_those_of_whole_grey_levels(native: bool, channels: int) -> None:
+    rng = np.random.default_rng(5)
+    images = torch.from_numpy(rng.integers(0, 256, (9, channels, 50, 61), dtype=np.uint8))
+    boxes, flips = drawn_boxes(rng, 9, 50, 61), rng.random(9) < 0.5
+    mean, std = [0.4, 0.5, 0.6][:channels], [0.2, 0.3, 0.25][:channels]
+    grey = resample(images, boxes, flips, (20, 33), native=native)
+    found = resample(images, boxes, flips, (20, 33), statistics=(mean, std), native=native)
+    assert found.dtype == torch.float32
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    expected = (grey / 255 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("native", WAYS)
+def test_the_whole_picture_at_its_own_size_is_the_picture(native: bool) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (3, 3, 17, 23), dtype=np.uint8)
+    whole = Boxes(*(np.full(3, value, float) for value in (0, 0, 17, 23)))
+    for interpolation in ("bilinear", "bicubic"):
+        found = resample(torch.from_numpy(images), whole, np.zeros(3, bool), (17, 23), interpolation, native=native)
+        assert np.array_equal(found.numpy(), images)
+
+
+@pytest.mark.parametrize("native", WAYS)
+@pytest.mark.parametrize(
+    "box", [(-1, 0, 5, 5), (0, -0.1, 5, 5), (6, 0, 5, 5), (0, 6, 5, 5), (0, 0, 0, 5), (0, 0, 5, -1), (0, 0, np.nan, 5)]
+)
+def test_a_box_that_is_not_inside_its_picture_is_refused(native: bool, box: tuple[float, ...]) -> None:
+    boxes = Boxes(*np.array(box, float)[:, None])
+    with pytest.raises(IndexError, match="not inside its picture"):
+        resample(torch.zeros(1, 3, 10, 10, dtype=torch.uint8), boxes, np.zeros(1, bool), (4, 4), native=native)

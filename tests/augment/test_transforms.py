@@ -1,0 +1,424 @@
+"""Transforms of whole batches do what torchvision's of the same names do to each picture, and always the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_picture
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.augment import (
+    CenterCrop,
+    Compose,
+    CutMix,
+    HorizontalFlip,
+    Mixup,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    ToDtype,
+    Views,
+)
+from shardio.augment import batch as transform_module
+from shardio.augment.batch import Transform
+from shardio.augment.resample import resample
+
+SEED = 20
+
+
+def pictures(count: int, height: int, width: int, seed: int = SEED) -> NDArray[np.uint8]:
+    rng = np.random.default_rng(seed)
+    return np.stack([random_picture(rng, height, width) for _ in range(count)])
+
+
+def as_batch(images: NDArray[np.uint8]) -> torch.Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
+
+
+def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
+    result = transform(images, **options)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
+    error = np.mean((a.astype(float) - b) ** 2)
+    return float(10 * np.log10(255**2 / error)) if error else math.inf
+
+
+def assert_like_pillow(found: torch.Tensor, expected: list[NDArray[np.uint8]]) -> None:
+    for pixels, picture in zip(found.permute(0, 2, 3, 1).numpy(), expected, strict=True):
+        assert psnr(pixels, picture) >= 50
+        assert np.abs(pixels.astype(int) - picture).max() <= 1
+
+
+def resized(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    return np.array(Image.fromarray(picture).resize((width, height), Image.Resampling.BILINEAR))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "expected"),
+    [
+        ((60, 80), 30, (30, 40)),
+        ((80, 60), 30, (40, 30)),
+        ((50, 75), 31, (31, 46)),  # 46.5: torchvision cuts
+        ((60, 80), (20, 50), (20, 50)),
+        ((60, 80), 60, (60, 80)),
+    ],
+)
+def test_resize_is_of_the_short_side_or_of_both(
+    shape: tuple[int, int], size: int | tuple[int, int], expected: tuple[int, int]
+) -> None:
+    images = pictures(3, *shape)
+    found = changed(Resize(size), as_batch(images))
+    assert found.shape[2:] == expected
+    assert_like_pillow(found, [resized(image, *expected) for image in images])
+
+
+@pytest.mark.parametrize(("shape", "size"), [((33, 40), (20, 21)), ((9, 9), (4, 3)), ((8, 12), (8, 12))])
+def test_a_centre_crop_is_where_torchvision_has_it(shape: tuple[int, int], size: tuple[int, int]) -> None:
+    images = as_batch(pictures(2, *shape))
+    top, left = round((shape[0] - size[0]) / 2.0), round((shape[1] - size[1]) / 2.0)
+    expected = images[:, :, top : top + size[0], left : left + size[1]]
+    assert torch.equal(changed(CenterCrop(size), images), expected)
+
+
+def test_resize_and_centre_crop_in_one_pass_are_what_pillow_makes_of_them_in_two() -> None:
+    images = pictures(4, 120, 90)
+    found = changed(Compose([Resize(64), CenterCrop(56)]), as_batch(images))
+    whole = [resized(image, 85, 64) for image in images]
+    top, left = round((85 - 56) / 2.0), 4
+    assert_like_pillow(found, [picture[top : top + 56, left : left + 56] for picture in whole])
+
+
+def test_every_place_of_a_random_crop_is_as_probable_as_any_other() -> None:
+    # Pixels that say where they are.
+    rows, columns = np.meshgrid(np.arange(6), np.arange(5), indexing="ij")
+    image = np.stack([rows, columns, rows], axis=2).astype(np.uint8)
+    count = 60_000
+    images = as_batch(np.broadcast_to(image, (count, 6, 5, 3)).copy())
+    found = changed(RandomCrop((4, 3)), images, seed=SEED)
+    places = found[:, 0, 0, 0].int() * 3 + found[:, 1, 0, 0].int()
+    counts = torch.bincount(places, minlength=9)
+    assert counts.shape == (9,)
+    # Within five standard deviations of a binomial distribution.
+    assert (counts - count / 9).abs().max() < 5 * math.sqrt(count / 9 * (8 / 9))
+    assert torch.equal(found[:, 0, :, 0] - found[:, 0, :1, 0], torch.arange(4, dtype=torch.uint8).expand(count, 4))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
+def test_flips_have_their_probability(p: float) -> None:
+    count = 1_000_000
+    images = torch.tensor([1, 2], dtype=torch.uint8).expand(count, 1, 1, 2).contiguous()
+    found = changed(HorizontalFlip(p), images, seed=SEED)
+    assert torch.equal(found.sort(dim=3).values, images)
+    share = (found[:, 0, 0, 0] == 2).float().mean().item()
+    assert abs(share - p) <= 5 * math.sqrt(p * (1 - p) / count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_imagenets_statistics_by_name_are_those_of_torchvision(dtype: torch.dtype) -> None:
+    images = as_batch(pictures(2, 8, 9))
+    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+    std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    found = changed(Compose([Normalize("imagenet"), ToDtype(dtype)]), images)
+    assert found.dtype == dtype
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found, ((images.float() / 255 - mean) / std).to(dtype), rtol=2**-7, atol=1e-6)
+    same = changed(Compose([Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ToDtype(dtype)]), images)
+    assert torch.equal(same, found)
+
+
+def test_a_cast_scales_if_it_is_told_to() -> None:
+    images = as_batch(pictures(2, 5, 4))
+    assert torch.equal(changed(ToDtype(torch.float32), images), images.float())
+    torch.testing.assert_close(changed(ToDtype(torch.float32, scale=True), images), images.float() / 255)
+
+
+USUAL = Compose([RandomResizedCrop(24), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.float32)])
+
+
+def test_a_sample_is_augmented_alike_in_any_batch() -> None:
+    images = as_batch(pictures(40, 32, 30))
+    indices = np.random.default_rng(SEED).permutation(1000)[:40]
+    whole = changed(USUAL, images, indices=indices, seed=3, epoch=5)
+    for some in (slice(0, 1), slice(7, 30), [39, 2, 2, 17]):
+        assert torch.equal(changed(USUAL, images[some], indices=indices[some], seed=3, epoch=5), whole[some])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_change_nothing(threads: int) -> None:
+    images = as_batch(pictures(11, 32, 30))
+    expected = changed(USUAL, images)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(changed(USUAL, images), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"epoch": 1}, {"view": 1}, {"indices": np.arange(1, 41)}])
+def test_another_seed_epoch_view_or_sample_is_another_augmentation(other: dict[str, Any]) -> None:
+    images = as_batch(pictures(1, 32, 30)).expand(40, -1, -1, -1)
+    one, two = changed(USUAL, images), changed(USUAL, images, **other)
+    same = (one == two).flatten(1).all(dim=1) if "indices" not in other else (one[1:] == two[:-1]).flatten(1).all(dim=1)
+    assert same.all() if "indices" in other else not same.any()
+
+
+def test_two_of_a_class_in_one_chain_draw_numbers_of_their_own() -> None:
+    images = as_batch(pictures(200, 16, 16))
+    flips = Compose([HorizontalFlip(), HorizontalFlip()])
+    found = changed(flips, images)
+    upright = (found == images).flatten(1).all(dim=1)
+    assert 50 < int(upright.sum()) < 150
+
+
+def test_a_transform_without_randomness_in_front_changes_no_draw() -> None:
+    images = as_batch(pictures(20, 32, 32))
+    crop = RandomCrop(20)
+    assert torch.equal(changed(Compose([CenterCrop(32), crop]), images), changed(Compose([crop]), images))
+
+
+def test_views_are_independent_and_each_is_what_its_number_gives() -> None:
+    images = as_batch(pictures(30, 32, 30))
+    labels = torch.arange(30)
+    augment = Compose([RandomResizedCrop(16), HorizontalFlip()])
+    small = Compose([RandomResizedCrop(8, scale=(0.05, 0.3))])
+    views, targets = Views([augment, augment, small])(images, labels, seed=2)
+    assert isinstance(views, tuple)
+    assert [tuple(view.shape) for view in views] == [(30, 3, 16, 16)] * 2 + [(30, 3, 8, 8)]
+    assert targets is labels
+    assert not (views[0] == views[1]).flatten(1).all(dim=1).any()
+    again = Views([augment, augment, small])(images, seed=2)
+    assert isinstance(again, tuple)
+    assert all(torch.equal(*pair) for pair in zip(views, again, strict=True))
+
+
+# --- pictures that were squashed -------------------------------------------------------------------------------------
+
+
+def test_crops_of_squashed_pictures_are_boxes_of_the_true_picture() -> None:
+    """A disc in a picture of 3:1 is an ellipse when that is squashed, and must be round again in every crop."""
+    height, width = 128, 384
+    rows, columns = np.mgrid[:height, :width]
+    gradient = np.stack([rows * 2, columns * 2 // 3, np.full_like(rows, 77)], axis=2).astype(np.uint8)
+    squashed = resized(gradient, 128, 128)[None]
+    count = 32
+    images = as_batch(np.broadcast_to(squashed, (count, 128, 128, 3)).copy())
+    sizes = np.tile([height, width], (count, 1))
+    transform = RandomResizedCrop(64, scale=(0.1, 0.3))
+    found = changed(transform, images, sizes=sizes, seed=SEED).permute(0, 2, 3, 1).numpy().astype(int)
+    true = changed(transform, as_batch(np.broadcast_to(gradient, (count, height, width, 3)).copy()), seed=SEED)
+    difference = np.abs(found - true.permute(0, 2, 3, 1).numpy())
+    # A pixel of the squashed picture is two levels from the next; only at a crop's edge the filters see other pixels.
+    assert difference.max() <= 3
+    assert difference.mean() < 0.75
+
+
+def test_evaluation_of_squashed_pictures_is_undistorted() -> None:
+    height, width = 96, 192
+    rows, columns = np.mgrid[:height, :width]
+    gradient = np.stack([rows * 2, columns, rows], axis=2).astype(np.uint8)
+    usual = Compose([Resize(64), CenterCrop(56)])
+    images = as_batch(resized(gradient, 96, 96)[None])
+    found = changed(usual, images, sizes=[[height, width]])
+    true = changed(usual, as_batch(gradient[None]))
+    assert (found.int() - true.int()).abs().max() <= 3
+
+
+def test_pictures_of_several_sizes_are_no_batch_until_they_are_cropped() -> None:
+    images = as_batch(pictures(2, 40, 40))
+    sizes = [[40, 80], [60, 40]]
+    with pytest.raises(ValueError, match=r"found \(height, width\) from \(32, 32\) to \(48, 64\): let a CenterCrop or"):
+        Resize(32)(images, sizes=sizes)
+    assert changed(Compose([Resize(32), CenterCrop(32)]), images, sizes=sizes).shape == (2, 3, 32, 32)
+    assert changed(Resize((20, 30)), images, sizes=sizes).shape == (2, 3, 20, 30)
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [CenterCrop(20), RandomCrop(20), RandomResizedCrop(16), Compose([Resize(32), CenterCrop(32)])],
+    ids=["centre", "random", "resized", "evaluation"],
+)
+def test_a_flip_in_front_of_a_crop_of_squashed_pictures_flips_the_true_picture(crop: Transform) -> None:
+    images = as_batch(pictures(12, 64, 64))
+    sizes = np.random.default_rng(SEED).integers(20, 90, (12, 2))
+    alone = changed(Compose([crop]), images, sizes=sizes)
+    assert torch.equal(changed(Compose([HorizontalFlip(0.0), crop]), images, sizes=sizes), alone)
+    mirrored = changed(Compose([HorizontalFlip(1.0), crop]), images.flip(3), sizes=sizes)
+    assert (mirrored.int() - alone.int()).abs().max() <= 1
+
+
+# --- orders, and what is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [HorizontalFlip(1.0), CenterCrop((11, 6)), Resize((22, 12))],
+        [Resize((30, 33)), RandomCrop(20), HorizontalFlip(1.0), Resize(10)],
+        [RandomResizedCrop(20), CenterCrop(13), HorizontalFlip(1.0), HorizontalFlip(1.0)],
+        [Resize((30, 33)), RandomResizedCrop(20)],
+        [CenterCrop(20), RandomCrop(11), Resize(8)],
+        [HorizontalFlip(), RandomResizedCrop(20), HorizontalFlip()],
+    ],
+)
+def test_one_pass_over_the_pixels_is_what_one_transform_after_the_other_is(chain: list[Transform]) -> None:
+    images = as_batch(pictures(6, 26, 31))
+
+    class Stop(Transform):
+        def apply(self, batch: Any, purpose: str) -> Any:
+            return batch.finished()
+
+    one_by_one = [step for transform in chain for step in (transform, Stop())]
+    found, expected = changed(Compose(chain), images), changed(Compose(one_by_one), images)
+    assert (found.int() - expected.int()).abs().max() <= 2  # rounded once, or at each step
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    images = torch.zeros(0, 3, 32, 32, dtype=torch.uint8)
+    assert changed(USUAL, images).shape[0] == 0
+
+
+def test_nothing_to_do_returns_the_images_themselves() -> None:
+    images = as_batch(pictures(2, 5, 6))
+    assert changed(Compose([]), images) is images
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RandomResizedCrop(0), "size must be a positive integer"),
+        (lambda: RandomResizedCrop((3, 4, 5)), "size must be"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(8, scale=(0.0, 1.0)), "scale must be"),
+        (lambda: RandomResizedCrop(8, ratio=(2.0, 1.0)), "ratio must be"),
+        (lambda: RandomResizedCrop(8, scale=0.5), r"scale must be \(least, most\); found 0.5"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(8, interpolation="nearest"), "interpolation must be one of bilinear, bicubic"),  # type: ignore[arg-type]
+        (lambda: Resize(-3), "size must be"),
+        (lambda: Resize(3.5), "size must be"),  # type: ignore[arg-type]
+        (lambda: RandomCrop(0), "size must be"),
+        (lambda: CenterCrop(0), "size must be"),
+        (lambda: HorizontalFlip(1.5), "p must be from 0 to 1"),
+        (lambda: Normalize("cifar"), "mean must be one of imagenet"),
+        (lambda: Normalize([0.5], [0.0]), "std must be above 0.*found"),
+        (lambda: Normalize(0.5, -1), "std must be above 0"),
+        (lambda: Normalize([0.5, 0.5], [0.5] * 3), "as many numbers"),
+        (lambda: Normalize([0.5] * 3), "std must be a finite number, or one for each channel; found None"),
+        (lambda: Normalize(math.nan, 1.0), "mean must be a finite number"),
+        (lambda: Normalize([[0.5]], 1.0), "mean must be a finite number"),  # type: ignore[list-item]
+        (lambda: Normalize([], []), "mean must be a finite number"),
+        (lambda: ToDtype(torch.uint8), "floating point"),
+        (lambda: ToDtype("float32"), "floating point type of torch; found 'float32'"),  # type: ignore[arg-type]
+        (lambda: Compose([abs]), "expected a Transform"),  # type: ignore[list-item]
+        (lambda: Compose([Views([CenterCrop(3)])]), "Views only around all others"),
+        (lambda: Views([]), "one or more"),
+        (lambda: Views([abs]), "expected a Transform"),  # type: ignore[list-item]
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_it_is_made(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: HorizontalFlip("x"), "p must be a number; found 'x'"),
+        (lambda: RandomResizedCrop(8, scale=("a", "b")), "scale must be a number; found 'a'"),
+        (lambda: Mixup("a"), "num_classes must be an integer; found 'a'"),
+        (lambda: CutMix(2.5), "num_classes must be an integer; found 2.5"),
+        (lambda: Mixup(3, alpha="x"), "alpha must be a number; found 'x'"),
+        (lambda: Compose(3), "transforms must be a list of them; found 3"),
+        (lambda: Views(CenterCrop(3)), "transforms must be a list of them; found CenterCrop"),
+        (lambda: CenterCrop(2)(np.zeros((1, 3, 4, 4), np.uint8)), "must be tensors; found ndarray and NoneType"),
+        (lambda: CenterCrop(2)(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), [1]), "found Tensor and list"),
+    ],
+)
+def test_what_is_of_a_wrong_type_is_refused_in_words(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        make()
+
+
+def test_one_number_stands_for_every_channel() -> None:
+    images = torch.randint(0, 256, (4, 3, 6, 5), dtype=torch.uint8)
+    expected = changed(Normalize([0.4] * 3, [0.3] * 3), images)
+    tensor = torch.tensor([0.3], dtype=torch.float64)
+    for mean, std in ((0.4, 0.3), ([0.4], [0.3]), (0.4, [0.3] * 3), (np.full(3, 0.4), tensor)):
+        assert torch.equal(changed(Normalize(mean, std), images), expected)
+    assert torch.equal(changed(Normalize(0.4, 0.3), images[:, :1]), expected[:, :1])
+    with pytest.raises(TypeError, match="std must be a number, or one for each channel; found 'x'"):
+        Normalize(0.5, "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("transform", "options", "match"),
+    [
+        (CenterCrop(9), {}, r"crop of \(9, 9\) pixels, height and width, does not fit into a picture of \(8, 8\)"),
+        (RandomCrop((3, 9)), {}, "does not fit"),
+        (CenterCrop(4), {"indices": [1, 2, 3]}, r"indices must be integers of shape \(2,\); found int64 \(3,\)"),
+        (CenterCrop(4), {"sizes": [[3, 4]]}, r"sizes must be of shape \(2, 2\)"),
+        (CenterCrop(4), {"sizes": [[8, 0], [8, 8]]}, "at least 1"),
+        (CenterCrop(4), {"indices": [0.5, 1.5]}, "found float64"),
+        (CenterCrop(4), {"seed": -1}, "seed"),
+        (HorizontalFlip(), {"view": -1}, "view must be"),
+        (Normalize([0.5] * 2, 0.5), {}, "expected images of 2 channels to normalise; found 3"),
+        (Compose([ToDtype(torch.float32), Normalize()]), {}, "Normalize comes before ToDtype"),
+        (Compose([Normalize(), HorizontalFlip()]), {}, "they come before Normalize and ToDtype"),
+        (Compose([ToDtype(torch.float32), CenterCrop(4)]), {}, "they come before"),
+        (Compose([Normalize(), CenterCrop(8), Resize(4)]), {}, "they come before"),
+    ],
+)
+def test_what_does_not_fit_the_batch_is_refused(transform: Transform, options: dict[str, Any], match: str) -> None:
+    if "seed" in options:
+        transform = RandomCrop(4)
+    with pytest.raises(ValueError, match=match):
+        transform(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), **options)
+
+
+@pytest.mark.parametrize("images", [torch.zeros(2, 3, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8)])
+def test_only_batches_of_uint8_are_taken(images: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"images must be uint8 \(B, C, H, W\)"):
+        CenterCrop(4)(images)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_what_torch_is_set_to_changes_nothing(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(transform_module, "resample", partial(resample, native=False))
+    images = as_batch(pictures(6, 32, 30))
+    labels = torch.arange(6)
+    chain = Compose([USUAL, CutMix(6, label_smoothing=0.1)])
+    plain = Normalize()
+    expected = (*chain(images, labels), plain(images))
+    with torch.device("meta"):
+        elsewhere = (*chain(images, labels), plain(images))
+    with torch.autocast("cpu", torch.bfloat16):
+        autocast = (*chain(images, labels), plain(images))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = (*chain(images, labels), plain(images))
+    finally:
+        torch.set_default_dtype(before)
+    for found in (elsewhere, autocast, wide):
+        for one, other in zip(found, expected, strict=True):
+            assert isinstance(one, torch.Tensor)
+            assert isinstance(other, torch.Tensor)
+            assert one.dtype == other.dtype == torch.float32
+            assert torch.equal(one, other)
+
+
+def test_transforms_are_values() -> None:
+    assert RandomResizedCrop(3) == RandomResizedCrop(3) != replace(RandomResizedCrop(3), antialias=False)
+    assert "RandomResizedCrop(size=3" in repr(Compose([RandomResizedCrop(3)]))
+    assert hash(Compose([RandomResizedCrop(3)])) == hash(Compose(crop for crop in [RandomResizedCrop(3)]))

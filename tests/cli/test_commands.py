@@ -1,0 +1,379 @@
+"""The command line as a person or a script meets it: output, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import random_picture, write_jpeg
+from forked import run_forked
+
+from shardio.cli.commands import _Bar
+
+
+def shardio(*words: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    return run_forked("shardio", *map(str, words), **kwargs)
+
+
+@pytest.fixture
+def converted(image_tree: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    result = shardio("convert", image_tree, out, "--size", "16x24")
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def assert_one_clear_error(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
+    assert result.returncode == code
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) <= 4  # click's usage line, its hint, an empty line, the error
+    for part in parts:
+        assert part in result.stderr
+
+
+def test_convert_sums_up_what_it_did(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    (image_tree / "train" / "n01" / ".hidden").write_bytes(b"")
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--max-bad", "1")
+    assert result.returncode == 0
+    assert result.stderr == ""  # no progress bar where there is no terminal
+    for part in ("train", "12 samples", "val", "6 samples", "2 shards", "refused 1: empty 1", "ignored 1: hidden 1"):
+        assert part in result.stdout
+
+
+def test_convert_json_is_one_object(image_tree: Path, tmp_path: Path) -> None:
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--json")
+    report = json.loads(result.stdout)
+    assert report["num_samples"] == {"train": 12, "val": 6}
+    assert report["num_converted"] == report["num_sources"] == 18
+    again = json.loads(shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--json").stdout)
+    assert again["num_converted"] == 0
+    assert again["digest"] == report["digest"]
+
+
+def test_convert_again_says_that_nothing_is_to_do(image_tree: Path, converted: Path) -> None:
+    result = shardio("convert", image_tree, converted, "--size", "16x24")
+    assert result.returncode == 0
+    assert "nothing to do: the set is published" in result.stdout
+
+
+def test_another_conversion_into_the_same_folder_is_refused(image_tree: Path, converted: Path) -> None:
+    result = shardio("convert", image_tree, converted, "--size", "32")
+    assert_one_clear_error(result, 1, str(converted), "size [16, 24], here [32, 32]", "new folder")
+
+
+def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / "val" / "n02" / "page.JPEG").write_bytes(b"<html>404</html>")
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16")
+    assert_one_clear_error(result, 1, "at most 0 refused images of 19", "rejects.jsonl", "--max-bad")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    (line,) = (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
+    assert json.loads(line)["key"] == "val/n02/page.JPEG"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["convert"], "Missing argument 'SRC'"),
+        (["convert", "a", "b", "--size", "big"], "found 'big'"),
+        (["convert", "a", "b", "--size", "16x"], "found '16x'"),
+        (["convert", "a", "b", "--shard-size", "4 parsecs"], "found '4 parsecs'"),
+        (["convert", "a", "b", "--max-bad", "200%"], "found '200%'"),
+        (["convert", "a", "b", "--fit", "stretch"], "'stretch' is not one of"),
+        (["convert", "a", "b", "--workers", "0"], "0 is not in the range"),
+        (["bench", "a", "--threads", "1,0"], "expected numbers from 1 on, such as 1,2,4; found '1,0'"),
+        (["bench", "a", "--threads", "none"], "found 'none'"),
+        (["bench", "a", "--prefetch", "-1"], "expected numbers from 0 on"),
+        (["bench", "a", "--crop", "auto"], "found 'auto'"),
+        (["convert", "a", "b", "--source", "zip"], "'zip' is not one of"),
+        (
+            ["verify", "a", "--subset", "0"],
+            "expected a share such as 5% or 0.05, more than 0 and at most 100%; found '0'",
+        ),
+        (["verify", "a", "--subset", "5"], "found '5'"),
+        (["verify", "a", "--subset", "100.1%"], "found '100.1%'"),
+        (["verify", "a", "--subset", "some"], "found 'some'"),
+        (["verify", "a", "--subset", "5%", "--quick"], "choose one of them"),
+        (["verify", "a", "--seed", "5"], "no subset was asked for"),
+        (["plan"], "Missing argument 'SRC'"),
+        (["plan", "a", "--size", "big"], "found 'big'"),
+        (["explode"], "No such command 'explode'"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(words: list[str], expected: str) -> None:
+    assert_one_clear_error(shardio(*words), 2, expected)
+
+
+@pytest.mark.parametrize("size", ["0", "70000"])
+def test_values_that_no_set_can_have_are_wrong_usage(image_tree: Path, tmp_path: Path, size: str) -> None:
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", size)
+    assert_one_clear_error(result, 2, "size must be (height, width)")
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "bench", "warm"])
+def test_a_folder_without_a_set_is_named(command: str, tmp_path: Path) -> None:
+    result = shardio(command, tmp_path)
+    assert_one_clear_error(result, 1, str(tmp_path / "manifest.json"), "shardio convert SRC OUT")
+
+
+def test_missing_sources_are_named(tmp_path: Path) -> None:
+    result = shardio("convert", tmp_path / "nowhere", tmp_path / "out")
+    assert_one_clear_error(result, 1, str(tmp_path / "nowhere"), "expected a folder of images, found nothing")
+
+
+def test_convert_says_what_it_took_its_sources_for(image_tree: Path, tmp_path: Path) -> None:
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16")
+    assert f"  source  tree, {image_tree}\n" in result.stdout
+    lines = [f"{path.relative_to(tmp_path)} {path.parent.name}\n" for path in image_tree.rglob("train/*/*")]
+    (tmp_path / "list.txt").write_text("".join(lines))
+    words = ("convert", tmp_path / "list.txt", tmp_path / "out2", "--size", "16", "--json")
+    assert json.loads(shardio(*words).stdout)["source"] == "list"
+    assert json.loads(shardio(*words, "--source", "list").stdout)["num_converted"] == 0
+    assert_one_clear_error(shardio(*words, "--source", "tree"), 1, "expected a folder of images, found a file")
+
+
+def test_the_faults_of_a_list_are_lines_of_one_error(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a.jpg 0\nb.jpg\nc.jpg x\n")
+    result = shardio("convert", tmp_path / "list.txt", tmp_path / "out")
+    assert_one_clear_error(result, 1, "2 lines are wrong", "\n  line 2: expected", "\n  line 3: expected")
+
+
+def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    (image_tree / "train" / "n01" / ".hidden").write_bytes(b"")
+    words = ("plan", image_tree, tmp_path / "out", "--size", "16", "--seconds", "0.1", "--max-bad", "100%")
+    result = shardio(*words)
+    assert (result.returncode, result.stderr) == (0, "")
+    for part in (
+        f"{image_tree}: tree, 19 images of 3 classes",
+        "13 images, 4 (n02) to 5 (n01) of a class",
+        "ignored hidden 1",
+        "in 2 shards",
+        f" at {tmp_path / 'out'}: enough",
+        "images/s as measured on ",
+    ):
+        assert part in result.stdout
+    facts = json.loads(shardio(*words, "--json").stdout)
+    assert facts["splits"]["train"]["largest"] == ["n01", 5]
+    assert facts["fits"] is True
+    assert facts["num_sources"] == 19
+    assert json.loads(shardio("plan", image_tree, "--seconds", "0.1", "--json").stdout)["free_nbytes"] is None
+    assert not (tmp_path / "out").exists()
+
+
+def test_plan_exits_with_1_if_convert_would_refuse_so_many_bad_images(image_tree: Path, tmp_path: Path) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    words = (image_tree, tmp_path / "out", "--size", "16")
+    for limit, code, verdict in (("1%", 1, "TOO MANY, --max-bad 1% allows 0"), ("1", 0, "--max-bad 1 allows 1")):
+        result = shardio("plan", *words, "--seconds", "30", "--max-bad", limit)
+        assert result.returncode == code
+        assert f"bad     1 of 19 tried were refused, which are all: {verdict}\n" in result.stdout
+        assert shardio("convert", *words, "--max-bad", limit).returncode == code
+    facts = json.loads(shardio("plan", *words, "--seconds", "30", "--json").stdout)
+    assert (facts["max_bad"], facts["most_bad"], facts["expected_bad"]) == (0.01, 0, 1)
+
+
+def test_plan_exits_with_1_if_the_set_would_not_fit(image_tree: Path, tmp_path: Path) -> None:
+    words = ("plan", image_tree, tmp_path / "out", "--size", "65536", "--seconds", "0.01")
+    free = os.statvfs(tmp_path)
+    if free.f_bavail * free.f_frsize > 18 * 65536**2 * 3:
+        pytest.skip("there is room for 232 GB")
+    result = shardio(*words)
+    assert result.returncode == 1
+    assert f"{tmp_path / 'out'}: TOO LITTLE" in result.stdout
+
+
+def test_info_tells_what_is_in_the_set(converted: Path) -> None:
+    text = shardio("info", converted).stdout
+    facts = json.loads(shardio("info", converted, "--json").stdout)
+    assert facts["sample_shape"] == [16, 24, 3]
+    assert facts["splits"]["train"] == {"num_samples": 12, "num_shards": 1}
+    assert facts["digest"] in text
+    assert "12 samples in 1 shards" in text
+
+
+def test_info_does_not_load_torch(converted: Path) -> None:
+    code = "import sys, shardio.cli.commands as c; sys.argv = ['shardio', 'info', sys.argv[1]]\n"
+    code += "try:\n    c.main()\nexcept SystemExit as e:\n    assert e.code == 0\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(converted)], check=True, capture_output=True, timeout=60)
+
+
+def test_verify_names_the_damaged_sample_and_exits_with_1(converted: Path) -> None:
+    assert "intact" in shardio("verify", converted).stdout
+    shard = converted / "train-00000.npy"
+    data = bytearray(shard.read_bytes())
+    data[4096 + 5 * 16 * 24 * 3 + 7] ^= 1
+    shard.write_bytes(data)
+    assert shardio("verify", converted, "--quick").returncode == 0
+    result = shardio("verify", converted)
+    assert result.returncode == 1
+    assert "train-00000.npy" in result.stdout
+    assert "damaged samples: 5 (train/" in result.stdout
+    (problem,) = json.loads(shardio("verify", converted, "--json").stdout)["problems"]
+    assert problem["samples"] == [5]
+
+
+def test_verify_of_a_subset_says_how_many_samples_it_read_and_with_which_seed(converted: Path) -> None:
+    result = shardio("verify", converted, "--subset", "50%", "--seed", "9")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "intact: 9 samples (seed 9), sizes, headers and indexes of 6 files" in result.stdout
+    drawn = json.loads(shardio("verify", converted, "--subset", "0.01", "--json").stdout)["subset"]
+    assert drawn["share"] == 0.01
+    assert drawn["num_samples"] == 2
+    repeated = json.loads(shardio("verify", converted, "--subset", "1%", "--seed", drawn["seed"], "--json").stdout)
+    assert repeated["subset"] == drawn
+    assert json.loads(shardio("verify", converted, "--json").stdout)["subset"] is None
+
+
+def test_verify_of_a_pinned_set_takes_the_digest_that_info_prints(converted: Path) -> None:
+    digest = json.loads(shardio("info", converted, "--json").stdout)["digest"]
+    assert f"  digest  {digest}\n" in shardio("info", converted).stdout
+    assert shardio("verify", converted, "--digest", digest[:12]).returncode == 0
+    result = shardio("verify", converted, "--digest", "0" * 64)
+    assert result.returncode == 1
+    assert f"digest: expected {'0' * 64}, found {digest}" in result.stdout
+    assert_one_clear_error(shardio("verify", converted, "--digest", digest[:11]), 2, "the first 12 or more")
+
+
+def test_bench_prints_the_limits_and_every_combination(converted: Path) -> None:
+    words = ("bench", converted, "--rounds", "1", "--seconds", "0.01", "--batch-size", "4,6", "--io", "pread")
+    text = shardio(*words, "--crop", "none,8x12", "--threads", "1,2")
+    assert (text.returncode, text.stderr) == (0, "")
+    for name in ("memcpy of one large block", "np.take into slots, batch 4", "np.take into one buffer, batch 6"):
+        assert f"\n{name} " in text.stdout
+    assert "ShardLoader: device cpu, io pread, prefetch 2\n" in text.stdout
+    rows = [tuple(line.split()[:3]) for line in text.stdout.splitlines() if line.startswith(("none ", "8x12 "))]
+    assert rows == list(product(("none", "8x12"), "46", "12"))
+    facts = json.loads(shardio(*words, "--threads", "auto", "--json").stdout)
+    assert [(loader["batch_size"], loader["crop"]) for loader in facts["loaders"]] == [(4, None), (6, None)]
+    for loader in facts["loaders"]:
+        assert {"memcpy", "take", "take_one_buffer"} <= loader["ratios"].keys()
+
+
+def test_bench_names_what_cannot_work_before_it_measures(converted: Path) -> None:
+    result = shardio("bench", converted, "--seconds", "600", "--crop", "none,99")
+    assert_one_clear_error(result, 2, "crop must be from (1, 1) to (16, 24)")
+
+
+def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(converted: Path) -> None:
+    for path in converted.glob("*.npy"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    first = json.loads(shardio("warm", converted, "--split", "val", "--json").stdout)
+    assert first["splits"] == ["val"]
+    assert first["resident_after"] == 1
+    result = shardio("warm", converted, "--workers", "2")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "now 100.0%" in result.stdout
+    again = json.loads(shardio("warm", converted, "--json", "--force").stdout)
+    assert (again["num_files"], again["resident_before"]) == (4, 1)
+    assert again["nbytes"] == sum(path.stat().st_size for path in converted.glob("*.npy"))
+    assert_one_clear_error(
+        shardio("warm", converted, "--split", "test"), 1, "expected a split 'test', found train, val"
+    )
+
+
+@pytest.mark.parametrize("columns", [0, 40, 100])
+def test_a_bar_is_shown_on_a_terminal_whatever_width_it_tells(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    here, there = os.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("4H", 0, columns, 0, 0))
+    with os.fdopen(here, "rb", buffering=0) as terminal, os.fdopen(there, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with _Bar(total=10, unit=" images") as bar:
+            bar.update(10)
+        data = b""
+        while not data.endswith(b"\n"):  # a terminal hands on what was written bit by bit
+            data += terminal.read(10_000)
+    shown = data.decode().splitlines()
+    assert any("10/10" in line for line in shown)
+    assert 30 < max(map(len, shown)) < (columns or 200)
+
+
+def test_no_bar_is_shown_where_there_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "log").open("w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with _Bar(total=10) as bar:
+            bar.update(10)
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_demo_leaves_nothing_anywhere_unless_it_is_told_where(tmp_path: Path) -> None:
+    for number in range(8):
+        picture = random_picture(np.random.default_rng(number), 32, 32)
+        write_jpeg(tmp_path / "images" / f"c{number % 2}" / f"{number}.jpg", picture)
+    (tmp_path / "tmp").mkdir()
+    words = ("demo", tmp_path / "images", "--steps", "1", "--size", "16")
+    env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    result = shardio(*words, cwd=tmp_path, env=env)
+    assert result.returncode == 0, result.stderr
+    assert f"$ shardio convert {tmp_path / 'images'} {tmp_path / 'tmp' / 'shardio-demo-'}" in result.stdout
+    assert "`--out FOLDER` keeps the set" in result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "tmp"]
+    assert not list((tmp_path / "tmp").glob("shardio*"))
+    assert shardio(*words, "--out", tmp_path / "kept").returncode == 0
+    assert (tmp_path / "kept" / "manifest.json").exists()
+
+
+def test_help_names_every_command() -> None:
+    text = shardio("--help").stdout
+    for command in ("plan", "convert", "info", "verify", "bench", "warm", "stage", "evict", "demo"):
+        assert f"\n  {command} " in text
+        assert shardio(command, "--help").returncode == 0
+
+
+def test_output_into_a_closed_pipe_ends_quietly(converted: Path) -> None:
+    command = f"{sys.executable} -m shardio info {converted} | true"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("workers", [1, 2, 6])
+def test_ctrl_c_exits_at_once_with_130_and_the_same_command_goes_on(tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "images" / "a"
+    write_jpeg(folder / "0.JPEG", random_picture(np.random.default_rng(3), 900, 900))
+    for number in range(1, 240):
+        os.link(folder / "0.JPEG", folder / f"{number}.JPEG")
+    out = tmp_path / "out"
+    words = ["convert", tmp_path / "images", out, "--size", "64", "--shard-size", "200kB", "--workers", workers]
+    words += ["--accept-layout"]
+    command = [sys.executable, "-m", "shardio", *map(str, words)]
+    # A group of its own, signalled as a terminal does it: parent and workers alike.
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = 60.0
+    # A shard counts from its record on, which follows it.
+    while not list(out.glob(".convert/train-*.json")) and process.poll() is None and deadline > 0:
+        try:
+            process.wait(0.02)
+        except subprocess.TimeoutExpired:
+            deadline -= 0.02
+    start = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    seconds = time.monotonic() - start
+    assert process.returncode == 130, stderr
+    assert seconds < 2  # one is promised, on a machine that is not busy with other tests
+    kept, said = [line for line in stderr.splitlines() if line]
+    assert kept.endswith(f" of 240 images are kept in {out}; run the same command again to go on")
+    assert said == "shardio: interrupted"
+    assert not (out / "manifest.json").exists()
+    assert not list(out.glob(".*.tmp"))
+    again = shardio(*words, "--json")
+    assert again.stderr == f"shardio: going on: {kept.split()[1]} of 240 images were kept\n"
+    report = json.loads(again.stdout)
+    assert report["num_samples"] == {"train": 240}
+    assert report["num_converted"] == 240 - int(kept.split()[1])

@@ -1,0 +1,322 @@
+"""Whatever names, keys, labels, servers and sets say: a terminal or log shows lines of shardio, and text in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import unicodedata
+import warnings
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import random_picture, write_jpeg
+from storages import tar_of
+from test_commands import shardio
+
+from shardio.conversion.sources.listfile import scan_list
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.errors import CacheError, DecodeError, FormatError, ShardioError, SourceError, SpaceError, printable
+from shardio.format.manifest import load_manifest
+from shardio.loading.loader import ShardLoader
+from shardio.reading.through_cache import CachedSplit
+from shardio.sets.cache.folder import Cache
+from shardio.sets.verify import verify
+
+FAKE = "shardio: fake line"
+EVIL = f"x\n{FAKE}\r{FAKE}\x1b[31m\x1b]0;t\x07\x9b1m\x85\u202e\u200b\u2028{FAKE}\udc9b\udcff"
+"""A new line, a line over this one, colours, a title, the same in C1, another direction, no width, no UTF-8."""
+UTF8 = EVIL.removesuffix("\udc9b\udcff")
+
+
+def assert_shows_only_text(*texts: str) -> None:
+    for text in texts:
+        for line in text.split("\n"):
+            assert line.isprintable(), ascii(line)
+            assert not line.lstrip().startswith(FAKE), ascii(line)
+
+
+def assert_clean(result: subprocess.CompletedProcess[str], *, code: int | None = None) -> None:
+    assert code is None or result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout or result.stderr
+    assert_shows_only_text(result.stdout, result.stderr)
+
+
+# --- escaping --------------------------------------------------------------------------------------------------------
+
+
+def test_every_character_is_shown_as_it_is_or_as_visible_characters_that_say_which_it_is() -> None:
+    for code in range(sys.maxunicode + 1):
+        shown = printable(chr(code))
+        if shown != chr(code):
+            assert shown.isascii()
+            assert shown.encode().decode("unicode_escape") == chr(code)
+        assert shown.isprintable()
+        assert unicodedata.category(shown[0]) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    assert printable(printable(EVIL)) == printable(EVIL)
+
+
+def test_words_of_any_language_are_shown_as_they_are() -> None:
+    for text in ("été", "漢字", "тест", "a b", "C:\\x", "🐈", ""):
+        assert printable(text) == text
+
+
+@pytest.mark.parametrize("kind", [FormatError, SourceError, CacheError, SpaceError, ShardioError])
+def test_a_line_of_an_error_stays_one_and_its_arguments_are_as_they_were(kind: type[ShardioError]) -> None:
+    error = kind(f"{EVIL}: expected")
+    assert str(error) == printable(EVIL) + ": expected"
+    assert error.args == (f"{EVIL}: expected",)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_the_lines_of_an_error_are_told_apart() -> None:
+    assert str(SourceError("a", "b\nc")) == "a\n  b\\nc"
+    assert str(DecodeError("damaged", "a\nb")) == "damaged: a\\nb"
+    assert DecodeError("damaged", "a\nb").detail == "a\nb"
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def evil_set(tmp_path: Path) -> Path:
+    """A set that is hostile in its name, its keys, its classes, what these are called, and its provenance."""
+    out = tmp_path / EVIL
+    with ShardWriter(out, (4, 4, 3), classes=[EVIL, "b"], class_names=[EVIL + "1", EVIL + "2"]) as writer:
+        for i in range(4):
+            writer.append(np.full((4, 4, 3), i, np.uint8), i % 2, key=os.fsencode(f"{EVIL}{i}"))
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["provenance"] |= {EVIL: EVIL, "list": [EVIL], "inner": {EVIL: {EVIL: EVIL}}}
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    return out
+
+
+def test_commands_show_a_hostile_set_as_text(evil_set: Path, tmp_path: Path) -> None:
+    assert_clean(shardio("info", evil_set), code=0)
+    assert json.loads(shardio("info", evil_set, "--json").stdout)["provenance"][EVIL] == EVIL
+    assert_clean(shardio("verify", evil_set), code=0)
+    assert_clean(shardio("warm", evil_set), code=0)
+    assert_clean(shardio("list", tmp_path), code=0)
+    copies = tmp_path / "copies"
+    assert_clean(shardio("stage", evil_set, copies), code=0)
+    assert_clean(shardio("list", tmp_path, evil_set, "--cache", copies), code=0)
+    with Cache(copies).lease(load_manifest(evil_set).digest):
+        assert_clean(shardio("evict", copies, "--keep", "0"), code=0)
+    assert_clean(shardio("evict", copies, "--keep", "0"), code=0)
+    (tmp_path / "root").mkdir()
+    assert_clean(shardio("publish", evil_set, tmp_path / "root" / "sound"), code=0)
+    assert_clean(shardio("publish", evil_set, tmp_path / "root" / EVIL), code=1)
+    assert_clean(shardio("repair", evil_set, tmp_path / EVIL), code=1)
+
+
+def test_commands_name_what_is_damaged_in_a_hostile_set_as_text(evil_set: Path, tmp_path: Path) -> None:
+    with open(evil_set / "train-00000.npy", "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 48)
+    assert_clean(shardio("verify", evil_set), code=1)
+    evil_set = evil_set.rename(tmp_path / "set")
+    assert_shows_only_text(*(problem.detail for problem in verify(evil_set).problems))
+    assert_clean(shardio("stage", evil_set, tmp_path / "copies"), code=1)
+    (evil_set / "train-index.npy").unlink()
+    for command in ("verify", "warm"):
+        assert_clean(shardio(command, evil_set), code=1)
+
+
+def test_manifests_that_are_refused_are_quoted_as_text(evil_set: Path, tmp_path: Path) -> None:
+    sound = json.loads((evil_set / "manifest.json").read_text())
+    changes: list[Callable[[dict[str, object]], object]] = [
+        lambda document: document.update({EVIL: 1}),
+        lambda document: document.update({"format": EVIL}),
+        lambda document: document.update({"digest": EVIL}),
+        lambda document: document.update({"classes": [EVIL, EVIL]}),
+        lambda document: document.update({"splits": {EVIL: {}}}),
+        lambda document: document.update({"rejects": EVIL}),
+        lambda document: document.update({"provenance": EVIL}),
+    ]
+    for change in changes:
+        document = json.loads(json.dumps(sound))
+        change(document)
+        (evil_set / "manifest.json").write_text(json.dumps(document))
+        assert_clean(shardio("info", evil_set), code=1)
+        with pytest.raises(FormatError) as caught:
+            load_manifest(evil_set)
+        assert_shows_only_text(str(caught.value))
+    assert_clean(shardio("list", tmp_path), code=0)
+
+
+def test_a_hostile_cache_is_shown_as_text(evil_set: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "in" / EVIL
+    digest = load_manifest(evil_set).digest
+    command = [sys.executable, "-m", "shardio", "stage", str(evil_set), str(cache)]
+    staged = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    assert (staged.stdout, staged.stderr) == (os.fsencode(cache / digest) + b"\n", b"")  # as it is, for scripts
+    assert_clean(shardio("evict", cache, "--keep", "1TB"), code=0)
+    (cache / f"{digest}.fill").write_text(json.dumps({"source": EVIL}))
+    with Cache(cache).lease(digest):
+        assert_clean(shardio("evict", cache, "--keep", "0"), code=0)
+    (cache / f"{digest}.lock").unlink()
+    os.mkfifo(cache / f"{digest}.lock")
+    assert_clean(shardio("list", tmp_path, "--cache", cache), code=0)
+    assert_clean(shardio("evict", cache, "--keep", "0"), code=0)
+    assert_clean(shardio("stage", evil_set, cache, "--verify"), code=1)
+    shutil.rmtree(cache)
+    cache.mkdir()
+    (cache / EVIL).write_bytes(b"")
+    assert_clean(shardio("evict", cache, "--keep", "0"), code=1)
+
+
+@pytest.fixture
+def evil_tree(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    src = tmp_path / "src" / EVIL
+    for split in ("train", "val"):
+        for name in (EVIL, "b"):
+            for i in range(2):
+                write_jpeg(src / split / name / f"{EVIL}{i}.jpg", random_picture(rng, 20, 20))
+    (src / "train" / "b" / f"{EVIL}3.jpg").write_bytes(b"")
+    return src
+
+
+def test_conversions_of_hostile_names_show_text(evil_tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out" / EVIL
+    assert_clean(shardio("plan", evil_tree, out, "--size", "8", "--max-bad", "1", "--seconds", "0.01"), code=0)
+    assert_clean(shardio("convert", evil_tree, out, "--size", "8", "--max-bad", "0"), code=1)
+    assert_clean(shardio("convert", evil_tree, out, "--size", "9", "--max-bad", "1"), code=1)
+    same = ("--size", "8", "--max-bad", "1", "--report-duplicates", out.parent / "again.jsonl")
+    assert_clean(shardio("convert", evil_tree, out, *same), code=0)
+    assert_clean(shardio("convert", evil_tree, out, *same), code=0)
+    with open(out / "train-00000.npy", "r+b") as file:
+        file.truncate(4096)
+    assert_clean(shardio("verify", out), code=1)
+    next((evil_tree / "train" / "b").iterdir()).unlink()
+    assert_clean(shardio("repair", out, evil_tree), code=1)
+    assert_clean(shardio("repair", out, tmp_path / "nowhere" / EVIL), code=1)
+    assert_clean(shardio("convert", evil_tree, out / "inside"), code=1)
+    assert_clean(shardio("convert", tmp_path / "nowhere" / EVIL, out), code=1)
+
+
+LISTS = {
+    "label": f"a.jpg,{EVIL!r}\nb.jpg,-1\n",
+    "quoted": f'a.jpg,"{EVIL}"\nb.jpg,"-1{EVIL}"\n',
+    "path": f'"{EVIL}",3\n"{EVIL}",4\n',
+    "split": f'a.jpg,1,"{EVIL}"\n',
+    "cells": f"{EVIL}\n",
+}
+
+
+@pytest.mark.parametrize("rows", LISTS.values(), ids=LISTS.keys())
+@pytest.mark.parametrize(
+    "header", ["path,label\n", "path,label,split\n", "", f"path,{EVIL}\n", f"label,path,path,{EVIL}\n"]
+)
+def test_faults_of_a_hostile_list_are_shown_as_text(tmp_path: Path, header: str, rows: str) -> None:
+    src = tmp_path / f"{EVIL}.csv"
+    src.write_text(header + rows, errors="surrogateescape")
+    with pytest.raises(SourceError) as caught:
+        scan_list(src)
+    assert_shows_only_text(str(caught.value))
+
+
+def test_hostile_archives_and_lists_are_shown_as_text(tmp_path: Path) -> None:
+    src = tmp_path / f"{EVIL}.csv"
+    src.write_text(LISTS["path"], errors="surrogateescape")
+    assert_clean(shardio("convert", src, tmp_path / "out"), code=1)
+    image = b"\xff\xd8"
+    for files in (
+        [(f"{UTF8}.jpg", image), (f"{UTF8}.cls", UTF8.encode())],
+        [(f"{UTF8}.jpg", image), (f"{UTF8}.json", json.dumps({"label": EVIL}).encode())],
+        [(f"{UTF8}.jpg", image), (f"{UTF8}.jpg", image), (f"{UTF8}.cls", b"1")],
+        [(f"{UTF8}.jpg", image), (f"{UTF8}.cls", b"1"), (f"{UTF8}.cls", b"2")],
+    ):
+        tar = tmp_path / f"{EVIL}.tar"
+        files += [("sound.jpg", image), ("sound.cls", b"1")]
+        tar.write_bytes(tar_of(files))
+        for command in (("plan", tar, "--seconds", "0.01"), ("convert", tar, tmp_path / "out", "--max-bad", "0")):
+            assert_clean(shardio(*command))
+        tar.write_bytes(tar_of(files)[:-600])
+        assert_clean(shardio("convert", tar, tmp_path / "out"), code=1)
+
+
+def test_hostile_columns_are_shown_as_text(evil_tree: Path, tmp_path: Path) -> None:
+    for text in (f"path,{EVIL!r}\n", f'path,"{EVIL}"\n{EVIL!r},1\n', f'path,a\n"{EVIL}","{EVIL}"\n', f'"{EVIL}"\n'):
+        columns = tmp_path / f"{EVIL}.csv"
+        columns.write_text(text, errors="surrogateescape")
+        assert_clean(shardio("convert", evil_tree, tmp_path / "out", "--columns", columns), code=1)
+
+
+def test_hostile_parquet_is_shown_as_text(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / f"{UTF8}.parquet"
+    for names in (UTF8, [UTF8, UTF8], {UTF8: 1}):
+        features = {"label": {"_type": "ClassLabel", "names": names}}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        for columns in (("image", "label"), ("image", UTF8), (UTF8, "label"), (UTF8, UTF8 + "2")):
+            table = pyarrow.table({columns[0]: [b"x"], columns[1]: [7]}).replace_schema_metadata(metadata)
+            parquet.write_table(table, path)
+            assert_clean(shardio("convert", path, tmp_path / "out"), code=1)
+    path.write_bytes(b"PAR1" + UTF8.encode())
+    assert_clean(shardio("convert", path, tmp_path / "out"), code=1)
+
+
+def test_words_of_the_command_line_are_shown_as_text(tmp_path: Path) -> None:
+    for words in (
+        [EVIL],
+        ["info", "a", EVIL],
+        ["info", f"--{EVIL}"],
+        ["convert", "a", "b", "--size", EVIL],
+        ["convert", "a", "b", "--fit", EVIL],
+        ["verify", EVIL, "--digest", EVIL],
+        ["info", f"nonsense://{EVIL}/x"],
+        ["info", f"https://{EVIL}/x"],
+        ["list", EVIL, f"nonsense://{EVIL}"],
+        ["bench", EVIL, "--io", EVIL],
+        ["publish", EVIL, EVIL],
+        ["check-shuffle", EVIL],
+        ["stage", EVIL, EVIL],
+        ["evict", EVIL, "--keep", EVIL],
+        ["evict", EVIL, "--keep", "0"],
+        ["warm", EVIL, "--split", EVIL],
+    ):
+        result = shardio(*words, cwd=tmp_path)
+        assert result.returncode in (1, 2)
+        assert_clean(result)
+    evil_root = {**os.environ, "SHARDIO_PATH": f"{tmp_path}/{EVIL.replace(':', '')}:nonsense://{EVIL}"}
+    assert_clean(shardio("info", "imagenet", env=evil_root))
+    assert_clean(shardio("list", env=evil_root))
+
+
+def test_a_terminal_of_few_characters_shows_the_others_escaped(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    make_set(3).rename(tmp_path / "é漢")
+    for encoding, shown in (("latin-1", b"\xe9\\u6f22"), ("utf-8", "é漢".encode())):
+        command = [sys.executable, "-m", "shardio", "info", str(tmp_path / "é漢")]
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        result = subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment)
+        assert os.fsencode(tmp_path) + b"/" + shown + b": " in result.stdout
+
+
+# --- in Python -------------------------------------------------------------------------------------------------------
+
+
+def test_warnings_about_damaged_samples_and_failed_copies_are_text(evil_set: Path, tmp_path: Path) -> None:
+    with open(evil_set / "train-00000.npy", "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 48)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ShardLoader(evil_set, batch_size=4, check="sample", on_damage="skip") as loader:
+            assert len(list(loader)) == 1
+        with closing(CachedSplit(evil_set, tmp_path / "cache", "train")) as split:
+            split.open()
+            for thread in split._held.threads:
+                thread.wait()
+    texts = [str(warning.message) for warning in caught]
+    assert any("is damaged, and another takes its place" in text for text in texts)
+    assert any("without a copy" in text for text in texts)
+    assert_shows_only_text(*texts)

@@ -1,0 +1,178 @@
+"""Reading one source and noticing its change, wherever it lies."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+from conftest import put
+
+from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
+from shardio.conversion.sources.collection import Extent, Fault, FileOrigin, Source, identify, in_tree_order, read_file
+from shardio.errors import DecodeError
+
+# --- reading one source -----------------------------------------------------------------------------------------------
+
+
+def test_a_source_is_read_whole(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 5000
+    put(tmp_path, "1.jpg", content=content)
+    assert read_file(tmp_path / "1.jpg") == content
+    put(tmp_path, "0.jpg", content=b"")
+    assert read_file(tmp_path / "0.jpg") == b""
+
+
+def test_a_fifo_that_took_the_place_of_a_source_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1.jpg")
+    with pytest.raises(DecodeError, match=r"^unreadable: not a regular file$"):
+        read_file(tmp_path / "1.jpg")
+
+
+def test_a_socket_or_device_that_took_the_place_of_a_source_is_refused(tmp_path: Path, open_socket: str) -> None:
+    with pytest.raises(DecodeError, match=r"^unreadable: No such device or address$"):
+        read_file(tmp_path / open_socket)
+    with pytest.raises(DecodeError, match=r"^unreadable: not a regular file$"):
+        read_file(Path("/dev/zero"))
+
+
+def test_a_folder_that_took_the_place_of_a_source_is_refused(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(DecodeError, match=r"^unreadable: (not a regular file|Is a directory)$"):
+            read_file(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_source_that_is_gone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DecodeError, match=r"^unreadable: No such file or directory$"):
+        read_file(tmp_path / "1.jpg")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_source_without_permission_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "1.jpg")
+    (tmp_path / "1.jpg").chmod(0)
+    with pytest.raises(DecodeError, match=r"^unreadable: Permission denied$"):
+        read_file(tmp_path / "1.jpg")
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_want_of_descriptors_or_memory_is_not_the_fault_of_a_source(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A refusal would leave a sound image out of the set, for a reason that has nothing to do with it.
+    put(tmp_path, "1.jpg")
+
+    def failing(path: str | os.PathLike[str], flags: int, mode: int) -> int:
+        raise OSError(code, os.strerror(code), os.fspath(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", failing)
+        with pytest.raises(OSError, match=re.escape(os.strerror(code))) as caught:
+            read_file(tmp_path / "1.jpg")
+    assert not isinstance(caught.value, DecodeError)
+    assert caught.value.errno == code
+    assert str(tmp_path / "1.jpg") in str(caught.value)
+
+
+def test_a_file_too_large_to_be_an_image_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "1.jpg"
+    put(tmp_path, "1.jpg")
+    os.truncate(path, MAX_SOURCE_NBYTES + 1)  # sparse: it takes no room
+    message = f"^too large: expected at most {MAX_SOURCE_NBYTES} bytes, found {MAX_SOURCE_NBYTES + 1}$"
+    with pytest.raises(DecodeError, match=message):
+        read_file(path)
+
+
+# --- noticing change --------------------------------------------------------------------------------------------------
+
+
+def test_identity_changes_when_a_source_is_rewritten_mended_or_lost(tmp_path: Path) -> None:
+    path = tmp_path / "1.jpg"
+    put(tmp_path, "1.jpg", content=b"one")
+    os.utime(path, ns=(1, 1_000_000_007))
+    seen = [identify(path)]
+    assert identify(path) == seen[0]
+    os.utime(path, ns=(1, 1_000_000_008))
+    seen.append(identify(path))
+    path.write_bytes(b"longer")
+    os.utime(path, ns=(1, 1_000_000_008))
+    seen.append(identify(path))
+    path.unlink()
+    seen.append(identify(path))
+    assert len(set(seen)) == 4
+
+
+def test_identity_is_that_of_the_file_behind_a_link(tmp_path: Path) -> None:
+    put(tmp_path, "real.jpg")
+    (tmp_path / "link.jpg").symlink_to("real.jpg")
+    before = identify(tmp_path / "link.jpg")
+    assert before == identify(tmp_path / "real.jpg")
+    put(tmp_path, "real.jpg", content=b"changed")
+    assert identify(tmp_path / "link.jpg") != before
+
+
+def test_identity_of_what_cannot_be_looked_at_is_steady(tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "self").symlink_to("self")
+    assert identify(tmp_path / "gone") == identify(tmp_path / "dangling") == identify(tmp_path / "self")
+
+
+# --- an origin --------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_is_read_from_where_it_is_and_not_from_its_key(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", content=b"one")
+    put(tmp_path, "elsewhere.jpg", content=b"another")
+    put(tmp_path, "archive", content=b"0123456789")
+    origin = FileOrigin(tmp_path)
+    assert origin.read(Source(b"a/1.jpg", 0)) == b"one"
+    assert origin.read(Source(b"a/1.jpg", 0, b"elsewhere.jpg")) == b"another"
+    assert origin.read(Source(b"a/1.jpg", 0, os.fsencode(tmp_path / "elsewhere.jpg"))) == b"another"
+    assert origin.read(Source(b"a/1.jpg", 0, Extent(b"archive", 3, 4))) == b"3456"
+    assert origin.read(Source(b"a/1.jpg", 0, Extent(b"archive", 3, 0))) == b""
+    with pytest.raises(DecodeError, match=r"^unreadable: expected 4 bytes at 8, found 2$"):
+        origin.read(Source(b"a/1.jpg", 0, Extent(b"archive", 8, 4)))
+    with pytest.raises(DecodeError, match=r"^too large: "):
+        origin.read(Source(b"a/1.jpg", 0, Extent(b"archive", 0, MAX_SOURCE_NBYTES + 1)))
+
+
+def test_a_source_with_a_fault_is_refused_with_its_words(tmp_path: Path) -> None:
+    origin = FileOrigin(tmp_path)
+    with pytest.raises(DecodeError, match=r"^incomplete: there is no label$"):
+        origin.read(pickle.loads(pickle.dumps(Source(b"1.jpg", 0, Fault("there is no label")))))
+    one, other = (origin.fingerprint([Source(b"1.jpg", 0, Fault(fault))]) for fault in ("one", "other \udcff"))
+    assert one != other
+
+
+def test_an_origin_tells_sizes_without_reading(tmp_path: Path) -> None:
+    put(tmp_path, "1.jpg", content=b"12345")
+    origin = FileOrigin(tmp_path)
+    places = (None, b"1.jpg", Extent(b"no archive", 7, 1000), Fault("no image"), b"gone.jpg")
+    assert [origin.nbytes(Source(b"1.jpg", 0, place)) for place in places] == [5, 5, 1000, 0, 0]
+
+
+def test_a_fingerprint_changes_with_the_archive_and_with_the_extent(tmp_path: Path) -> None:
+    put(tmp_path, "archive", content=b"0123456789")
+    os.utime(tmp_path / "archive", ns=(1, 1_000_000_000))
+    origin = FileOrigin(tmp_path)
+
+    def fingerprint(offset: int, nbytes: int) -> str:
+        return origin.fingerprint([Source(b"1.jpg", 0, Extent(b"archive", offset, nbytes))])
+
+    seen = {fingerprint(0, 1), fingerprint(1, 1), fingerprint(0, 2)}
+    assert fingerprint(0, 1) in seen
+    os.utime(tmp_path / "archive", ns=(1, 1_000_000_001))
+    seen |= {fingerprint(0, 1), fingerprint(1, 1)}
+    assert len(seen) == 5
+
+
+def test_tree_order_is_by_class_then_folder_then_name() -> None:
+    keys = [b"a/1", b"a/2", b"a/B", b"a/b", b"a/sub/1", b"a/sub/2", b"a-b/0", b"b/0"]
+    labels = [0, 0, 0, 0, 0, 0, 1, 2]
+    listed = [Source(key, label) for key, label in zip(keys, labels, strict=True)]
+    assert in_tree_order(reversed(listed)) == tuple(listed)

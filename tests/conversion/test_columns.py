@@ -1,0 +1,391 @@
+"""`convert --columns`: numbers from a file reach the rows of the samples they belong to, or the file is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_commands import assert_one_clear_error, shardio
+from test_convert import OPTIONS, everything, hashes, interrupted
+
+from shardio.conversion.convert import convert
+from shardio.conversion.repair import repair
+from shardio.conversion.sources.collection import Source
+from shardio.conversion.sources.columns import ColumnTable, read_columns
+from shardio.conversion.sources.tree import scan_tree
+from shardio.errors import ConvertError, SourceError
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+SPLITS = {"train": (Source(b"n01/a.jpg", 0), Source(b"n01/b.jpg", 0)), "val": (Source(b"n02/c.jpg", 1),)}
+PATHS = ["n01/a.jpg", "n01/b.jpg", "n02/c.jpg"]
+
+
+def read(path: Path) -> ColumnTable:
+    return read_columns(path, SPLITS)
+
+
+def write_csv(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="surrogateescape")
+    return path
+
+
+def column(tmp_path: Path, *cells: str) -> np.ndarray[Any, Any]:
+    """What becomes of a CSV column of three cells."""
+    path = write_csv(tmp_path / "m.csv", "path,x", *(f"{name},{cell}" for name, cell in zip(PATHS, cells, strict=True)))
+    return read(path).values["x"]
+
+
+# --- types -----------------------------------------------------------------------------------------------------------
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected", "dtype"),
+    [
+        (("1", "-2", "+3"), [1, -2, 3], "<i8"),
+        (("0", "007", " 4 "), [0, 7, 4], "<i8"),
+        ((str((1 << 63) - 1), str(-(1 << 63)), "0"), [(1 << 63) - 1, -(1 << 63), 0], "<i8"),
+        (("1", "2", "3.0"), [1.0, 2.0, 3.0], "<f8"),
+        (("1", "", "3"), [1.0, NAN, 3.0], "<f8"),
+        (("", " ", ""), [NAN, NAN, NAN], "<f8"),
+        (("", "2", "3"), [NAN, 2.0, 3.0], "<f8"),
+        (("1e3", "-.5", "5."), [1000.0, -0.5, 5.0], "<f8"),
+        (("nan", "inf", "-Infinity"), [NAN, math.inf, -math.inf], "<f8"),
+        ((str(1 << 53), str(-(1 << 53)), ""), [2.0**53, -(2.0**53), NAN], "<f8"),
+        (("0.1", "1e-300", "123456789012345678.5"), [0.1, 1e-300, 123456789012345678.5], "<f8"),
+    ],
+)
+def test_a_column_of_integers_alone_is_int64_and_any_other_float64(
+    tmp_path: Path, cells: Sequence[str], expected: Sequence[float], dtype: str
+) -> None:
+    found = column(tmp_path, *cells)
+    assert found.dtype.str == dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("cells", "line", "message"),
+    [
+        (("1", "two", "3"), 3, "expected a number or nothing, found 'two'"),
+        (("1", "1_000", "3"), 3, "expected a number or nothing, found '1_000'"),
+        (("1.5", "٣", "3"), 3, "expected a number or nothing, found '٣'"),
+        (("1", "0x10", "3"), 3, "expected a number or nothing, found '0x10'"),
+        (("1", "2", "true"), 4, "expected a number or nothing, found 'true'"),
+        (("1", "2", "NULL"), 4, "expected a number or nothing, found 'NULL'"),
+        (("1", str(1 << 63), "3"), 3, "expected integers that fit in int64, found 9223372036854775808"),
+        # Neither of these is a float64: they would silently come out as their neighbours.
+        ((str((1 << 53) + 1), "", "3"), 3, "at most 2**53 beside fractions and empty cells, found 9007199254740993"),
+        (("", "2", str(-(1 << 53) - 1)), 4, "at most 2**53 beside fractions and empty cells, found -9007199254740993"),
+    ],
+)
+def test_a_cell_that_is_no_number_is_refused_with_its_line(
+    tmp_path: Path, cells: Sequence[str], line: int, message: str
+) -> None:
+    with pytest.raises(SourceError) as caught:
+        column(tmp_path, *cells)
+    assert str(caught.value).startswith(f"{tmp_path / 'm.csv'}, line {line}: column 'x': ")
+    assert message in str(caught.value)
+
+
+PARQUET: dict[str, tuple[Any, list[Any], str]] = {
+    "int8": (pa.array([1, -2, 3], pa.int8()), [1, -2, 3], "<i8"),
+    "uint64": (pa.array([1, 2, (1 << 63) - 1], pa.uint64()), [1, 2, (1 << 63) - 1], "<i8"),
+    "int64": (pa.array([-(1 << 63), 0, 1]), [-(1 << 63), 0, 1], "<i8"),
+    "bool": (pa.array([True, False, True]), [1, 0, 1], "<i8"),
+    "nullable": (pa.array([1, None, 3], pa.int32()), [1.0, NAN, 3.0], "<f8"),
+    "no row": (pa.array([None, None, None], pa.int64()), [NAN, NAN, NAN], "<f8"),
+    "nullable bool": (pa.array([True, None, False]), [1.0, NAN, 0.0], "<f8"),
+    "half": (pa.array(np.array([0.5, 1, 2], np.float16)), [0.5, 1.0, 2.0], "<f8"),
+    "float": (pa.array([0.25, None, math.inf], pa.float32()), [0.25, NAN, math.inf], "<f8"),
+    "double": (pa.array([0.1, 0.2, NAN]), [0.1, 0.2, NAN], "<f8"),
+}
+
+
+@pytest.mark.parametrize("name", PARQUET)
+def test_parquet_columns_have_the_types_of_csv_columns(tmp_path: Path, name: str) -> None:
+    array, expected, dtype = PARQUET[name]
+    pq.write_table(pa.table({"x": array, "path": PATHS}), tmp_path / "m")  # told by its content, not its name
+    found = read(tmp_path / "m").values["x"]
+    assert found.dtype.str == dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
+def test_parquet_paths_are_text_or_bytes(tmp_path: Path, kind: Any) -> None:
+    paths = pa.array([path.encode() for path in PATHS]).cast(kind)
+    pq.write_table(pa.table({"path": paths, "x": [1, 2, 3]}), tmp_path / "m.parquet")
+    assert read(tmp_path / "m.parquet").keys.tolist() == [path.encode() for path in PATHS]
+
+
+def test_csv_and_parquet_of_the_same_numbers_are_the_same(tmp_path: Path) -> None:
+    csv_path = write_csv(tmp_path / "m.csv", "path,n,x", *(f"{path},{i},{i / 3}" for i, path in enumerate(PATHS)))
+    table = pa.table({"path": PATHS, "n": pa.array([0, 1, 2], pa.int16()), "x": [0.0, 1 / 3, 2 / 3]})
+    pq.write_table(table, tmp_path / "m.parquet")
+    one, other = read(csv_path), read(tmp_path / "m.parquet")
+    assert one.sha256 == other.sha256
+    assert one.columns == other.columns == (("n", "<i8"), ("x", "<f8"))
+
+
+BAD_PARQUET: dict[str, tuple[dict[str, Any], str]] = {
+    "text": ({"path": PATHS, "x": ["1", "2", "3"]}, "column 'x': expected numbers, found string"),
+    "lists": ({"path": PATHS, "x": [[1], [2], [3]]}, "column 'x': expected numbers, found list"),
+    "dates": ({"path": PATHS, "x": pa.array([1, 2, 3], pa.date32())}, "column 'x': expected numbers, found date32"),
+    "paths of another type": ({"path": [1, 2, 3], "x": [1, 2, 3]}, "text in the column 'path', found int64"),
+    "a missing path": ({"path": [*PATHS[:2], None], "x": [1, 2, 3]}, "a path in every row, found none in row 2"),
+    "no path": ({"key": PATHS, "x": [1, 2, 3]}, "expected one column named 'path', found key, x"),
+    "a path alone": ({"path": PATHS}, "expected columns of numbers beside 'path', found none"),
+    "a large unsigned number": ({"path": PATHS, "x": pa.array([1, 2, 1 << 63], pa.uint64())}, "9223372036854775808"),
+    "an inexact number": ({"path": PATHS, "x": [1, None, (1 << 53) + 1]}, "beside empty cells, found 9007199254740993"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PARQUET)
+def test_other_parquet_is_refused_by_column(tmp_path: Path, name: str) -> None:
+    columns, message = BAD_PARQUET[name]
+    pq.write_table(pa.table(columns), tmp_path / "m.parquet")
+    with pytest.raises(SourceError) as caught:
+        read(tmp_path / "m.parquet")
+    assert str(caught.value).startswith(f"{tmp_path / 'm.parquet'}: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("cut", [4, 12, 100, -1, -8, -30])
+def test_damaged_parquet_is_refused_by_name(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "m.parquet"
+    pq.write_table(pa.table({"path": PATHS, "x": [1, 2, 3]}), path)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(SourceError, match=f"^{path}: expected a sound parquet file, found: ."):
+        read(path)
+
+
+def test_without_pyarrow_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"path": PATHS, "x": [1, 2, 3]}), tmp_path / "m.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(SourceError, match=r'pip install "shardio\[parquet\]"'):
+        read(tmp_path / "m.parquet")
+    assert read(write_csv(tmp_path / "m.csv", "path,x", *(f"{path},1" for path in PATHS))).num_unused == 0
+
+
+# --- CSV -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_csv_may_be_quoted_have_a_byte_order_mark_crlf_empty_lines_and_columns_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    text = '\ufeffscore, path ,"n"\r\n0.5,"n01/a.jpg",1\r\n\r\n"",n02/c.jpg, 3\r\n0.25,n01/b.jpg,2'
+    path.write_bytes(text.encode())
+    table = read(path)
+    assert table.columns == (("score", "<f8"), ("n", "<i8"))
+    assert table.keys.tolist() == [b"n01/a.jpg", b"n01/b.jpg", b"n02/c.jpg"]
+    np.testing.assert_array_equal(table.values["score"], [0.5, 0.25, NAN])
+    assert table.values["n"].tolist() == [1, 2, 3]
+
+
+def test_paths_need_not_be_utf8_and_may_need_quoting(tmp_path: Path) -> None:
+    names = [b"\xff/\xfe", b'a "b", c', b"new\nline", "ü☃".encode(), b" lead"]
+    path = tmp_path / "m.csv"
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "x"])
+        writer.writerows([name.decode(errors="surrogateescape"), i] for i, name in enumerate(names))
+    table = read_columns(path, {"train": [Source(name, 0) for name in names]})
+    assert dict(zip(table.keys.tolist(), table.values["x"].tolist(), strict=True)) == {
+        n: i for i, n in enumerate(names)
+    }
+
+
+ROWS = [f"{path},1" for path in PATHS]
+BAD_CSV: dict[str, tuple[list[str], str]] = {
+    "nothing": ([], "expected one column named 'path', found no header"),
+    "no path column": (["file,x", *ROWS], "expected one column named 'path', found file, x"),
+    "another delimiter": (["path\tx", "n01/a.jpg\t1"], "expected one column named 'path', found path\\tx"),
+    "two path columns": (["path,path", *ROWS], "expected one column named 'path', found 2 of them"),
+    "a path alone": (["path", *PATHS], "expected columns of numbers beside 'path', found none"),
+    "a name twice": (["path,x,x", *(f"{row},2" for row in ROWS)], "columns must be named apart; found 'x' twice"),
+    "a field's name": (["path,label", *ROWS], "columns must be named apart; found 'label' which every index has"),
+    "no name": (["path,", *ROWS], "a column's name must be [A-Za-z_]"),
+    "a name with a space": (["path,my score", *ROWS], "found 'my score'"),
+    "a short row": (["path,x", "n01/a.jpg"], "line 2: expected 2 cells, found 1"),
+    "a long row": (["path,x", *ROWS, "n09/z.jpg,1,2"], "line 5: expected 2 cells, found 3"),
+    "an open quote": (["path,x", *ROWS, '"n09/z.jpg,1'], "line 5: "),
+    "a huge cell": (["path,x", *ROWS, "y" * 200_000 + ",1"], "line 5: field larger than field limit"),
+    "a path twice": (
+        ["path,x", *ROWS, ROWS[1], ROWS[1]],
+        "one row for each path, found 'n01/b.jpg' twice (2 too many)",
+    ),
+    "a row too few": (
+        ["path,x", *ROWS[:1]],
+        "expected a row for every image, found none for 1 of 2, such as 'n01/b.jpg'",
+    ),
+    "no rows": (["path,x"], "expected a row for every image, found none for 2 of 2, such as 'n01/a.jpg'"),
+    "other paths": (["path,x", *(f"./{row}" for row in ROWS)], "The file's first path is './n01/a.jpg'; paths are rel"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CSV)
+def test_other_csv_is_refused_with_what_was_found(tmp_path: Path, name: str) -> None:
+    lines, message = BAD_CSV[name]
+    path = write_csv(tmp_path / "m.csv", *lines)
+    with pytest.raises(SourceError) as caught:
+        read(path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(("make", "found"), [(None, "nothing"), (Path.mkdir, "something else")])
+def test_columns_that_are_no_file_are_refused(tmp_path: Path, make: Any, found: str) -> None:
+    if make:
+        make(tmp_path / "m.csv")
+    with pytest.raises(SourceError, match=f"expected a CSV or parquet file of columns, found {found}"):
+        read(tmp_path / "m.csv")
+
+
+def test_rows_of_no_source_are_counted_and_change_nothing(tmp_path: Path) -> None:
+    few = read(write_csv(tmp_path / "few.csv", "path,x", *ROWS))
+    strangers = ["n01/z.jpg,5", "n01/a.jpg" * 1000 + ",6", ",7"]
+    many = read(write_csv(tmp_path / "many.csv", "path,x", *strangers, *ROWS[::-1]))
+    assert (few.num_unused, many.num_unused) == (0, 3)
+    assert many.sha256 == few.sha256
+    assert many.keys.itemsize == few.keys.itemsize
+
+
+def test_any_number_and_any_name_changes_the_digest(tmp_path: Path) -> None:
+    texts = [["path,x", *ROWS], ["path,y", *ROWS], ["path,x", *(f"{row}.0" for row in ROWS)]]
+    texts += [["path,x", *(f"{path},{2 if i == j else 1}" for j, path in enumerate(PATHS))] for i in range(3)]
+    texts += [["path,x", f"{PATHS[0]},", *(f"{path},1" for path in PATHS[1:])]]
+    assert len({read(write_csv(tmp_path / "m.csv", *text)).sha256 for text in texts}) == len(texts)
+
+
+# --- conversions -----------------------------------------------------------------------------------------------------
+
+
+def number_of(key: bytes) -> int:
+    return sum(key) * 7919
+
+
+def columns_for(image_tree: Path, path: Path, *more: str) -> Path:
+    keys = [source.key for sources in scan_tree(image_tree).splits.values() for source in sources]
+    rows = [f"{key.decode()},{number_of(key)},{'' if number_of(key) % 3 else 0.5}" for key in keys]
+    return write_csv(path, "path,n,share", *rows, *more)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "source"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_sample_has_the_numbers_of_its_path(image_tree: Path, tmp_path: Path, workers: int, order: str) -> None:
+    (image_tree / "train" / "n02" / "n02_1.JPEG").write_bytes(b"")  # a row that is left out
+    meta = columns_for(image_tree, tmp_path / "m.csv", "train/n09/z.JPEG,1,2")
+    out = tmp_path / "out"
+    options = {**OPTIONS, "workers": workers, "order": order}
+    report = convert(image_tree, out, **options, columns=meta, max_bad=1)
+    assert report.ignored == {"row of columns without an image": 1}
+    for split, count in (("train", 11), ("val", 6)):
+        index = open_shards(out, split).index
+        assert len(index) == count
+        assert index["n"].tolist() == [number_of(key) for key in index["key"].tolist()]
+        shares = [NAN if number_of(key) % 3 else 0.5 for key in index["key"].tolist()]
+        np.testing.assert_array_equal(index["share"], shares)
+    assert verify(out).ok
+    convert(image_tree, tmp_path / "plain", **options, max_bad=1)
+    with_columns, plain = hashes(out), hashes(tmp_path / "plain")
+    different = {name for name in plain if plain[name] != with_columns[name]}
+    assert different == {"manifest.json", "train-index.npy", "val-index.npy"}
+
+
+@pytest.mark.parametrize("state", ["finished set", "unfinished conversion"])
+@pytest.mark.parametrize("change", ["another number", "no columns"])
+def test_going_on_with_other_columns_is_refused(image_tree: Path, tmp_path: Path, state: str, change: str) -> None:
+    meta, out = columns_for(image_tree, tmp_path / "m.csv"), tmp_path / "out"
+    if state == "finished set":
+        convert(image_tree, out, **OPTIONS, columns=meta)
+    else:
+        interrupted(image_tree, out, 10, columns=meta)
+    before = everything(out)
+    other = tmp_path / "other.csv"
+    other.write_text(meta.read_text().replace("0.5", "0.25", 1))
+    with pytest.raises(ConvertError, match=rf"holds an? {state} of another .*\(the columns, changed since\)"):
+        convert(image_tree, out, **OPTIONS, columns=other if change == "another number" else None)
+    assert everything(out) == before
+    shutil.copyfile(meta, other)  # the same numbers in another file are the same columns
+    convert(image_tree, out, **OPTIONS, columns=other)
+    convert(image_tree, tmp_path / "reference", **OPTIONS, columns=meta)
+    assert hashes(out) == hashes(tmp_path / "reference")
+
+
+def test_columns_that_do_not_fit_the_sources_are_refused_before_anything_is_written(
+    image_tree: Path, tmp_path: Path
+) -> None:
+    meta = columns_for(image_tree / "train", tmp_path / "m.csv")  # relative to another folder
+    with pytest.raises(SourceError, match=r"none for 12 of 12, such as 'train/n01/n01_0.JPEG'. The file's first path"):
+        convert(image_tree, tmp_path / "out", **OPTIONS, columns=meta)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_takes_columns(image_tree: Path, tmp_path: Path) -> None:
+    meta = columns_for(image_tree, tmp_path / "m.csv", "x.JPEG,1,1")
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--columns", meta)
+    assert result.returncode == 0, result.stderr
+    assert "ignored 1: row of columns without an image 1\n" in result.stdout
+    facts = json.loads(shardio("info", tmp_path / "out", "--json").stdout)
+    assert facts["columns"]["val"] == {"n": "<i8", "share": "<f8"}
+    result = shardio("convert", image_tree, tmp_path / "out", "--size", "16", "--columns", tmp_path / "gone.csv")
+    assert_one_clear_error(result, 1, "gone.csv: expected a CSV or parquet file of columns, found nothing")
+
+
+# --- repair ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table_file(image_tree: Path, tmp_path: Path) -> Path:
+    keys = [str(path.relative_to(image_tree)) for path in sorted(image_tree.glob("*/*/*"))]
+    return write_csv(tmp_path / "m.csv", "path,x,y", *(f"{key},{i},{i / 8}" for i, key in enumerate(keys)))
+
+
+def test_a_lost_index_is_made_again_from_the_file_of_its_columns(
+    image_tree: Path, table_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS, columns=table_file)
+    whole = hashes(out)
+    (out / "train-index.npy").unlink()
+    (out / "train-00001.npy").unlink()
+    assert set(repair(out, image_tree, columns=table_file).repaired) == {"train-00001.npy", "train-index.npy"}
+    assert hashes(out) == whole
+
+
+def test_without_that_file_all_else_is_repaired_and_the_way_out_is_told(
+    image_tree: Path, table_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS, columns=table_file)
+    whole = hashes(out)
+    (out / "train-00001.npy").unlink()
+    (out / "val-index.npy").unlink()
+    result = shardio("repair", out, image_tree)
+    assert_one_clear_error(result, 1, "val-index.npy cannot be made again without the file of its columns", "--columns")
+    assert whole.keys() - hashes(out).keys() == {"val-index.npy"}
+    result = shardio("repair", out, image_tree, "--columns", table_file)
+    assert (result.returncode, hashes(out)) == (0, whole)
+
+
+def test_other_columns_than_those_of_the_set_are_refused(image_tree: Path, table_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS, columns=table_file)
+    other = write_csv(tmp_path / "other.csv", table_file.read_text().replace(",x,", ",z,").rstrip())
+    with pytest.raises(ConvertError, match=r"cannot be made again from .* \(the columns, changed since\)"):
+        repair(out, image_tree, columns=other)
+    convert(image_tree, tmp_path / "plain", **OPTIONS)
+    with pytest.raises(ConvertError, match=r"the columns, changed since"):
+        repair(tmp_path / "plain", image_tree, columns=table_file)

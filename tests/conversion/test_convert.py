@@ -1,0 +1,1250 @@
+"""Conversions: the right samples, the same bytes whatever happened on the way, and clear refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import hashlib
+import json
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import shutil
+import signal
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import random_picture, write_jpeg
+from PIL import Image
+from test_files import FailingDisk, must_not_block
+
+from shardio.conversion import convert as converter
+from shardio.conversion.convert import ConvertReport, Progress, convert
+from shardio.conversion.images.decode import DecodeOptions, decode_image
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.plan import ConvertOptions, library_versions, order_sources
+from shardio.conversion.sources import collection as sources
+from shardio.conversion.sources.tree import scan_tree
+from shardio.errors import ConvertError, DecodeError, FormatError, SourceError, SpaceError
+from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+SIZE = 16
+PER_SHARD = 3
+OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + PER_SHARD * SIZE * SIZE * 3, "workers": 1}
+"""For `image_tree`: four shards of three samples in train, two in val."""
+
+# Beyond so many threads in one process there are two.
+TWO_PROCESSES = 5
+
+
+def child_processes() -> set[int]:
+    """Processes whose parent we are, ended ones that nobody waited for included; without those that help all tests."""
+    tracker = multiprocessing.resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    forks = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    found = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[1]) == os.getpid():
+                found.add(int(entry))
+    return found - {tracker, forks}
+
+
+@pytest.fixture(autouse=True)
+def no_child_left() -> Iterator[None]:
+    before = child_processes()
+    yield
+    if any(name.startswith("sem.") for name in os.listdir("/dev/shm")):
+        gc.collect()  # a pool's semaphores go with the frames of the exception that ended it
+    assert child_processes() <= before
+    assert not multiprocessing.active_children()
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """sha256 of every file at or below `folder`, hidden ones included."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of modification of every shard: both change when one is made again."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*-[0-9]*.npy")}
+
+
+def assert_unfinished_and_whole(out: Path, finished: dict[str, str]) -> None:
+    """No set, no temporary file but with a journal, and every file that can be seen is the one of the finished set."""
+    found = hashes(out)
+    assert "manifest.json" not in found
+    temporary = {name[1:].removesuffix(".tmp") for name in found if name.endswith(".tmp")}
+    assert temporary <= {Path(name).stem for name in found if name.endswith(".journal")}, found
+    visible = {name: digest for name, digest in found.items() if not name.startswith(".")}
+    assert visible.items() <= finished.items()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+_finished: dict[str, str] = {}
+
+
+@pytest.fixture
+def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
+    """The hashes of an undisturbed conversion of `image_tree` with OPTIONS; made once, for every tree is the same."""
+    if not _finished:
+        convert(image_tree, tmp_path / "undisturbed", **OPTIONS)
+        _finished.update(hashes(tmp_path / "undisturbed"))
+    assert len(_finished) == 4 + 2 + 2 + 2  # shards, indexes, rejects and manifest
+    return _finished
+
+
+class Interrupt:
+    """A progress callback that raises once `after` sources are done."""
+
+    def __init__(self, after: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.after = after
+        self.error = error
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.done >= self.after:
+            raise self.error
+
+
+def interrupted(src: Path, out: Path, after: int, **options: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, out, on_progress=Interrupt(after), **{**OPTIONS, **options})
+    assert not (out / "manifest.json").exists()
+
+
+# --- the same bytes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers_gives_the_same_bytes(
+    image_tree: Path, out: Path, finished: dict[str, str], workers: int
+) -> None:
+    report = convert(image_tree, out, **{**OPTIONS, "workers": workers})
+    assert hashes(out) == finished
+    assert report.num_converted == report.num_sources == 18
+
+
+def test_workers_default_to_the_usable_cores(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+    convert(image_tree, out, **{**OPTIONS, "workers": None})
+    assert hashes(out) == finished
+
+
+def test_the_order_of_listing_and_the_place_of_the_tree_do_not_matter(
+    image_tree: Path, out: Path, finished: dict[str, str], tmp_path: Path
+) -> None:
+    moved = tmp_path / "elsewhere" / "tree"
+    for path in sorted(image_tree.rglob("*.JPEG"), reverse=True):  # made in another order, at other times
+        target = moved / path.relative_to(image_tree)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        os.utime(target, (1, 1))
+    convert(moved, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+def test_relative_paths_are_those_of_the_current_folder(
+    image_tree: Path, out: Path, finished: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = convert("images", "out", **OPTIONS)
+    assert hashes(out) == finished
+    assert report.out == str(out)
+
+
+@pytest.mark.parametrize("workers", [2, TWO_PROCESSES])
+def test_a_conversion_in_another_thread_gives_the_same_bytes(
+    image_tree: Path, out: Path, finished: dict[str, str], workers: int
+) -> None:
+    reports: list[ConvertReport] = []
+    options = {**OPTIONS, "workers": workers}
+    processes: list[int] = []
+
+    def look(progress: Progress) -> None:
+        processes.append(len(multiprocessing.active_children()))
+
+    def work() -> None:
+        reports.append(convert(image_tree, out, **options, on_progress=look))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert len(reports) == 1
+    assert reports[0].num_converted == 18
+    assert max(processes) == (2 if workers == TWO_PROCESSES else 0)
+    assert hashes(out) == finished
+
+
+def test_short_writes_give_the_same_bytes(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, memoryview(data)[:1000]))
+    convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+# --- the right samples ------------------------------------------------------------------------------------------------
+
+
+DEFAULTS = DecodeOptions()
+
+
+def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled", options: DecodeOptions = DEFAULTS) -> int:
+    """Every sample against the decoder and the resizer, called by hand in the order of the plan; how many there are."""
+    tree = scan_tree(src)
+    total = 0
+    for split, listed in tree.splits.items():
+        sources = order_sources(listed, ConvertOptions(fit, order=order))  # type: ignore[arg-type]
+        shards = [np.load(path) for path in sorted(out.glob(f"{split}-[0-9]*.npy"))]
+        index = np.load(out / f"{split}-index.npy")
+        position = 0
+        pixels = np.concatenate(shards)
+        for source in sources:
+            if position < len(index) and index["key"][position] == source.key:
+                decoded = decode_image((src / os.fsdecode(source.key)).read_bytes(), options).pixels
+                np.testing.assert_array_equal(pixels[position], fit.apply(decoded), err_msg=str(source.key))
+                row = index[position]
+                assert row["label"] == source.label == sorted(tree.classes).index(source.key.split(b"/")[-2].decode())
+                assert (row["source_height"], row["source_width"]) == decoded.shape[:2]
+                assert row["crc32"] == zlib.crc32(pixels[position].tobytes())
+                position += 1
+        assert position == len(index) == len(pixels), f"{split}: the samples are not in the order of the plan"
+        opened = open_shards(out, split)
+        assert len(opened) == position
+        assert opened.classes == tree.classes
+        total += position
+    return total
+
+
+@pytest.mark.parametrize("order", ["shuffled", "source"])
+@pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
+@pytest.mark.parametrize("size", [16, (12, 20)])
+def test_samples_are_the_decoded_and_resized_sources(
+    image_tree: Path, out: Path, size: int | tuple[int, int], fit: Any, order: str
+) -> None:
+    report = convert(image_tree, out, **{**OPTIONS, "size": size, "fit": fit, "order": order})
+    target = (size, size) if isinstance(size, int) else size
+    assert check_samples(image_tree, out, Fit(target, fit), order) == 18
+    assert dict(report.num_samples) == {"train": 12, "val": 6}
+    assert verify(out).ok
+
+
+@pytest.mark.parametrize("resample", ["bicubic", "bilinear", "lanczos"])
+def test_the_filter_asked_for_is_the_one_applied(image_tree: Path, out: Path, resample: Any) -> None:
+    convert(image_tree, out, **{**OPTIONS, "resample": resample})
+    assert check_samples(image_tree, out, Fit((SIZE, SIZE), resample=resample)) == 18
+
+
+def test_fast_reduces_what_is_large_and_keeps_the_sizes_of_the_sources(image_tree: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "size": 8, "order": "source"}
+    sets = {}
+    for quality in ("exact", "fast"):
+        for workers in (1, 2):
+            out = tmp_path / f"{quality}-{workers}"
+            convert(image_tree, out, **{**options, "quality": quality, "workers": workers})
+            assert verify(out).ok
+            sets[quality, workers] = open_shards(out)
+    exact, fast = sets["exact", 1], sets["fast", 1]
+    for name in ("key", "label", "source_width", "source_height"):
+        np.testing.assert_array_equal(exact.index[name], fast.index[name])
+    assert fast.digest == sets["fast", 2].digest != exact.digest
+    reduced = 0
+    for row, before, after in zip(exact.index, exact, fast, strict=True):
+        place = Fit((8, 8)).place(int(row["source_height"]), int(row["source_width"]))
+        if min(row["source_height"] / place.resized[0], row["source_width"] / place.resized[1]) >= 4:
+            reduced += 1
+            difference = np.abs(before.image.astype(int) - after.image)
+            assert 0 < difference.mean() < 4
+        else:
+            np.testing.assert_array_equal(before.image, after.image)
+    assert 3 <= reduced <= 9
+
+
+def test_exact_and_fast_are_different_conversions(image_tree: Path, out: Path) -> None:
+    convert(image_tree, out, **OPTIONS)
+    with pytest.raises(ConvertError, match="quality 'exact', here 'fast'"):
+        convert(image_tree, out, **OPTIONS, quality="fast")
+
+
+def test_the_seed_changes_the_order_and_not_the_samples(image_tree: Path, tmp_path: Path) -> None:
+    keys = []
+    for seed in (0, 1):
+        convert(image_tree, tmp_path / str(seed), **{**OPTIONS, "seed": seed})
+        keys.append(np.load(tmp_path / str(seed) / "train-index.npy")["key"].tolist())
+    assert keys[0] != keys[1]
+    assert sorted(keys[0]) == sorted(keys[1])
+
+
+def test_val_keeps_the_labels_of_train_where_it_lacks_a_class(image_tree: Path, out: Path) -> None:
+    shutil.rmtree(image_tree / "val" / "n02")
+    convert(image_tree, out, **OPTIONS)
+    assert check_samples(image_tree, out, Fit((SIZE, SIZE))) == 16
+    val = open_shards(out, "val")
+    assert Counter(val.labels.tolist()) == {0: 2, 2: 2}
+    assert val.classes == ("n01", "n02", "n03")
+
+
+def test_no_shard_is_larger_than_asked(image_tree: Path, tmp_path: Path) -> None:
+    for shard_size in (1, 5000, 10_000, 1 << 30):
+        folder = tmp_path / str(shard_size)
+        report = convert(image_tree, folder, **{**OPTIONS, "shard_size": shard_size})
+        shards = [path.stat().st_size for path in folder.glob("*-[0-9]*.npy")]
+        assert len(shards) == report.num_shards
+        assert max(shards) <= max(shard_size, 4096 + SIZE * SIZE * 3)  # a shard has at least one sample
+
+
+def test_every_kind_of_image_is_converted_whatever_its_name(tmp_path: Path, out: Path) -> None:
+    rng = np.random.default_rng(5)
+    folder = tmp_path / "src" / "a"
+    folder.mkdir(parents=True)
+    picture = Image.fromarray(random_picture(rng, 40, 60))
+    for number, (kind, mode) in enumerate(
+        [("JPEG", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK"), ("PNG", "P"), ("PNG", "RGBA"), ("WEBP", "RGB")]
+    ):
+        options = {"subsampling": 0} if mode == "CMYK" else {}
+        picture.convert(mode).save(folder / f"{number}.JPEG", kind, **options)
+    report = convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 0}, accept_layout=True)
+    assert report.num_samples == {"train": 6}
+    assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE))) == 6
+
+
+def test_pictures_are_turned_and_laid_over_a_background_where_that_is_asked_for(tmp_path: Path, out: Path) -> None:
+    rng = np.random.default_rng(9)
+    folder = tmp_path / "src" / "a"
+    folder.mkdir(parents=True)
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(random_picture(rng, 30, 50)).save(folder / f"{orientation}.jpg", exif=exif)
+    rgba = np.dstack([random_picture(rng, 20, 20), np.zeros((20, 20), np.uint8)])
+    Image.fromarray(rgba).save(folder / "0.png")
+    chosen = DecodeOptions(exif_rotate=True, background=(0, 128, 0))
+    convert(tmp_path / "src", out, **OPTIONS, exif_rotate=True, background="green", accept_layout=True)
+    assert check_samples(tmp_path / "src", out, Fit((SIZE, SIZE)), options=chosen) == 9
+    shards = open_shards(out)
+    sizes = {row["key"]: (int(row["source_height"]), int(row["source_width"])) for row in shards.index}
+    for orientation in range(1, 9):
+        assert sizes[f"a/{orientation}.jpg".encode()] == ((50, 30) if orientation >= 5 else (30, 50))
+    (transparent,) = (
+        sample.image for sample, row in zip(shards, shards.index, strict=True) if row["key"] == b"a/0.png"
+    )
+    assert (transparent == (0, 128, 0)).all()
+
+
+def test_names_that_are_no_utf8_or_need_quoting_are_kept(tmp_path: Path, out: Path) -> None:
+    picture = random_picture(np.random.default_rng(6), 20, 20)
+    names = [b"\xff\xfe", b"new\nline", b'quo"te', b"sp ace", "é☃".encode()]
+    for name in names:
+        write_jpeg(tmp_path / "src" / os.fsdecode(b"class " + name) / os.fsdecode(name + b".jpg"), picture)
+        (tmp_path / "src" / os.fsdecode(b"class " + name) / os.fsdecode(b"bad " + name)).write_bytes(b"")
+    report = convert(tmp_path / "src", out, **{**OPTIONS, "max_bad": 5})
+    assert verify(out).ok
+    shards = open_shards(out)
+    assert sorted(shards.index["key"].tolist()) == sorted(b"class %s/%s.jpg" % (n, n) for n in names)
+    assert sorted(os.fsencode(name) for name in shards.classes) == sorted(b"class " + n for n in names)
+    assert {os.fsencode(line["key"]) for line in rejects(out)} == {b"class %s/bad %s" % (n, n) for n in names}
+    assert report.refused == {"empty": 5}
+
+
+# --- refused images ---------------------------------------------------------------------------------------------------
+
+
+def rejects(out: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (out / "rejects.jsonl").read_text("ascii").splitlines()]
+
+
+def damage(tree: Path, *names: str) -> None:
+    for name in names:
+        (tree / name).write_bytes(b"")
+
+
+BAD: dict[str, tuple[str, str]] = {
+    "train/n01/empty.JPEG": ("empty", "the file has no bytes"),
+    "train/n02/page.JPEG": ("unsupported", "found text"),
+    "train/n02/cut.JPEG": ("damaged", ""),
+    "train/n03/gone.JPEG": ("unreadable", "No such file or directory"),
+    "train/n03/long.png": ("too large", "20000 x 1 resized: expected at most"),
+    "val/n01/bytes.JPEG": ("unsupported", "found bytes that begin 00 01 02"),
+}
+
+
+def add_bad_images(tree: Path) -> None:
+    (tree / "train/n01/empty.JPEG").write_bytes(b"")
+    (tree / "train/n02/page.JPEG").write_bytes(b"<html>404</html>")
+    whole = (tree / "train/n02/n02_0.JPEG").read_bytes()
+    (tree / "train/n02/cut.JPEG").write_bytes(whole[: len(whole) // 2])
+    (tree / "train/n03/gone.JPEG").symlink_to("nowhere.JPEG")
+    Image.new("RGB", (20_000, 1)).save(tree / "train/n03/long.png")
+    (tree / "val/n01/bytes.JPEG").write_bytes(bytes(range(100)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_refused_images_are_left_out_listed_and_counted(image_tree: Path, out: Path, workers: int) -> None:
+    add_bad_images(image_tree)
+    # 512 x 20,000 x 512 pixels would be too many: the long picture is one only at a larger size.
+    report = convert(
+        image_tree, out, **{**OPTIONS, "size": 512, "shard_size": 1 << 22, "max_bad": 6, "workers": workers}
+    )
+    listed = {line["key"]: line for line in rejects(out)}
+    assert set(listed) == set(BAD)
+    for name, (reason, detail) in BAD.items():
+        line = listed[name]
+        assert set(line) == {"split", "key", "reason", "detail"}
+        assert line["split"] == name.split("/")[0]
+        assert line["reason"] == reason, name
+        assert detail in line["detail"], name
+        assert line["detail"]
+    assert report.refused == Counter(reason for reason, _ in BAD.values())
+    assert report.num_refused == 6
+    assert dict(report.num_samples) == {"train": 12, "val": 6}
+    assert check_samples(image_tree, out, Fit((512, 512))) == 18
+    assert verify(out).ok
+
+
+def test_mended_images_are_taken_and_told(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+    path = image_tree / "train" / "n02" / "n02_1.JPEG"
+    data = path.read_bytes()
+    tables = data.index(b"\xff\xdb")
+    path.write_bytes(data[:tables] + b"junk" + data[tables:])
+    report = convert(image_tree, out, **{**OPTIONS, "max_bad": 0})
+    assert [(m.split, m.key) for m in report.mended] == [("train", b"train/n02/n02_1.JPEG")]
+    assert "junk in the header left out" in report.mended[0].warning
+    assert hashes(out) == finished  # the pixels are the same
+
+
+def test_what_is_ignored_is_counted(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+    (image_tree / "train" / "n01" / "._n01_0.JPEG").write_bytes(b"x")
+    (image_tree / "README").write_bytes(b"x")
+    os.mkfifo(image_tree / "val" / "n01" / "fifo")
+    report = convert(image_tree, out, **OPTIONS)
+    assert report.ignored == {"hidden": 1, "outside of class folders": 1, "not a regular file": 1}
+    assert hashes(out) == finished
+
+
+@pytest.mark.parametrize(("max_bad", "bad"), [(0, 0), (1, 1), (3, 3), (0.0, 0), (0.06, 1), (1 / 6, 3), (0.5, 9)])
+def test_exactly_as_many_refused_images_as_allowed_pass(
+    image_tree: Path, tmp_path: Path, max_bad: int | float, bad: int
+) -> None:
+    names = sorted(str(path.relative_to(image_tree)) for path in image_tree.rglob("*_0.JPEG"))
+    names += sorted(str(path.relative_to(image_tree)) for path in image_tree.rglob("*_1.JPEG"))
+    damage(image_tree, *names[:bad])
+    report = convert(image_tree, tmp_path / "pass", **OPTIONS, max_bad=max_bad)
+    assert report.num_refused == bad
+    damage(image_tree, names[bad])
+    with pytest.raises(ConvertError, match=f"expected at most {bad} refused images of 18, found {bad + 1} after"):
+        convert(image_tree, tmp_path / "fail", **OPTIONS, max_bad=max_bad)
+    assert not (tmp_path / "fail" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("percent", [7, 29, 57, 100])
+def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int) -> None:
+    # 0.29 * 100 is 28.999999999999996.
+    picture, folder = tmp_path / "0.jpg", tmp_path / "src" / "a"
+    write_jpeg(picture, random_picture(np.random.default_rng(0), 8, 8))
+    folder.mkdir(parents=True)
+    for number in range(100):
+        if number < min(percent, 99):  # one is left to publish
+            (folder / f"{number}.jpg").write_bytes(b"")
+        else:
+            os.link(picture, folder / f"{number}.jpg")
+    options: dict[str, Any] = {"size": 4, "workers": 1, "max_bad": percent / 100, "accept_layout": True}
+    assert convert(tmp_path / "src", tmp_path / "pass", **options).num_refused == min(percent, 99)
+    if percent < 99:
+        (folder / "99.jpg").unlink()
+        (folder / "99.jpg").write_bytes(b"")
+        with pytest.raises(ConvertError, match=f"expected at most {percent} refused images of 100"):
+            convert(tmp_path / "src", tmp_path / "fail", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_bad": -1}, "max_bad must not be negative; found -1"),
+        ({"max_bad": 1.5}, r"max_bad as a share must be from 0.0 to 1.0; found 1.5"),
+        ({"max_bad": -0.1}, r"max_bad as a share must be from 0.0 to 1.0; found -0.1"),
+        ({"max_bad": float("nan")}, r"max_bad as a share must be from 0.0 to 1.0; found nan"),
+        ({"max_bad": "one"}, "max_bad: expected a number of images such as 10, or a share such as 1%; found 'one'"),
+        ({"max_bad": "101%"}, "max_bad: expected .*; found '101%'"),
+        ({"max_bad": None}, "max_bad must be a count such as 10, or a share such as 0.01 or '1%'; found None"),
+        ({"size": "a"}, "size: expected pixels such as 256, or HEIGHTxWIDTH such as 224x320; found 'a'"),
+        ({"size": None}, "size must be .*; found None"),
+        ({"shard_size": "4 gigs"}, "shard_size: expected a size such as 4GiB, 500MB or 1000000; found '4 gigs'"),
+        ({"shard_size": 4e9}, "shard size must be positive, an integer of bytes; found 4000000000.0"),
+        ({"seed": "1"}, "seed must be an integer from 0 to .*; found '1'"),
+        ({"part": "3/2"}, "part: expected K/N with K from 1 to N, such as 3/16; found '3/2'"),
+        ({"workers": "2"}, "workers must be an integer, or None for all cores; found '2'"),
+        ({"workers": 1.5}, "workers must be an integer, or None for all cores; found 1.5"),
+        ({"workers": 0}, "workers must be at least 1; found 0"),
+        ({"workers": -2}, "workers must be at least 1; found -2"),
+        ({"size": 0}, r"size must be \(height, width\), each from 1 to 65536; found \(0, 0\)"),
+        ({"size": (4, 5, 6)}, r"size must be \(height, width\), .* found \(4, 5, 6\)"),
+        ({"fit": "stretch"}, "fit must be one of crop, squash, pad; found 'stretch'"),
+        ({"resample": "box"}, "resample must be one of bicubic, bilinear, lanczos; found 'box'"),
+        ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
+        ({"shard_size": 0}, "shard size must be positive, an integer of bytes; found 0"),
+        ({"background": (1, 2)}, r"background must be \(red, green, blue\), each from 0 to 255; found \(1, 2\)"),
+        ({"background": "dull"}, "expected a colour such as 255,255,255, #ffffff or white; found 'dull'"),
+        ({"exif_rotate": 1}, "exif_rotate must be True or False; found 1"),
+        ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*64 - 1; found -1"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_is_written(
+    image_tree: Path, out: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("shardio.conversion.convert.scan_for")  # which may take minutes
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        convert(image_tree, out, **{**OPTIONS, **options})
+    assert not out.exists()
+
+
+def test_amounts_may_be_text_as_on_the_command_line(image_tree: Path, tmp_path: Path) -> None:
+    damage(image_tree, "train/n01/n01_0.JPEG")
+    texts = convert(image_tree, tmp_path / "a", size="16x24", shard_size=" 20kB", max_bad="100%", part="1/1")
+    numbers = convert(image_tree, tmp_path / "b", size=(16, 24), shard_size=20_000, max_bad=1.0, part=(1, 1))
+    assert texts.digest == numbers.digest
+    assert convert(image_tree, tmp_path / "c", size="16", max_bad="1").digest != texts.digest
+
+
+def bad_in_two_shards(image_tree: Path) -> tuple[list[str], Path]:
+    """Two sources, in the first and in the last shard of "source" order, made bad; and a sound copy of the tree."""
+    sound = image_tree.with_name("sound")
+    shutil.copytree(image_tree, sound)
+    names = ["train/n01/n01_1.JPEG", "val/n03/n03_1.JPEG"]
+    damage(image_tree, *names)
+    return names, sound
+
+
+def test_past_the_limit_nothing_is_published_and_mending_redoes_only_the_shards_concerned(
+    image_tree: Path, out: Path, tmp_path: Path
+) -> None:
+    names, sound = bad_in_two_shards(image_tree)
+    options = {**OPTIONS, "order": "source", "max_bad": 1}
+    convert(sound, tmp_path / "reference", **options)
+    with pytest.raises(ConvertError) as caught:
+        convert(image_tree, out, **options)
+    message = str(caught.value)
+    assert message.startswith(
+        f"{out}: expected at most 1 refused images of 18, found 2 after 18; nothing is published."
+    )
+    assert f"{out / 'rejects.jsonl'} lists them" in message
+    assert not (out / "manifest.json").exists()
+    assert [(line["key"], line["reason"]) for line in rejects(out)] == [(name, "empty") for name in names]
+    before = stamps(out)
+    assert set(before) == {"train-00000.npy", "train-00001.npy", "train-00002.npy", "train-00003.npy", "val-00000.npy"}
+
+    for name in names:
+        shutil.copyfile(sound / name, image_tree / name)
+    report = convert(image_tree, out, **options)
+    assert report.num_converted == 6
+    assert report.num_refused == 0
+    after = stamps(out)
+    assert {name for name in before if after[name] != before[name]} == {"train-00000.npy"}
+    assert hashes(out) == hashes(tmp_path / "reference")
+
+
+def test_allowing_more_publishes_without_doing_finished_shards_again(image_tree: Path, out: Path) -> None:
+    names, _ = bad_in_two_shards(image_tree)
+    options = {**OPTIONS, "order": "source"}
+    with pytest.raises(ConvertError, match="expected at most 1 refused images"):
+        convert(image_tree, out, **options, max_bad=1)
+    before = stamps(out)
+    report = convert(image_tree, out, **options, max_bad=2)
+    assert report.num_converted == 3
+    assert report.refused == {"empty": 2}
+    assert [line["key"] for line in rejects(out)] == names
+    assert {name: stamp for name, stamp in stamps(out).items() if name in before} == before
+    assert check_samples(image_tree, out, Fit((SIZE, SIZE)), "source") == 16
+
+
+def test_refusals_of_finished_shards_count_when_the_same_call_goes_on(image_tree: Path, out: Path) -> None:
+    names, _ = bad_in_two_shards(image_tree)
+    options = {**OPTIONS, "order": "source", "max_bad": 1}
+    for _ in range(2):
+        with pytest.raises(ConvertError, match="expected at most 1 refused images of 18, found 2 after 18"):
+            convert(image_tree, out, **options)
+        assert [line["key"] for line in rejects(out)] == names
+    with pytest.raises(ConvertError, match="expected at most 0 refused images of 18, found 1 after"):
+        convert(image_tree, out, **{**options, "max_bad": 0})
+
+
+def test_the_advice_of_the_error_can_be_followed(image_tree: Path, out: Path) -> None:
+    names, _ = bad_in_two_shards(image_tree)
+    with pytest.raises(ConvertError) as caught:
+        convert(image_tree, out, **OPTIONS, max_bad=1)
+    for name in names:
+        (image_tree / name).unlink()
+    succeeded = True
+    try:
+        convert(image_tree, out, **OPTIONS, max_bad=1)
+    except ConvertError:
+        succeeded = False
+    advised = "remove them and run the same command again" in str(caught.value)
+    assert succeeded == advised, "to remove the refused images is advised, and then refused"
+
+
+def test_a_shard_of_refused_images_only_leaves_a_gap_and_no_file(image_tree: Path, out: Path) -> None:
+    damage(image_tree, *(f"train/n01/n01_{i}.JPEG" for i in range(3)))
+    report = convert(image_tree, out, **OPTIONS, order="source", max_bad=3)
+    assert report.num_shards == 5
+    assert not (out / "train-00000.npy").exists()
+    assert verify(out).ok
+    assert check_samples(image_tree, out, Fit((SIZE, SIZE)), "source") == 15
+
+
+def test_a_split_of_refused_images_only_is_not_published(image_tree: Path, out: Path) -> None:
+    damage(image_tree, *(str(path.relative_to(image_tree)) for path in image_tree.glob("val/*/*")))
+    with pytest.raises(ConvertError, match="split 'val': every image was refused; nothing is published") as caught:
+        convert(image_tree, out, **OPTIONS, max_bad=1.0)
+    assert str(caught.value).startswith(f"{out}: ")
+    assert not (out / "manifest.json").exists()
+
+
+# --- the same call again, and other calls -----------------------------------------------------------------------------
+
+
+def everything(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file at or below `folder`, with what changes when it is replaced or written."""
+    files = [path for path in folder.rglob("*") if not path.is_dir()]
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+
+def test_the_same_call_again_does_nothing(image_tree: Path, out: Path) -> None:
+    first = convert(image_tree, out, **OPTIONS)
+    before = everything(out)
+
+    def never(progress: Progress) -> None:
+        raise AssertionError(f"worked on {progress}")
+
+    for workers in (1, 7):
+        again = convert(image_tree, out, **{**OPTIONS, "workers": workers}, on_progress=never)
+        assert again.num_converted == 0
+        assert (again.digest, again.num_samples, again.nbytes) == (first.digest, first.num_samples, first.nbytes)
+    assert everything(out) == before
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "size": {"size": 17},
+    "fit": {"fit": "pad"},
+    "resample": {"resample": "bilinear"},
+    "shard_nbytes": {"shard_size": 1 << 20},
+    "order": {"order": "source"},
+    "seed": {"seed": 3},
+    "exif_rotate": {"exif_rotate": True},
+    "background": {"background": "black"},
+}
+
+
+@pytest.mark.parametrize("state", ["finished set", "unfinished conversion"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_conversion_into_the_folder_is_refused_and_the_difference_named(
+    image_tree: Path, out: Path, state: str, name: str
+) -> None:
+    if state == "finished set":
+        convert(image_tree, out, **OPTIONS)
+    else:
+        interrupted(image_tree, out, 10)
+    before = everything(out)
+    with pytest.raises(ConvertError, match=rf"holds an? {state} of another") as caught:
+        convert(image_tree, out, **{**OPTIONS, **OTHERS[name]})
+    message = str(caught.value)
+    assert message.startswith(f"{out}: ")
+    assert f"({name} " in message
+    assert ", here " in message
+    assert everything(out) == before
+    convert(image_tree, out, **OPTIONS)
+
+
+@pytest.mark.parametrize("state", ["finished set", "unfinished conversion"])
+@pytest.mark.parametrize("change", ["added", "removed", "renamed"])
+def test_other_sources_into_the_folder_are_refused(image_tree: Path, out: Path, state: str, change: str) -> None:
+    if state == "finished set":
+        convert(image_tree, out, **OPTIONS)
+    else:
+        interrupted(image_tree, out, 10)
+    before = everything(out)
+    one = image_tree / "train" / "n02" / "n02_2.JPEG"
+    if change == "added":
+        shutil.copyfile(one, one.with_name("more.JPEG"))
+    elif change == "removed":
+        one.unlink()
+    else:
+        one.rename(one.with_name("other.JPEG"))
+    with pytest.raises(ConvertError, match=rf"holds an? {state} of another .*the list of sources, changed") as caught:
+        convert(image_tree, out, **OPTIONS)
+    assert str(caught.value).startswith(f"{out}: ")
+    assert ("num_sources 18, here 1" in str(caught.value)) == (change != "renamed")
+    assert everything(out) == before
+
+
+def test_other_versions_of_libraries_do_not_go_on_with_unfinished_work(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(image_tree, out, 10)
+    before = everything(out)
+    newer = {**library_versions(), "pillow": "99.0"}
+    with monkeypatch.context() as patch:
+        patch.setattr(converter, "library_versions", lambda: newer)
+        with pytest.raises(ConvertError, match="holds an unfinished conversion of another kind") as caught:
+            convert(image_tree, out, **OPTIONS)
+        assert str(caught.value).startswith(f"{out}: ")
+        assert "'pillow': '99.0'" in str(caught.value)
+        assert everything(out) == before
+    convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+def test_a_finished_set_is_finished_for_other_versions_of_libraries_too(
+    image_tree: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(image_tree, out, **OPTIONS)
+    monkeypatch.setattr(converter, "library_versions", lambda: {"pillow": "99.0"})
+    assert convert(image_tree, out, **OPTIONS).num_converted == 0
+
+
+def test_a_finished_set_from_before_there_was_a_choice_is_recognised(image_tree: Path, out: Path) -> None:
+    first = convert(image_tree, out, **OPTIONS)
+    manifest = load_manifest(out)
+    conversion = dict(manifest.provenance["conversion"])
+    for name in ("exif_rotate", "background"):
+        del conversion[name]
+    commit_manifest(out, replace(manifest, provenance={**manifest.provenance, "conversion": conversion}))
+    again = convert(image_tree, out, **OPTIONS)
+    assert (again.num_converted, again.digest) == (0, first.digest)
+    with pytest.raises(ConvertError, match="exif_rotate False, here True"):
+        convert(image_tree, out, **OPTIONS, exif_rotate=True)
+
+
+def test_one_folder_inside_the_other_is_refused(image_tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(image_tree)
+    before = everything(tmp_path)
+    for src, out in (
+        (image_tree, image_tree),
+        (image_tree, image_tree / "out"),
+        (image_tree, image_tree / "train" / "n01"),
+        (image_tree, tmp_path),
+        (image_tree, tmp_path / "link" / "out"),
+        (tmp_path / "link", image_tree / "out"),
+        (image_tree, tmp_path / "x" / ".." / "images" / "out"),
+    ):
+        with pytest.raises(ConvertError, match="found one inside the other") as caught:
+            convert(src, out, **OPTIONS)
+        assert str(caught.value).startswith(f"{os.path.abspath(out)}: expected a folder apart from the images' ")
+        assert everything(tmp_path) == before
+
+
+def test_folders_whose_names_begin_alike_are_not_inside_each_other(image_tree: Path, finished: dict[str, str]) -> None:
+    out = image_tree.with_name(image_tree.name + "-shards")
+    convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+def test_a_file_in_place_of_the_folder_is_refused(image_tree: Path, out: Path) -> None:
+    out.write_text("mine")
+    with pytest.raises(ConvertError, match="expected a folder or nothing, found a file") as caught:
+        convert(image_tree, out, **OPTIONS)
+    assert str(caught.value).startswith(f"{out}: ")
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "folder/", ".hidden", "train-00000.npy", "rejects.jsonl"])
+def test_a_folder_with_foreign_files_is_refused_and_left_alone(image_tree: Path, out: Path, name: str) -> None:
+    out.mkdir()
+    if name.endswith("/"):
+        (out / name).mkdir()
+    else:
+        (out / name).write_text("mine")
+    before = everything(out)
+    with pytest.raises(ConvertError, match="expected no folder, an empty one or an unfinished conversion") as caught:
+        convert(image_tree, out, **OPTIONS)
+    assert str(caught.value).startswith(f"{out}: ")
+    assert f"found {name.rstrip('/')!r} in it. Convert into a new folder" in str(caught.value)
+    assert everything(out) == before
+
+
+def test_a_set_that_convert_did_not_make_is_refused(image_tree: Path, make_set: Callable[..., Path]) -> None:
+    folder = make_set(20)
+    before = everything(folder)
+    with pytest.raises(ConvertError, match="holds a published set that `convert` did not make") as caught:
+        convert(image_tree, folder, **OPTIONS)
+    assert str(caught.value).startswith(f"{folder}: ")
+    assert everything(folder) == before
+
+
+def test_a_damaged_manifest_is_refused_and_left_alone(image_tree: Path, out: Path) -> None:
+    convert(image_tree, out, **OPTIONS)
+    manifest = out / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-40])
+    before = everything(out)
+    with pytest.raises(FormatError, match="expected a JSON document") as caught:
+        convert(image_tree, out, **OPTIONS)
+    assert str(caught.value).startswith(f"{manifest}: ")
+    assert everything(out) == before
+
+
+def test_an_empty_folder_or_one_with_leftovers_of_killed_processes_is_taken(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    out.mkdir()
+    (out / ".train-00000.npy.0123456789abcdef.tmp").write_bytes(b"left over")
+    convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+def test_leftovers_of_killed_processes_in_a_finished_set_are_removed(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    convert(image_tree, out, **OPTIONS)
+    (out / ".train-00000.npy.0123456789abcdef.tmp").write_bytes(b"left over")
+    convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xd8\xff\0", b"no list"])
+def test_sources_that_are_nothing_of_the_kind_are_refused_before_anything_is_written(
+    tmp_path: Path, out: Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "src").write_bytes(content)
+    with pytest.raises(SourceError, match=r"src: expected "):
+        convert(tmp_path / "src", out, **OPTIONS)
+    assert not out.exists()
+
+
+# --- room -------------------------------------------------------------------------------------------------------------
+
+
+def test_too_little_space_is_told_before_anything_is_written(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 6 * 4096 + 18 * SIZE * SIZE * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, needed - 1))
+        with pytest.raises(SpaceError, match=f"expected room for {needed:,} bytes more") as caught:
+            convert(image_tree, out, **OPTIONS)
+        assert str(caught.value).startswith(f"{out}: ")
+        assert f"found {needed - 1:,} free" in str(caught.value)
+        assert not out.exists()
+        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
+        convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+def test_finished_shards_need_no_room_again(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(image_tree, out, 10)  # three shards are done
+    left = 3 * (4096 + PER_SHARD * SIZE * SIZE * 3)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, left))
+    convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+@pytest.fixture
+def small_tree(tmp_path: Path) -> Path:
+    """Five images in two splits, one of them bad; with SMALL, shards of two, two and one."""
+    rng = np.random.default_rng(7)
+    root = tmp_path / "small"
+    for name in ("train/a/1.jpg", "train/a/2.jpg", "train/b/3.jpg", "val/b/4.jpg"):
+        write_jpeg(root / name, random_picture(rng, 16, 20))
+    (root / "train" / "b" / "bad.jpg").write_bytes(b"")
+    return root
+
+
+DISK_WRITES = ("write", "pwrite", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "link")
+SMALL: dict[str, Any] = {"size": 8, "shard_size": 4096 + 2 * 192, "workers": 1, "max_bad": 1}
+
+
+def convert_failing(disk: FailingDisk, src: Path, out: Path) -> OSError | ConvertError | None:
+    with disk.installed():
+        try:
+            convert(src, out, **SMALL)
+        except (OSError, ConvertError) as error:
+            return error
+    return None
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_at_any_call_loses_nothing(
+    small_tree: Path, tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Reading is not writing: a source that cannot be opened is a refused image, which other tests are about.
+    monkeypatch.setattr("test_files.DISK_CALLS", DISK_WRITES)
+    reference = tmp_path / "reference"
+    counting = FailingDisk(0, code, for_good=False)
+    assert convert_failing(counting, small_tree, reference) is None
+    expected = hashes(reference)
+    assert counting.num_calls > 50
+    unclear = []
+    for first in range(1, counting.num_calls + 1):
+        disk = FailingDisk(first, code, for_good=first % 2 == 0)
+        out = tmp_path / f"out-{first}"
+        error = convert_failing(disk, small_tree, out)
+        assert disk.failed, first
+        if (out / "manifest.json").exists():
+            # Only what comes after the manifest's own rename may fail with the set there.
+            assert hashes(out).items() >= expected.items(), disk
+            assert verify(out).ok, disk
+        else:
+            assert error is not None, f"the failure went unnoticed: {disk}"
+            assert_unfinished_and_whole(out, expected)
+            if str(tmp_path) not in str(error) or (code == errno.ENOSPC and "make room" not in str(error)):
+                unclear.append(f"{disk}: {error!r}")
+        convert(small_tree, out, **SMALL)
+        assert hashes(out) == expected, disk
+    assert not unclear, "errors that do not name the file or the way out:\n" + "\n".join(unclear)
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def test_progress_reaches_the_total(image_tree: Path, out: Path) -> None:
+    add_bad_images(image_tree)
+    seen: list[Progress] = []
+    convert(image_tree, out, **{**OPTIONS, "max_bad": 6}, on_progress=seen.append)
+    assert {progress.total for progress in seen} == {24}
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert (seen[-1].done, seen[-1].refused) == (24, 5)  # at this size the long picture passes
+
+
+def test_progress_of_a_conversion_that_goes_on_begins_with_what_is_finished(image_tree: Path, out: Path) -> None:
+    interrupted(image_tree, out, 10)
+    seen: list[Progress] = []
+    report = convert(image_tree, out, **OPTIONS, on_progress=seen.append)
+    assert seen[0].done >= 3
+    assert seen[-1] == Progress(18, 0, 18, kept=9, found=9)
+    assert report.num_converted == 9
+    assert report.num_sources == 18
+
+
+def test_an_interrupt_at_any_image_leaves_no_trace_and_the_same_call_goes_on(
+    image_tree: Path, tmp_path: Path, finished: dict[str, str]
+) -> None:
+    for after in range(1, 19):
+        out = tmp_path / f"out-{after}"
+        interrupted(image_tree, out, after, workers=1 + after % 2)
+        assert_unfinished_and_whole(out, finished)
+        assert len(stamps(out)) == (after - 1) // PER_SHARD
+        report = convert(image_tree, out, **OPTIONS)
+        assert report.num_converted == 18 - (after - 1) // PER_SHARD * PER_SHARD
+        assert hashes(out) == finished, after
+
+
+def test_a_conversion_interrupted_at_every_image_in_turn_gets_there(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    for _ in range(6):  # each time one shard more
+        found = len(stamps(out)) * PER_SHARD
+        interrupted(image_tree, out, found + PER_SHARD + 1 if found < 15 else 18)
+    convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+def test_whatever_the_progress_callback_raises_comes_out(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        convert(image_tree, out, **OPTIONS, on_progress=Interrupt(4, ZeroDivisionError))
+    assert_unfinished_and_whole(out, finished)
+    convert(image_tree, out, **OPTIONS)
+    assert hashes(out) == finished
+
+
+def test_a_shard_whose_source_changed_since_is_done_again(image_tree: Path, out: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "order": "source"}
+    interrupted(image_tree, out, 18, order="source")
+    before = stamps(out)
+    assert len(before) == 5
+    changed = image_tree / "train" / "n02" / "n02_0.JPEG"  # the fifth: in the second shard
+    write_jpeg(changed, random_picture(np.random.default_rng(99), 50, 50))
+    report = convert(image_tree, out, **options)
+    after = stamps(out)
+    assert {name for name in before if after[name] != before[name]} == {"train-00001.npy"}
+    assert report.num_converted == 6
+    convert(image_tree, tmp_path / "reference", **options)
+    assert hashes(out) == hashes(tmp_path / "reference")
+
+
+@pytest.mark.parametrize("spoil", ["record lost", "record cut", "record of nonsense", "shard lost", "shard cut"])
+def test_a_shard_without_a_sound_record_is_done_again(
+    image_tree: Path, out: Path, finished: dict[str, str], spoil: str
+) -> None:
+    interrupted(image_tree, out, 18)
+    shard, record = out / "train-00001.npy", out / ".convert" / "train-00001.npy.json"
+    match spoil:
+        case "record lost":
+            record.unlink()
+        case "record cut":
+            record.write_bytes(record.read_bytes()[:-30])
+        case "record of nonsense":
+            record.write_bytes(b'{"entry": [1, 2]}')
+        case "shard lost":
+            shard.unlink()
+        case _:
+            os.truncate(shard, shard.stat().st_size - 1)
+    assert convert(image_tree, out, **OPTIONS).num_converted == 6
+    assert hashes(out) == finished
+
+
+@contextlib.contextmanager
+def failing_storage(key: str) -> Iterator[None]:
+    """The file of this source cannot be read for the time being."""
+    real = sources.FileOrigin.read
+
+    def read(origin: sources.FileOrigin, source: sources.Source) -> bytes:
+        if source.key == key.encode():
+            raise DecodeError("unreadable", os.strerror(errno.EIO))
+        return real(origin, source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources.FileOrigin, "read", read)
+        yield
+
+
+def test_sources_that_could_not_be_read_are_tried_again(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+    broken = "train/n02/n02_1.JPEG"
+    with failing_storage(broken):
+        interrupted(image_tree, out, 18, max_bad=1)  # all shards but the last are finished
+    assert broken in "".join(path.read_text() for path in (out / ".convert").glob("*.refused.jsonl"))
+    assert convert(image_tree, out, **OPTIONS).num_converted == 2 * PER_SHARD
+    assert hashes(out) == finished
+
+
+def test_what_a_killed_competitor_left_is_swept_when_the_set_is_there(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    convert(image_tree, out, **OPTIONS)
+    (out / ".train-00000.npy.0123456789abcdef.tmp").write_bytes(b"half")
+    (out / ".convert").mkdir()
+    (out / ".convert" / "train-00000.npy.refused.jsonl").write_bytes(b"")
+    assert convert(image_tree, out, **OPTIONS).num_converted == 0
+    assert hashes(out) == finished
+    assert not (out / ".convert").exists()
+
+
+@pytest.mark.parametrize("step", ["_claim_folder", "_make_shards", "_publish"])
+def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
+    image_tree: Path, out: Path, finished: dict[str, str], step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(converter, step)
+
+    def after_the_other(*args: Any) -> Any:
+        monkeypatch.undo()
+        convert(image_tree, out, **OPTIONS)
+        return real(*args)
+
+    monkeypatch.setattr(converter, step, after_the_other)
+    report = convert(image_tree, out, **OPTIONS)
+    assert report.num_samples == {"train": 12, "val": 6}
+    assert hashes(out) == finished
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Have this done when the next conversion has found its folder empty, before it claims it."""
+    real = converter.make_folder
+
+    def after_the_other(folder: Path) -> None:
+        monkeypatch.setattr(converter, "make_folder", real)
+        do()
+        real(folder)
+
+    monkeypatch.setattr(converter, "make_folder", after_the_other)
+
+
+def test_a_conversion_that_comes_too_late_for_a_folder_leaves_nothing_there(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile(monkeypatch, lambda: convert(image_tree, out, **OPTIONS))
+    with pytest.raises(ConvertError, match="holds a finished set of another conversion"):
+        convert(image_tree, out, **{**OPTIONS, "seed": 7})
+    assert hashes(out) == finished
+    assert not (out / ".convert").exists()
+
+
+def test_the_plan_of_one_who_came_too_late_does_not_keep_others_from_the_set(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def do() -> None:
+        convert(image_tree, out, **OPTIONS)
+        (out / ".convert").mkdir()
+        (out / ".convert" / "plan.json").write_text('{"seed": 7}')
+
+    meanwhile(monkeypatch, do)
+    assert convert(image_tree, out, **OPTIONS).num_converted == 0
+    assert hashes(out) == finished
+    assert not (out / ".convert").exists()
+
+
+def test_an_orphan_that_still_writes_while_the_work_folder_is_removed_leaves_nothing(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A worker whose parent was killed looks up after its first image, and opens its list of refused images before.
+    rmdir = os.rmdir
+    written: list[str] = []
+
+    def after_the_orphan(path: str, **options: Any) -> None:
+        if not written:
+            with contextlib.suppress(FileNotFoundError):
+                (out / ".convert" / "train-00001.npy.refused.jsonl").write_bytes(b"")
+            written.append(path)
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", after_the_orphan)
+    convert(image_tree, out, **OPTIONS)
+    assert written
+    assert hashes(out) == finished
+    assert not (out / ".convert").exists()
+
+
+def test_two_conversions_into_one_folder_at_once_both_succeed(
+    image_tree: Path, tmp_path: Path, finished: dict[str, str]
+) -> None:
+    for attempt in range(8):
+        out = tmp_path / f"out-{attempt}"
+        barrier = threading.Barrier(2)
+        errors: list[BaseException] = []
+
+        def work(out: Path = out, barrier: threading.Barrier = barrier, errors: list[BaseException] = errors) -> None:
+            barrier.wait(30)
+            try:
+                convert(image_tree, out, **OPTIONS)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not errors, attempt
+        assert hashes(out) == finished, attempt
+
+
+# --- worker processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def larger_tree(tmp_path: Path) -> Path:
+    """240 images in one split: enough that worker processes are busy when they are disturbed."""
+    rng = np.random.default_rng(8)
+    for i in range(240):
+        write_jpeg(tmp_path / "larger" / f"n{i % 4}" / f"{i}.JPEG", random_picture(rng, 160, 200))
+    return tmp_path / "larger"
+
+
+def test_a_worker_process_that_is_killed_ends_the_conversion_and_nothing_is_lost(
+    larger_tree: Path, tmp_path: Path, out: Path
+) -> None:
+    convert(larger_tree, tmp_path / "reference", **OPTIONS)
+    finished = hashes(tmp_path / "reference")
+    killed: list[int] = []
+
+    def kill(progress: Progress) -> None:
+        if progress.done >= 3 * PER_SHARD and not killed:
+            victim = multiprocessing.active_children()[0]
+            killed.append(victim.pid or 0)
+            os.kill(killed[0], signal.SIGKILL)
+
+    with pytest.raises(ConvertError, match="a worker process died") as caught:
+        convert(larger_tree, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=kill)
+    assert killed
+    assert "Run the same command again, which goes on with what is kept" in str(caught.value)
+    visible = {name: digest for name, digest in hashes(out).items() if not name.startswith(".")}
+    assert visible.items() <= finished.items()
+    assert len(visible) > 0
+    report = convert(larger_tree, out, **OPTIONS)
+    # Each of the two may have been between its shard and the record of it.
+    assert 0 < report.num_converted <= 240 - PER_SHARD * (len(visible) - 2)
+    assert hashes(out) == finished
+
+
+def test_ctrl_c_with_worker_processes_leaves_no_trace_and_the_same_call_goes_on(
+    larger_tree: Path, tmp_path: Path, out: Path
+) -> None:
+    convert(larger_tree, tmp_path / "reference", **OPTIONS)
+    finished = hashes(tmp_path / "reference")
+
+    def ctrl_c(progress: Progress) -> None:
+        if progress.done >= 3 * PER_SHARD:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(larger_tree, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=ctrl_c)
+    assert not child_processes()
+    assert_unfinished_and_whole(out, finished)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    report = convert(larger_tree, out, **OPTIONS)
+    assert 0 < report.num_converted < 240
+    assert hashes(out) == finished
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_what_is_no_plan_is_named_and_not_waited_for(
+    image_tree: Path, tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    (tmp_path / "out" / ".convert").mkdir(parents=True)
+    put(tmp_path / "out" / ".convert" / "plan.json")
+    with (
+        must_not_block(),
+        pytest.raises(ConvertError, match=r"plan\.json: expected a regular file, found a .*: remove it"),
+    ):
+        convert(image_tree, tmp_path / "out", **OPTIONS)
+
+
+def test_what_is_no_list_of_rejects_is_named_and_not_waited_for(image_tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS)
+    (out / "rejects.jsonl").unlink()
+    os.mkfifo(out / "rejects.jsonl")
+    with must_not_block(), pytest.raises(FormatError, match=r"rejects\.jsonl: expected a regular file, found a FIFO"):
+        convert(image_tree, out, **OPTIONS)
+
+
+BRACKETS = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[]", b"{}", b"x", b"\xff", b"3", BRACKETS]
+    + [
+        b'{"split": "train", "key": %s, "reason": %s, "detail": ""}' % pair
+        for pair in ((b"[]", b'""'), (b'""', b"[]"), (b'"\\ud800"', b'""'))
+    ],
+    ids=lambda line: ascii(line)[:30],
+)
+def test_a_line_of_the_rejects_that_is_none_is_named(image_tree: Path, tmp_path: Path, line: bytes) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS, max_bad=1)
+    with (out / "rejects.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(
+        FormatError, match=r"rejects\.jsonl: line 2: expected a JSON object with split, key, reason and"
+    ):
+        convert(image_tree, out, **OPTIONS, max_bad=1)
+
+
+@pytest.mark.parametrize(
+    "plan", [b"[]", b"3", b'"x"', b"\xff", b"{", BRACKETS, b'{"size": 1e999}'], ids=lambda plan: ascii(plan)[:30]
+)
+def test_a_plan_that_is_none_is_another_kind_of_conversion(image_tree: Path, tmp_path: Path, plan: bytes) -> None:
+    (tmp_path / "out" / ".convert").mkdir(parents=True)
+    (tmp_path / "out" / ".convert" / "plan.json").write_bytes(plan)
+    with pytest.raises(ConvertError, match="holds an unfinished conversion of another kind"):
+        convert(image_tree, tmp_path / "out", **OPTIONS)

@@ -1,0 +1,737 @@
+"""Datasets of Python as sources: each item once, as given, with the label that came with it; or a clear refusal."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_picture
+from numpy.typing import NDArray
+from PIL import Image
+from test_convert import Interrupt, everything, hashes, rejects
+from torch.utils.data import Subset, TensorDataset
+
+from shardio.conversion.convert import convert
+from shardio.conversion.images.decode import Decoded, decode_image, decode_object
+from shardio.conversion.repair import repair
+from shardio.conversion.sources.collection import Item, Source
+from shardio.conversion.sources.datasets import collect_datasets
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.errors import ConvertError, DecodeError, SourceError
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+SIZE = 16
+OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + 5 * SIZE * SIZE * 3, "order": "source"}
+"""Shards of five samples, in the order of the items."""
+
+
+def picture(i: int, height: int = SIZE, width: int = SIZE) -> NDArray[np.uint8]:
+    return random_picture(np.random.default_rng(i), height, width)
+
+
+def pairs(count: int, **kwargs: int) -> list[tuple[NDArray[np.uint8], int]]:
+    return [(picture(i, **kwargs), i % 3) for i in range(count)]
+
+
+@dataclass
+class Pictures:
+    """A dataset that can be sent to other processes."""
+
+    count: int
+    classes: Sequence[str] = ("a", "b", "c")
+    bad: Mapping[int, Any] = field(default_factory=dict)
+    """Items to raise, if they are exceptions, or to give."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.bad:
+            if isinstance(self.bad[index], BaseException):
+                raise self.bad[index]
+            return self.bad[index]
+        return picture(index), index % 3
+
+
+def check_set(out: Path, split: str, count: int, keys: str = "{}") -> None:
+    shards = open_shards(out, split)
+    assert len(shards) == count
+    assert shards.labels.tolist() == [i % 3 for i in range(count)]
+    assert shards.index["key"].tolist() == [keys.format(i).encode() for i in range(count)]
+    assert set(shards.index["source_height"].tolist()) == {SIZE}
+    for i, (image, _) in enumerate(shards):
+        np.testing.assert_array_equal(image, picture(i))
+
+
+# --- the right samples -----------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_arrays_and_labels_is_a_dataset(tmp_path: Path) -> None:
+    report = convert(pairs(23), tmp_path / "out", **OPTIONS)
+    check_set(tmp_path / "out", "train", 23)
+    assert verify(tmp_path / "out").ok
+    assert open_shards(tmp_path / "out").classes == ("0", "1", "2")
+    assert (report.num_sources, report.num_converted, report.num_shards) == (23, 23, 5)
+
+
+def test_samples_of_the_right_size_are_those_that_a_writer_would_write(tmp_path: Path) -> None:
+    convert(Pictures(23), tmp_path / "out", **OPTIONS)
+    with ShardWriter(
+        tmp_path / "reference", (SIZE, SIZE, 3), classes=["a", "b", "c"], shard_nbytes=OPTIONS["shard_size"]
+    ) as writer:
+        for image, label in pairs(23):
+            writer.append(image, label)
+    found, expected = hashes(tmp_path / "out"), hashes(tmp_path / "reference")
+    sizes = [
+        len(open_shards(path).manifest.splits["train"].shards) for path in (tmp_path / "out", tmp_path / "reference")
+    ]
+    assert sizes == [5, 5]
+    assert found["train-index.npy"] == expected["train-index.npy"]
+    pixels = [np.concatenate(open_shards(path).shard_arrays) for path in (tmp_path / "out", tmp_path / "reference")]
+    np.testing.assert_array_equal(*pixels)
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2, 3])
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path, workers: int | None) -> None:
+    convert(Pictures(23), tmp_path / "out", **OPTIONS, workers=workers)
+    check_set(tmp_path / "out", "train", 23)
+    convert(Pictures(23), tmp_path / "reference", **OPTIONS)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
+
+
+def test_a_soft_label_is_told_with_its_item_and_the_way_out(tmp_path: Path) -> None:
+    message = (
+        r"dataset 'train', item 0: label must be an integer, found a list of 2: a set has one class for each image"
+    )
+    with pytest.raises(TypeError, match=message):
+        convert([(RGB, [0.1, 0.9])], tmp_path / "out", **OPTIONS)
+
+
+def test_splits_have_the_names_that_a_folder_tree_gives_them(tmp_path: Path) -> None:
+    convert({"Train": Pictures(12), "validation": pairs(7)}, tmp_path / "out", **OPTIONS)
+    convert({"train": Pictures(12), "val": pairs(7)}, tmp_path / "same", **OPTIONS)
+    assert open_shards(tmp_path / "out", "val").digest == open_shards(tmp_path / "same", "val").digest
+    message = "expected one dataset for the split 'val', found 'val' and 'validation'"
+    with pytest.raises(ValueError, match=message):
+        convert({"val": Pictures(3), "validation": Pictures(4)}, tmp_path / "two", **OPTIONS)
+
+
+def test_splits_are_a_mapping_of_datasets(tmp_path: Path) -> None:
+    convert({"train": Pictures(12), "val": pairs(7), "extra": Pictures(3)}, tmp_path / "out", **OPTIONS)
+    for split, count in (("train", 12), ("val", 7), ("extra", 3)):
+        check_set(tmp_path / "out", split, count, split + "/{}")
+        assert open_shards(tmp_path / "out", split).classes == ("a", "b", "c")
+
+
+def test_torch_datasets_are_datasets(tmp_path: Path) -> None:
+    images = torch.stack([torch.from_numpy(picture(i)).permute(2, 0, 1) for i in range(23)])
+    dataset = TensorDataset(images, torch.arange(23) % 3)
+    convert(dataset, tmp_path / "tensors", **OPTIONS)
+    check_set(tmp_path / "tensors", "train", 23)
+    convert(Subset(dataset, range(11)), tmp_path / "subset", **OPTIONS)
+    check_set(tmp_path / "subset", "train", 11)
+
+
+def test_encoded_images_give_the_set_of_the_same_files_in_a_tree(image_tree: Path, tmp_path: Path) -> None:
+    """But for the keys, which are numbers: a dataset does not say what its items are called."""
+    names = sorted(str(path.relative_to(image_tree)) for path in image_tree.rglob("*.JPEG"))
+    splits = {
+        split: [((image_tree / n).read_bytes(), int(n.split("/")[1][1:]) - 1) for n in names if n.startswith(split)]
+        for split in ("train", "val")
+    }
+    convert(splits, tmp_path / "out", **OPTIONS)
+    convert(image_tree, tmp_path / "reference", **OPTIONS, workers=1)
+    found, expected = hashes(tmp_path / "out"), hashes(tmp_path / "reference")
+    assert {name for name in expected if found[name] != expected[name]} == {
+        "manifest.json", "train-index.npy", "val-index.npy"
+    }  # fmt: skip
+    for split in ("train", "val"):
+        one, other = (open_shards(tmp_path / name, split).index for name in ("out", "reference"))
+        for name in ("label", "crc32", "source_width", "source_height"):
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_png_files_that_pillow_opens_lazily_give_the_set_of_the_tree(tmp_path: Path) -> None:
+    class Opened(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            return Image.open(tmp_path / "src" / "a" / f"{index:02}.png"), 0
+
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    for i in range(7):
+        mode = ["RGB", "L", "RGBA", "P", "1", "LA", "RGB"][i]
+        Image.fromarray(picture(i, 20, 30)).convert(mode).save(tmp_path / "src" / "a" / f"{i:02}.png")
+    deep = np.random.default_rng(0).integers(0, 1 << 16, (20, 30), dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "src" / "a" / "07.png")
+    convert(Opened(8, classes=["a"]), tmp_path / "out", **OPTIONS)
+    convert(tmp_path / "src", tmp_path / "reference", **OPTIONS, accept_layout=True)
+    shards = {name for name in hashes(tmp_path / "reference") if "-0" in name}
+    assert len(shards) == 2
+    for name in shards:
+        assert hashes(tmp_path / "out")[name] == hashes(tmp_path / "reference")[name]
+
+
+def test_pictures_of_all_sizes_are_resized_as_files_are(tmp_path: Path) -> None:
+    images = [Image.fromarray(picture(i, 20 + i, 50 - i)) for i in range(12)]
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    for i, image in enumerate(images):
+        image.save(tmp_path / "src" / "a" / f"{i:02}.png")
+    convert([(image, 0) for image in images], tmp_path / "out", **OPTIONS)
+    convert(tmp_path / "src", tmp_path / "reference", **OPTIONS, accept_layout=True)
+    index = open_shards(tmp_path / "out").index
+    np.testing.assert_array_equal(index["crc32"], open_shards(tmp_path / "reference").index["crc32"])
+    assert index["source_height"].tolist() == [20 + i for i in range(12)]
+    assert index["source_width"].tolist() == [50 - i for i in range(12)]
+
+
+def test_the_shuffled_order_is_that_of_the_keys_and_columns_belong_to_them(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("path,n\n" + "".join(f"{i},{i * i}\n" for i in range(30)))
+    convert(Pictures(23), tmp_path / "out", **{**OPTIONS, "order": "shuffled"}, columns=tmp_path / "m.csv")
+    shards = open_shards(tmp_path / "out")
+    numbers = [int(key) for key in shards.index["key"].tolist()]
+    assert numbers != sorted(numbers)
+    assert sorted(numbers) == list(range(23))
+    assert shards.index["n"].tolist() == [number**2 for number in numbers]
+    for (image, label), number in zip(shards, numbers, strict=True):
+        assert label == number % 3
+        np.testing.assert_array_equal(image, picture(number))
+
+
+def test_a_dataset_is_called_by_the_calling_thread_alone_and_in_order(tmp_path: Path) -> None:
+    """As a loop would: connections to databases and file handles may demand it."""
+    calls: list[tuple[int, int]] = []
+
+    class Watched(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            calls.append((threading.get_ident(), index))
+            return super().__getitem__(index)
+
+    convert(Watched(23), tmp_path / "out", **OPTIONS)
+    assert {thread for thread, _ in calls} == {threading.get_ident()}
+    assert [index for _, index in calls[-23:]] == list(range(23))
+    assert len(calls) == 23 + 2 * 8  # the items that are tried, twice
+
+
+class Recycled(Pictures):
+    """Gives the same memory again and again."""
+
+    memory = np.empty((SIZE, SIZE, 3), np.uint8)
+
+    def __getitem__(self, index: int) -> Any:
+        self.memory[...] = picture(index)
+        return self.memory, index % 3
+
+
+def test_a_dataset_may_use_the_memory_of_an_item_again_for_the_next(tmp_path: Path) -> None:
+    convert(Recycled(23), tmp_path / "out", **OPTIONS)
+    check_set(tmp_path / "out", "train", 23)
+    image = decode_object(Recycled.memory).pixels
+    assert not np.shares_memory(image, Recycled.memory)
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+RGB = picture(1, 5, 7)
+GREY = RGB[:, :, 0]
+RGBA = np.dstack([RGB, np.where(GREY > 128, 255, 0).astype(np.uint8)])
+OVER_WHITE = np.where(RGBA[:, :, 3:] == 255, RGB, 255).astype(np.uint8)
+GREY_RGB = np.repeat(GREY[:, :, None], 3, axis=2)
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def tensor(pixels: NDArray[np.uint8]) -> torch.Tensor:
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+
+
+IMAGES: dict[str, tuple[Any, NDArray[np.uint8]]] = {
+    "array": (RGB, RGB),
+    "Fortran array": (np.asfortranarray(RGB), RGB),
+    "reversed view": (RGB[::-1, ::-1], RGB[::-1, ::-1]),
+    "read-only array": (np.frombuffer(RGB.tobytes(), np.uint8).reshape(RGB.shape), RGB),
+    "grey array": (GREY, GREY_RGB),
+    "array of one channel": (GREY[:, :, None], GREY_RGB),
+    "array with alpha": (RGBA, OVER_WHITE),
+    "view with alpha": (np.concatenate([RGBA, RGBA], 1)[:, :7], OVER_WHITE),
+    "three rows": (RGB[:3], RGB[:3]),
+    "PIL": (Image.fromarray(RGB), RGB),
+    "grey PIL": (Image.fromarray(GREY), GREY_RGB),
+    "PIL with alpha": (Image.fromarray(RGBA), OVER_WHITE),
+    "16 bits": (Image.fromarray(GREY.astype(np.uint16) * 257), GREY_RGB),
+    "16 bits in 32": (Image.fromarray(GREY.astype(np.int32) * 257), GREY_RGB),
+    "encoded": (png(RGB), RGB),
+}
+
+
+TENSORS: dict[str, tuple[Any, NDArray[np.uint8]]] = {
+    "tensor": (tensor(RGB), RGB),
+    "contiguous tensor": (tensor(RGB).contiguous(), RGB),
+    "grey tensor": (torch.from_numpy(GREY.copy()), GREY_RGB),
+    "tensor of one channel": (torch.from_numpy(GREY.copy())[None], GREY_RGB),
+    "tensor with alpha": (tensor(RGBA), OVER_WHITE),
+    "tensor three wide": (tensor(RGB[:, :3]), RGB[:, :3]),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_every_kind_of_image_becomes_rgb(name: str) -> None:
+    image, expected = IMAGES[name]
+    decoded = decode_object(image).pixels
+    assert decoded.dtype == np.uint8
+    np.testing.assert_array_equal(decoded, expected)
+
+
+@pytest.mark.parametrize("name", [*IMAGES, *TENSORS])
+def test_every_kind_of_image_is_stored_as_it_is_where_it_has_the_size_of_a_sample(tmp_path: Path, name: str) -> None:
+    image, expected = {**IMAGES, **TENSORS}[name]
+    convert([(image, 0)], tmp_path / "out", size=expected.shape[:2])
+    np.testing.assert_array_equal(open_shards(tmp_path / "out")[0].image, expected)
+
+
+OTHERS: dict[str, tuple[Any, str]] = {
+    "floats": (RGB.astype(np.float32) / 255, r"found an array of float32, shape \(5, 7, 3\)"),
+    "bools": (GREY > 128, r"found an array of bool, shape \(5, 7\)"),
+    "int64": (RGB.astype(np.int64), "found an array of int64"),
+    "channels first": (np.moveaxis(RGB, 2, 0), r"found an array of uint8, shape \(3, 5, 7\)"),
+    "two channels": (RGB[:, :, :2], r"shape \(5, 7, 2\)"),
+    "a batch": (RGB[None], r"shape \(1, 5, 7, 3\)"),
+    "a row": (GREY[0], r"shape \(7,\)"),
+    "a float tensor": (tensor(RGB) / 255, r"a uint8 tensor .*, found one of float32, shape \(3, 5, 7\)"),
+    "a tensor with channels last": (torch.from_numpy(RGB.copy()), r"found one of uint8, shape \(5, 7, 3\)"),
+    "a path": ("1.jpg", "found str"),
+    "a list": (RGB.tolist(), "found list"),
+    "nothing": (None, "found NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_images_are_the_callers_mistake_and_named_with_the_item(tmp_path: Path, name: str) -> None:
+    image, found = OTHERS[name]
+    if not isinstance(image, torch.Tensor):
+        with pytest.raises(TypeError, match=f"^expected a PIL image, encoded bytes or a uint8 array .*{found}"):
+            decode_object(image)
+    with pytest.raises(TypeError, match=rf"^dataset 'train', item 0: expected .*{found}"):
+        convert([(image, 0)] * 3, tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "an array of nothing": (np.empty((0, 5, 3), np.uint8), "empty", r"found an array of shape \(0, 5, 3\)"),
+    "a huge array": (np.broadcast_to(np.uint8(0), (1 << 20, 1 << 20)), "too large", "found 1048576 x 1048576"),
+    "floats in PIL": (Image.fromarray(GREY.astype(np.float32)), "unsupported", "found more in a PIL image of mode F"),
+    "32 bits in PIL": (Image.fromarray(GREY.astype(np.int32) * 70000), "unsupported", "PIL image of mode I"),
+    "negative numbers": (Image.fromarray(GREY.astype(np.int32) - 1000), "unsupported", "PIL image of mode I"),
+    "half a PNG": (png(RGB)[:60], "damaged", "."),
+    "text": (b"<html>", "unsupported", "found text"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_images_of_the_right_kind_that_cannot_be_taken_are_refused(name: str) -> None:
+    image, reason, detail = REFUSED[name]
+    with pytest.raises(DecodeError, match=detail) as caught:
+        decode_object(image)
+    assert caught.value.reason == reason
+
+
+def test_a_file_that_pillow_opens_and_cannot_read_is_refused() -> None:
+    with Image.open(io.BytesIO(png(picture(0, 100, 100))[:-500])) as image, pytest.raises(DecodeError) as caught:
+        decode_object(image)
+    assert caught.value.reason == "damaged"
+    assert caught.value.detail
+
+
+def test_images_are_converted_as_files_of_them_are() -> None:
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
+        image = Image.fromarray(RGBA).convert(mode)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        np.testing.assert_array_equal(decode_object(image).pixels, decode_image(buffer.getvalue()).pixels, err_msg=mode)
+    assert isinstance(decode_object(RGB), Decoded)
+
+
+# --- labels and classes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "label", [2, np.int64(2), np.uint8(2), np.array(2), torch.tensor(2), torch.tensor(2, dtype=torch.int16)], ids=repr
+)
+def test_labels_are_integers_of_any_make(tmp_path: Path, label: Any) -> None:
+    convert([(RGB, label)] * 3, tmp_path / "out", **OPTIONS)
+    shards = open_shards(tmp_path / "out")
+    assert shards.labels.tolist() == [2, 2, 2]
+    assert shards.classes == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("label", "error", "message"),
+    [
+        (1.0, TypeError, "float"),
+        ("1", TypeError, "str"),
+        (None, TypeError, "NoneType"),
+        (np.float32(1), TypeError, "float32"),
+        (torch.tensor([1, 0]), TypeError, ""),
+        (np.array([1]), TypeError, ""),
+        (-1, ValueError, "label: expected 0 to 1048575, found -1"),
+        (1 << 20, ValueError, "label: expected 0 to 1048575, found 1048576"),
+    ],
+)
+def test_other_labels_are_the_callers_mistake(tmp_path: Path, label: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=rf"^dataset 'train', item 0: .*{message}"):
+        convert([(RGB, label)], tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on(tmp_path: Path) -> None:
+    """Items that are not tried beforehand: the finished shards are kept, as after any error."""
+    for number, (item, error, message) in enumerate(
+        [
+            ((RGB, 3), ValueError, "label: expected 0 to 2, found 3"),
+            ((RGB, "cat"), TypeError, "str"),
+            ((RGB.astype(float), 0), TypeError, "float64"),
+            (RGB, TypeError, r"expected \(image, label\), found ndarray"),
+            ((RGB, 0, 1), TypeError, r"expected \(image, label\), found tuple of 3"),
+            ({"image": RGB, "label": 0}, TypeError, r"expected \(image, label\), found dict"),
+        ]
+    ):
+        out = tmp_path / str(number)
+        with pytest.raises(error, match=rf"^dataset 'train', item 17: .*{message}"):
+            convert(Pictures(40, bad={17: item}), out, **OPTIONS)
+        assert len(list(out.glob("train-*.npy"))) == 3
+        assert convert(Pictures(40), out, **OPTIONS).num_converted == 25
+        check_set(out, "train", 40)
+
+
+def test_classes_are_the_datasets_own(tmp_path: Path) -> None:
+    convert(Pictures(3, classes=["a", "b", "c", "never seen"]), tmp_path / "out", **OPTIONS)
+    assert open_shards(tmp_path / "out").classes == ("a", "b", "c", "never seen")
+    assert open_shards(tmp_path / "out").manifest.class_names == ()
+
+
+def test_datasets_without_classes_have_as_many_as_the_largest_label_of_all_splits(tmp_path: Path) -> None:
+    splits: dict[str, Any] = {"train": [(RGB, 1)], "val": [(RGB, 11)], "test": Pictures(1, classes=[])}
+    convert(splits, tmp_path / "out", **OPTIONS)
+    assert open_shards(tmp_path / "out").classes == tuple(map(str, range(12)))
+
+
+class ImageNetLike(Pictures):
+    """As torchvision's ImageNet has them."""
+
+    wnids = ("n01440764", "n02012849", "n03126707")
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, classes=[("tench", "Tinca tinca"), ("crane",), ("crane",)])  # type: ignore[list-item]
+
+
+def test_ids_and_synonyms_of_imagenet_become_classes_and_their_names(tmp_path: Path) -> None:
+    convert(ImageNetLike(5), tmp_path / "out", **OPTIONS)
+    shards = open_shards(tmp_path / "out")
+    assert shards.classes == ImageNetLike.wnids
+    assert shards.class_names == ("tench, Tinca tinca", "crane", "crane")
+
+
+@pytest.mark.parametrize(
+    ("classes", "error", "message"),
+    [
+        ([["a"], ["b"], ["c"]], TypeError, "classes as a sequence of names"),
+        (3, TypeError, "classes as a sequence of names, found '3'"),
+        ("abc", TypeError, "classes as a sequence of names, found 'abc'"),
+        ([0, 1, 2], TypeError, "classes as a sequence of names"),
+        (["a", "b", "a"], ValueError, "distinct classes, found 'a' twice"),
+    ],
+)
+def test_classes_that_are_no_names_are_refused(
+    tmp_path: Path, classes: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^dataset 'train': expected .*{message}"):
+        convert(Pictures(3, classes=classes), tmp_path / "out", **OPTIONS)
+
+
+def test_classes_that_no_manifest_can_hold_are_refused_before_anything_is_converted(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^dataset 'train': classes must be text, .* found 'b\\ud800'"):
+        convert(Pictures(3, classes=["a", "b\ud800", "c"]), tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_splits_must_have_the_same_classes(tmp_path: Path) -> None:
+    splits = {"train": Pictures(3), "other": pairs(3), "val": Pictures(3, classes=["a", "c", "b"])}
+    with pytest.raises(ValueError, match=r"^dataset 'val': expected the same classes as 'train', found others$"):
+        convert(splits, tmp_path / "out", **OPTIONS)
+
+
+# --- what is no dataset ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("src", "error", "message"),
+    [
+        (iter([(RGB, 0)]), TypeError, "found list_iterator. ShardWriter writes what can only be iterated over"),
+        (3, TypeError, "found int"),
+        ({"train": "images/"}, TypeError, "found str"),
+        ({"train": None}, TypeError, "found NoneType"),
+        ({1: [(RGB, 0)]}, ValueError, "split must match .* found 1"),
+        ({"../x": [(RGB, 0)]}, ValueError, "split must match .* found '../x'"),
+        ({}, SourceError, "expected a dataset for each split, found no split"),
+        ([], SourceError, "dataset 'train': expected items, found none"),
+        ({"train": [(RGB, 0)], "val": ()}, SourceError, "dataset 'val': expected items, found none"),
+    ],
+)
+def test_what_is_no_dataset_is_refused_before_anything_is_written(
+    tmp_path: Path, src: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        convert(src, tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_the_place_of_the_set_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_bytes(b"x")
+    with pytest.raises(ConvertError, match="expected a folder or nothing, found a file"):
+        convert(pairs(3), tmp_path / "out", **OPTIONS)
+
+
+class Augmented(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        return np.random.default_rng().integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8), 0
+
+
+def test_a_dataset_with_random_transforms_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"item 0: expected the same image and label at every call.*random transforms"):
+        convert(Augmented(100), tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+# --- items that cannot be read ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_items_that_raise_are_refused_and_listed(tmp_path: Path, workers: int) -> None:
+    bad = {4: OSError("image file is truncated (7 bytes not processed)"), 5: KeyError("x"), 9: (png(RGB)[:60], 0)}
+    report = convert(Pictures(23, bad=bad), tmp_path / "out", **OPTIONS, max_bad=3, workers=workers)
+    assert dict(report.num_samples) == {"train": 20}
+    found = {line["key"]: (line["reason"], line["detail"]) for line in rejects(tmp_path / "out")}
+    assert found["4"] == ("unreadable", "OSError: image file is truncated (7 bytes not processed)")
+    assert found["5"] == ("unreadable", "KeyError: 'x'")
+    assert found["9"][0] == "damaged"
+    assert open_shards(tmp_path / "out").labels.tolist() == [i % 3 for i in range(23) if i not in bad]
+
+
+def test_too_many_of_them_publish_nothing(tmp_path: Path) -> None:
+    bad = {i: ValueError("no") for i in range(1, 6)}
+    with pytest.raises(ConvertError, match="expected at most 4 refused images of 23, found 5"):
+        convert(Pictures(23, bad=bad), tmp_path / "out", **OPTIONS, max_bad=4)
+    assert len(rejects(tmp_path / "out")) == 5
+
+
+def test_a_dataset_that_gives_nothing_but_errors_is_refused_at_once_with_their_cause(tmp_path: Path) -> None:
+    cause = AttributeError("'Broken' has no attribute 'images'")
+    with pytest.raises(SourceError, match=r"found none in the items \[0, .*22\]: unreadable: AttributeError") as caught:
+        convert(Pictures(23, bad=dict.fromkeys(range(23), cause)), tmp_path / "out", **OPTIONS)
+    assert caught.value.__cause__ is cause
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(24, "Too many open files"), KeyboardInterrupt()])
+def test_what_is_no_fault_of_an_item_is_not_put_down_to_it(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        convert(Pictures(40, bad={17: error}), tmp_path / "out", **OPTIONS, max_bad=40)
+    convert(Pictures(40), tmp_path / "out", **OPTIONS)
+    check_set(tmp_path / "out", "train", 40)
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+class Unsendable(Pictures):
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.lock = threading.Lock()
+
+
+def test_a_dataset_that_cannot_be_sent_to_workers_is_converted_here_or_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"found TypeError: cannot pickle .*lock.* Without `workers`"):
+        convert(Unsendable(23), tmp_path / "out", **OPTIONS, workers=2)
+    assert not (tmp_path / "out").exists()
+    for number, options in enumerate(({}, {"workers": 1})):
+        convert(Unsendable(23), tmp_path / str(number), **OPTIONS, **options)
+        check_set(tmp_path / str(number), "train", 23)
+
+
+def test_a_dataset_of_an_interactive_session_is_refused_before_workers_die_of_it(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, shardio\n"
+        "class Mine(list): pass\n"
+        "data = Mine((np.full((8, 8, 3), i, np.uint8), 0) for i in range(9))\n"
+        "options = dict(size=8, shard_size=4096 + 2 * 192)\n"
+        "try: shardio.convert(data, sys.argv[1], workers=2, **options)\n"
+        "except TypeError as error: print(error)\n"
+        "print(shardio.convert(data, sys.argv[1], **options).num_converted)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, timeout=120, check=True
+    )
+    message, converted = result.stdout.splitlines()
+    assert "found the class Mine of this session, which other processes cannot import. Without `workers`" in message
+    assert converted == "9"
+
+
+@dataclass
+class Processes(Pictures):
+    """Says which process read an item, by its label."""
+
+    def __getitem__(self, index: int) -> Any:
+        return picture(index), os.getpid() % 1000
+
+
+def test_workers_are_processes_and_without_them_this_one_does_all(tmp_path: Path) -> None:
+    classes = [str(i) for i in range(1000)]
+    convert(Processes(50, classes=classes), tmp_path / "out", **OPTIONS, workers=2)
+    assert os.getpid() % 1000 not in open_shards(tmp_path / "out").labels.tolist()
+    convert(Processes(50, classes=classes), tmp_path / "here", **OPTIONS)
+    assert set(open_shards(tmp_path / "here").labels.tolist()) == {os.getpid() % 1000}
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_conversion_goes_on_with_the_same_dataset(tmp_path: Path) -> None:
+    convert(Pictures(23), tmp_path / "reference", **OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        convert(Pictures(23), tmp_path / "out", **OPTIONS, on_progress=Interrupt(12))
+    report = convert(Pictures(23), tmp_path / "out", **OPTIONS)
+    assert report.num_converted == 23 - (4 + 5)  # the first shards of five
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
+    before = everything(tmp_path / "out")
+    assert convert(Pictures(23), tmp_path / "out", **OPTIONS).num_converted == 0
+    assert everything(tmp_path / "out") == before
+
+
+class Named(Pictures):
+    """Another class with the same items."""
+
+
+class Targeted(Pictures):
+    targets = (0, 1, 2)
+
+
+def shifted(count: int) -> list[tuple[NDArray[np.uint8], int]]:
+    return [(picture(i + 1), i % 3) for i in range(count)]
+
+
+DIFFERENT: dict[str, Callable[[], Any]] = {
+    "another class": lambda: Named(23),
+    "another length": lambda: Pictures(24),
+    "other targets": lambda: Targeted(23),
+    "other class names": lambda: Pictures(23, classes=("a", "b", "d")),
+    "other images": lambda: Pictures(23, bad={i: (picture(i + 1), i % 3) for i in range(23)}),
+    "other labels": lambda: Pictures(23, bad={i: (picture(i), (i + 1) % 3) for i in range(23)}),
+    "an image that is tried and cannot be read": lambda: Pictures(23, bad={0: OSError("gone")}),
+    "splits": lambda: {"train": Pictures(23)},
+}
+
+
+@pytest.mark.parametrize("state", ["finished set", "unfinished conversion"])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_another_dataset_into_the_same_folder_is_refused(tmp_path: Path, name: str, state: str) -> None:
+    """As far as it can be told: by class, length, classes, targets, and a few of its items."""
+    if state == "finished set":
+        convert(Pictures(23), tmp_path / "out", **OPTIONS)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            convert(Pictures(23), tmp_path / "out", **OPTIONS, on_progress=Interrupt(12))
+    before = everything(tmp_path / "out")
+    with pytest.raises(ConvertError, match=f"holds an? {state} of another .*the list of sources, changed since"):
+        convert(DIFFERENT[name](), tmp_path / "out", **OPTIONS, max_bad=1)
+    assert everything(tmp_path / "out") == before
+
+
+def test_a_collection_of_datasets_names_each_item_by_its_number() -> None:
+    collection = collect_datasets({"train": Pictures(2), "val": Pictures(1)})
+    assert dict(collection.splits) == {
+        "train": (Source(b"train/0", -1, Item(b"train", 0)), Source(b"train/1", -1, Item(b"train", 1))),
+        "val": (Source(b"val/0", -1, Item(b"val", 0)),),
+    }
+    assert [source.key for source in collect_datasets(Pictures(2)).splits["train"]] == [b"0", b"1"]
+
+
+# --- with everything else that a conversion can do ------------------------------------------------------------------
+
+
+def test_parts_and_executors_make_the_same_set(tmp_path: Path) -> None:
+    convert(Pictures(23), tmp_path / "reference", **OPTIONS)
+    assert convert(Pictures(23), tmp_path / "parts", **OPTIONS, part=(1, 2)).unfinished is not None
+    report = convert(Pictures(23), tmp_path / "parts", **OPTIONS, part=(2, 2))
+    assert (report.source, report.unfinished) == ("dataset", None)
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
+        convert(Pictures(23), tmp_path / "executor", **OPTIONS, executor=executor)
+    for name in ("parts", "executor"):
+        assert hashes(tmp_path / name) == hashes(tmp_path / "reference")
+
+
+def test_an_executor_takes_only_what_can_be_sent_and_one_thread_for_each_shard(tmp_path: Path) -> None:
+    unsendable = Pictures(23)
+    unsendable.lock = threading.Lock()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(TypeError, match=r"cannot pickle .* Without `workers`, `executor` and `scheduler`"):
+            convert(unsendable, tmp_path / "out", **OPTIONS, executor=executor)
+        with pytest.raises(ValueError, match=r"made by one thread: workers must be 1 or left out; found 2"):
+            convert(Pictures(23), tmp_path / "out", **OPTIONS, executor=executor, workers=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_only_files_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="report_duplicates compares the bytes of files"):
+        convert(Pictures(3), tmp_path / "out", **OPTIONS, report_duplicates=True)
+    with pytest.raises(ValueError, match=r"source says what a path is, .*found 'tree'"):
+        convert(Pictures(3), tmp_path / "out", **OPTIONS, source="tree")
+    assert not (tmp_path / "out").exists()
+    convert(Pictures(3), tmp_path / "out", **OPTIONS)
+    with pytest.raises(TypeError, match="expected the path of the images, found Pictures"):
+        repair(tmp_path / "out", Pictures(3))  # type: ignore[arg-type]
+
+
+def test_transparent_pixels_are_laid_over_the_background_that_was_asked_for(tmp_path: Path) -> None:
+    array = np.zeros((SIZE, SIZE, 4), np.uint8)
+    data: list[tuple[object, int]] = [(array, 0), (Image.fromarray(array), 0), (torch.from_numpy(array.T.copy()), 0)]
+    convert(data, tmp_path / "out", **OPTIONS, background=(1, 2, 3))
+    for image, _ in open_shards(tmp_path / "out"):
+        np.testing.assert_array_equal(image, np.broadcast_to(np.uint8([1, 2, 3]), (SIZE, SIZE, 3)))
+
+
+def test_encoded_items_are_turned_and_reduced_as_files_are_and_decoded_ones_left_as_they_are(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 3
+    file = io.BytesIO()
+    Image.fromarray(picture(0, 160, 160)).save(file, "JPEG", exif=turned)
+    data = file.getvalue()
+    folder = tmp_path / "tree" / "a"
+    folder.mkdir(parents=True)
+    (folder / "1.jpg").write_bytes(data)
+    made: dict[str, NDArray[np.uint8]] = {}
+    for name, options in {"plain": {}, "turned": {"exif_rotate": True}, "fast": {"quality": "fast"}}.items():
+        convert(tmp_path / "tree", tmp_path / f"{name}-tree", **OPTIONS, **options, accept_layout=True)
+        convert([(data, 0)], tmp_path / name, **OPTIONS, **options)
+        made[name] = open_shards(tmp_path / name)[0].image
+        np.testing.assert_array_equal(made[name], open_shards(tmp_path / f"{name}-tree")[0].image)
+    assert not np.array_equal(made["plain"], made["turned"])
+    assert not np.array_equal(made["plain"], made["fast"])
+    with Image.open(io.BytesIO(data)) as image:
+        convert([(image, 0)], tmp_path / "decoded", **OPTIONS)
+        convert([(image, 0)], tmp_path / "decoded-turned", **OPTIONS, exif_rotate=True)
+    np.testing.assert_array_equal(*(open_shards(tmp_path / f"decoded{x}")[0].image for x in ("", "-turned")))

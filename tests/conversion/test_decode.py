@@ -1,0 +1,1077 @@
+"""Encoded bytes -> pixels: the right picture or a DecodeError, nothing else, and nothing printed."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import SHARED, random_picture
+from mutate_images import claimed_sizes, mutate
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from shardio.conversion.images import jpeg
+from shardio.conversion.images.decode import (
+    MAX_PIXELS,
+    MAX_SIDE_PIXELS,
+    Decoded,
+    DecodeOptions,
+    check_pixels,
+    decode_image,
+    parse_colour,
+    read_size,
+)
+from shardio.conversion.sources.tree import scan_tree
+from shardio.errors import DecodeError
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def nothing_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Decoders are quick to talk on stderr; a conversion of a million images must not."""
+    yield
+    assert capfd.readouterr() == ("", "")
+
+
+def encode(image: Image.Image | NDArray[Any], kind: str, **options: Any) -> bytes:
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def picture(seed: int = 0, height: int = 33, width: int = 47) -> NDArray[np.uint8]:
+    return random_picture(np.random.default_rng(seed), height, width)
+
+
+def over_white(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> NDArray[np.float64]:
+    share = alpha[..., None] / 255
+    return np.asarray(rgb * share + 255 * (1 - share))
+
+
+# --- the collection of odd and damaged images -------------------------------------------------------------------------
+
+
+def listed_images() -> dict[str, dict[str, str]]:
+    manifest = SHARED / "badimages" / "manifest.csv"
+    if not manifest.exists():
+        return {}
+    with manifest.open(newline="") as lines:
+        return {row["file"]: row for row in csv.DictReader(lines)}
+
+
+LISTED = listed_images()
+EXPECTED = {name: row["expected"] for name, row in LISTED.items()}
+
+# Why each of those is refused that are; all others are damaged.
+REASONS = {
+    "monkey12.jpg": "unsupported",
+    "made_html_404.JPEG": "unsupported",
+    "animated.gif": "unsupported",
+    "decompression_bomb.gif": "unsupported",
+    "made_zero_byte.JPEG": "empty",
+    "made_bomb_65500.jpg": "too large",
+    "made_bomb_3000scans.jpg": "too large",
+    "made_bomb_2e9.png": "too large",
+    "made_bomb_13300.png": "too large",
+    "png_decompression_dos.png": "too large",
+}
+
+
+def reference(data: bytes) -> NDArray[np.float64]:
+    """What Pillow makes of the image, with nothing hidden shown and nothing deep clipped."""
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        if image.mode == "I;16":
+            return np.repeat(np.asarray(image)[:, :, None] / 257, 3, axis=2)
+        if image.has_transparency_data:
+            rgba = np.asarray(image.convert("RGBA"))
+            return over_white(rgba[:, :, :3], rgba[:, :, 3])
+        return np.asarray(image.convert("RGB")).astype(float)
+
+
+# Under a limit of 3 GiB of address space: "<height> <width> <warning>", or the reason of the refusal and its detail.
+_DECODE_APART = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+from shardio.conversion.images.decode import decode_image
+from shardio.errors import DecodeError
+def peak():
+    # Not getrusage, which knows the peak of the process that started this one.
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+data = sys.stdin.buffer.read()
+before = peak()
+try:
+    decoded = decode_image(data)
+    print(*decoded.pixels.shape[:2], decoded.warning)
+except DecodeError as error:
+    print(error)
+print(peak() - before)
+"""
+
+
+def decode_apart(data: bytes) -> tuple[str, int]:
+    """What came of it, and how many MiB of memory it took at most; in a process of its own, for bombs."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _DECODE_APART], input=data, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+    outcome, _, peak = done.stdout.decode().rstrip("\n").rpartition("\n")
+    return outcome, int(peak) // 1024
+
+
+def test_every_image_of_the_list_is_there_and_no_other(bad_images: Path) -> None:
+    assert len(LISTED) == 58
+    assert {path.name for path in bad_images.iterdir()} - {"manifest.csv"} - set(LISTED) <= {
+        "LICENSE-libjpeg-turbo-testimages.txt"
+    }
+    for name, row in LISTED.items():
+        data = (bad_images / name).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (int(row["bytes"]), row["sha256"]), name
+    assert {name for name in EXPECTED if EXPECTED[name] == "bad"} >= set(REASONS)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if EXPECTED[name] == "bad" and "bomb" not in name])
+def test_each_bad_image_is_refused_for_its_reason(bad_images: Path, name: str) -> None:
+    with pytest.raises(DecodeError, match=f"^{REASONS.get(name, 'damaged')}: .+"):
+        decode_image((bad_images / name).read_bytes())
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if EXPECTED[name].startswith("ok")])
+def test_each_good_image_gives_its_picture(bad_images: Path, name: str) -> None:
+    data = (bad_images / name).read_bytes()
+    decoded = decode_image(data)
+    assert decoded.pixels.dtype == np.uint8
+    height, width, _ = decoded.pixels.shape
+    assert LISTED[name]["pillow_13.0.0"].removesuffix(" +warning") == f"ok {width}x{height}"
+    assert read_size(data) == (height, width)
+    assert np.abs(decoded.pixels - reference(data)).max() <= (2 if jpeg.is_jpeg(data) else 1)
+    assert bool(decoded.warning) == (EXPECTED[name] == "ok-warn")
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if "bomb" in name])
+def test_each_bomb_is_refused_in_bounded_memory(bad_images: Path, name: str) -> None:
+    assert EXPECTED[name] == "bad"
+    outcome, peak = decode_apart((bad_images / name).read_bytes())
+    assert re.match(f"{REASONS.get(name, 'damaged')}: ", outcome), outcome
+    assert "no memory" not in outcome
+    assert peak < 1024
+
+
+def test_hidden_files_of_the_collection_are_ignored_by_the_scan(bad_images: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "odd").symlink_to(bad_images)
+    tree = scan_tree(tmp_path / "tree")
+    listed = {source.key.decode().removeprefix("odd/") for source in tree.splits["train"]}
+    hidden = {name for name in EXPECTED if EXPECTED[name] == "skip"}
+    assert hidden
+    assert not listed & hidden
+    assert set(EXPECTED) - hidden <= listed
+    assert tree.ignored["hidden"] == len(hidden)
+
+
+# --- every kind that is taken -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+@pytest.mark.parametrize("size", [(1, 1), (1, 7), (9, 1), (33, 47)])
+def test_lossless_images_come_back_exactly(kind: str, size: tuple[int, int]) -> None:
+    pixels = picture(1, *size)
+    decoded = decode_image(encode(pixels, kind, lossless=True))
+    assert decoded.warning == ""
+    np.testing.assert_array_equal(decoded.pixels, pixels)
+    assert decoded.pixels.dtype == np.uint8
+    assert decoded.pixels.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30}, {"restart_marker_rows": 1}]
+)
+def test_jpeg_decodes_as_with_pillow(options: dict[str, Any]) -> None:
+    data = encode(picture(2), "JPEG", **options)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = np.asarray(image.convert("RGB")).astype(int)
+    assert np.abs(decode_image(data).pixels - expected).max() <= 2
+
+
+def test_lossy_webp_decodes_as_with_pillow() -> None:
+    data = encode(picture(3), "WEBP", quality=80)
+    with Image.open(io.BytesIO(data)) as image:
+        np.testing.assert_array_equal(decode_image(data).pixels, np.asarray(image.convert("RGB")))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_grey_images_get_three_equal_channels(kind: str) -> None:
+    grey = picture(4)[:, :, 0]
+    pixels = decode_image(encode(Image.fromarray(grey, "L"), kind, lossless=True, quality=95)).pixels
+    assert pixels.shape == (*grey.shape, 3)
+    assert np.abs(pixels.astype(int) - grey[:, :, None]).max() <= (0 if kind != "JPEG" else 20)
+    assert (pixels == pixels[:, :, :1]).all()
+
+
+def test_cmyk_jpeg_gets_the_colours_of_its_inks() -> None:
+    flat = {"white": (0, 0, 0, 0), "cyan": (255, 0, 0, 0), "red": (0, 255, 255, 0), "black": (0, 0, 0, 255)}
+    expected = {"white": (255, 255, 255), "cyan": (0, 255, 255), "red": (255, 0, 0), "black": (0, 0, 0)}
+    for name, inks in flat.items():
+        data = encode(Image.new("CMYK", (20, 12), inks), "JPEG", quality=95, subsampling=0)
+        pixels = decode_image(data).pixels
+        assert pixels.shape == (12, 20, 3)
+        assert np.abs(pixels.astype(int) - expected[name]).max() <= 3, name
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_palette_png_gets_its_colours(bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    colours = rng.integers(0, 256, (1 << bits, 3), dtype=np.uint8)
+    numbers = rng.integers(0, 1 << bits, (21, 34), dtype=np.uint8)
+    image = Image.fromarray(numbers, "P")
+    image.putpalette(colours.tobytes())
+    np.testing.assert_array_equal(decode_image(encode(image, "PNG", bits=bits)).pixels, colours[numbers])
+
+
+def test_transparent_palette_entries_are_laid_over_white() -> None:
+    image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3), "P")
+    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    pixels = decode_image(encode(image, "PNG", transparency=1)).pixels
+    assert pixels.reshape(-1, 3).tolist() == [[10, 20, 30], [255] * 3, [70, 80, 90], [1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_alpha_is_laid_over_white(kind: str) -> None:
+    rgb = picture(5)
+    alpha = np.linspace(0, 255, rgb.shape[1]).astype(np.uint8)[None, :].repeat(rgb.shape[0], 0)
+    # `exact` keeps WebP from clearing what lies under transparent pixels.
+    data = encode(np.dstack([rgb, alpha]), kind, lossless=True, exact=True)
+    pixels = decode_image(data).pixels
+    assert np.abs(pixels - over_white(rgb, alpha)).max() <= 1
+    assert (pixels[:, 0] == 255).all()
+    np.testing.assert_array_equal(pixels[:, -1], rgb[:, -1])
+
+
+def test_grey_with_alpha_is_laid_over_white() -> None:
+    grey = picture(6)[:, :, 0]
+    alpha = picture(7)[:, :, 1]
+    pixels = decode_image(encode(np.dstack([grey, alpha]), "PNG")).pixels
+    assert np.abs(pixels - over_white(grey[:, :, None], alpha)).max() <= 1
+
+
+def test_a_transparent_colour_or_grey_value_is_laid_over_white() -> None:
+    grey = np.array([[0, 100, 200]], np.uint8)
+    assert decode_image(encode(grey, "PNG", transparency=100)).pixels[0, :, 1].tolist() == [0, 255, 200]
+    rgb = np.array([[[1, 2, 3], [4, 5, 6]]], np.uint8)
+    data = encode(rgb, "PNG", transparency=(4, 5, 6))
+    assert decode_image(data).pixels.tolist() == [[[1, 2, 3], [255, 255, 255]]]
+    bits = Image.fromarray(np.array([[0, 255, 0, 255]], np.uint8)).convert("1")
+    assert decode_image(encode(bits, "PNG", transparency=0)).pixels[0, :, 0].tolist() == [255] * 4
+
+
+def test_16_bit_grey_is_scaled_for_every_value() -> None:
+    deep = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+    pixels = decode_image(encode(deep, "PNG")).pixels
+    np.testing.assert_array_equal(pixels[:, :, 0], np.rint(deep / 257))
+    assert (pixels == pixels[:, :, :1]).all()
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def raw_png(width: int, height: int, depth: int, colour: int, rows: bytes, *extra: bytes) -> bytes:
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    return PNG_MAGIC + head + b"".join(extra) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
+
+
+# Adam7: of each pass the first column and row, and the steps between columns and between rows.
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+
+
+def png_of(values: NDArray[Any], depth: int, colour_type: int, *chunks: bytes, interlaced: bool = False) -> bytes:
+    """A PNG of these channel values, (height, width, channels), each of so many bits; filter 0 in every row."""
+    height, width, _ = values.shape
+
+    def rows(part: NDArray[Any]) -> bytes:
+        if depth == 16:
+            packed = part.astype(">u2").reshape(len(part), -1).view(np.uint8)
+        else:
+            bits = np.unpackbits(part.astype(np.uint8).reshape(len(part), -1, 1), axis=2)[:, :, 8 - depth :]
+            packed = np.packbits(bits.reshape(len(part), -1), axis=1)
+        return np.hstack([np.zeros((len(part), 1), np.uint8), packed]).tobytes()
+
+    parts = [values[top::down, left::right] for left, top, right, down in _PASSES] if interlaced else [values]
+    data = b"".join(rows(part) for part in parts if part.size)
+    head = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, interlaced)
+    body = [png_chunk(b"IHDR", head), *chunks, png_chunk(b"IDAT", zlib.compress(data, 1)), png_chunk(b"IEND", b"")]
+    return PNG_MAGIC + b"".join(body)
+
+
+GREY, COLOUR, PALETTE, GREY_ALPHA, COLOUR_ALPHA = 0, 2, 3, 4, 6
+CHANNELS = {GREY: 1, COLOUR: 3, PALETTE: 1, GREY_ALPHA: 2, COLOUR_ALPHA: 4}
+DEPTHS = {GREY: (1, 2, 4, 8, 16), COLOUR: (8, 16), PALETTE: (1, 2, 4, 8), GREY_ALPHA: (8, 16), COLOUR_ALPHA: (8, 16)}
+ALL_KINDS_OF_PNG = [(kind, depth) for kind in CHANNELS for depth in DEPTHS[kind]]
+BEHIND = DecodeOptions(background=(200, 100, 50))
+
+
+def over(rgb: NDArray[Any], alpha: NDArray[Any]) -> NDArray[np.float64]:
+    """Both from 0 to 1, over the background of BEHIND; from 0 to 255."""
+    return np.asarray((rgb * alpha + np.array(BEHIND.background) / 255 * (1 - alpha)) * 255)
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize(("kind", "depth"), ALL_KINDS_OF_PNG)
+def test_every_kind_of_png_gives_the_picture_that_its_values_mean(kind: int, depth: int, interlaced: bool) -> None:
+    rng = np.random.default_rng([kind, depth])
+    colours = rng.integers(0, 256, (1 << min(depth, 8), 3), dtype=np.uint8)
+    most = (1 << depth) - 1
+    for height, width in ((1, 1), (1, 9), (5, 3), (23, 31)):
+        values = rng.integers(0, most + 1, (height, width, CHANNELS[kind]))
+        if kind == PALETTE:
+            data = png_of(values, depth, kind, png_chunk(b"PLTE", colours.tobytes()), interlaced=interlaced)
+            expected = colours[values[:, :, 0]].astype(float)
+        else:
+            data = png_of(values, depth, kind, interlaced=interlaced)
+            alpha = values[:, :, -1:] / most if kind in (GREY_ALPHA, COLOUR_ALPHA) else np.ones((height, width, 1))
+            rgb = values[:, :, : 3 if kind in (COLOUR, COLOUR_ALPHA) else 1] / most
+            expected = over(rgb, alpha)
+        pixels = decode_image(data, BEHIND).pixels
+        assert pixels.shape == (height, width, 3)
+        assert read_size(data) == (height, width)
+        # Of 16 bits of colour or of grey with alpha the upper 8 are kept, and then two are multiplied.
+        steps = 0.5 if CHANNELS[kind] == 1 else 1 if depth == 8 or kind == COLOUR else 2.5
+        assert np.abs(pixels - expected).max() <= steps
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+def test_one_transparent_grey_is_laid_over_the_background_for_every_value(depth: int) -> None:
+    most = (1 << depth) - 1
+    values = np.arange(most + 1).reshape(-1, min(most + 1, 256), 1)
+    for transparent in {0, 1, most // 2, most - 1, most}:
+        data = png_of(values, depth, GREY, png_chunk(b"tRNS", struct.pack(">H", transparent)))
+        pixels = decode_image(data, BEHIND).pixels
+        np.testing.assert_array_equal((pixels == BEHIND.background).all(axis=2), values[:, :, 0] == transparent)
+        opaque = values[:, :, 0] != transparent
+        np.testing.assert_array_equal(pixels[opaque], decode_image(png_of(values, depth, GREY)).pixels[opaque])
+
+
+def test_one_transparent_colour_is_laid_over_the_background() -> None:
+    values = np.stack(np.meshgrid(*[np.arange(0, 256, 51)] * 3), axis=-1).reshape(6, -1, 3)
+    data = png_of(values, 8, COLOUR, png_chunk(b"tRNS", struct.pack(">HHH", 51, 102, 255)))
+    pixels = decode_image(data, BEHIND).pixels
+    transparent = (values == (51, 102, 255)).all(axis=2)
+    assert transparent.sum() == 1
+    np.testing.assert_array_equal(pixels, np.where(transparent[:, :, None], BEHIND.background, values))
+
+
+def test_one_transparent_colour_of_16_bits_is_refused_for_it_cannot_be_told_from_its_neighbours() -> None:
+    values = np.array([[[0x1234, 0x5678, 0x9ABC], [0x1235, 0x5678, 0x9ABC]]])
+    data = png_of(values, 16, COLOUR, png_chunk(b"tRNS", struct.pack(">HHH", *values[0, 0].tolist())))
+    with pytest.raises(DecodeError, match=r"^unsupported: a PNG of 16-bit colour with one transparent colour"):
+        decode_image(data)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_palette_entries_are_as_transparent_as_they_say(depth: int) -> None:
+    rng = np.random.default_rng(depth)
+    count = 1 << depth
+    colours = rng.integers(0, 256, (count, 3), dtype=np.uint8)
+    values = rng.integers(0, count, (20, 30, 1))
+    for told in {1, count // 2, count}:  # entries behind those that tRNS tells of are opaque
+        alpha = np.full(count, 255)
+        alpha[:told] = rng.integers(0, 256, told)
+        chunks = png_chunk(b"PLTE", colours.tobytes()), png_chunk(b"tRNS", bytes(alpha[:told].tolist()))
+        pixels = decode_image(png_of(values, depth, PALETTE, *chunks), BEHIND).pixels
+        expected = over(colours[values[:, :, 0]] / 255, alpha[values] / 255)
+        assert np.abs(pixels - expected).max() <= 1
+
+
+@pytest.mark.parametrize("colours", [0, 1, 6])
+def test_pixels_without_a_colour_in_the_palette_are_refused_and_not_shown_black(colours: int) -> None:
+    palette = png_chunk(b"PLTE", bytes(range(3 * colours))) if colours else b""
+    whole = np.arange(colours).reshape(1, -1, 1)
+    if colours:
+        assert decode_image(png_of(whole, 8, PALETTE, palette)).pixels.shape == (1, colours, 3)
+    beyond = np.append(whole, [[[colours]]], axis=1)
+    with pytest.raises(DecodeError, match=f"^damaged: expected palette indices below {colours}, found {colours}"):
+        decode_image(png_of(beyond, 8, PALETTE, palette))
+
+
+def test_16_bit_colour_is_cut_to_8_bits_within_one_step() -> None:
+    deep = np.random.default_rng(8).integers(0, 1 << 16, (5, 9, 3)).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in deep)
+    pixels = decode_image(raw_png(9, 5, 16, 2, rows)).pixels
+    assert np.abs(pixels - deep / 257).max() <= 1
+
+
+# --- the right way up -------------------------------------------------------------------------------------------------
+
+UPRIGHT = DecodeOptions(exif_rotate=True)
+
+
+def with_orientation(kind: str, orientation: int) -> tuple[bytes, NDArray[np.uint8]]:
+    """An image of 16 x 40 with this orientation, and what is stored."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = picture(9, 16, 40)
+    plain = decode_image(encode(pixels, kind, lossless=True)).pixels
+    return encode(pixels, kind, lossless=True, exif=exif), plain
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation_is_not_applied_by_default(kind: str, orientation: int) -> None:
+    data, stored = with_orientation(kind, orientation)
+    assert read_size(data) == (16, 40)
+    np.testing.assert_array_equal(decode_image(data).pixels, stored)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif_orientation_is_applied_where_it_is_asked_for(kind: str, orientation: int) -> None:
+    data, stored = with_orientation(kind, orientation)
+    # What the eight mean: the stored row 0 and column 0 are this side of the picture.
+    expected = {
+        1: stored,  # top, left
+        2: stored[:, ::-1],  # top, right
+        3: np.rot90(stored, 2),  # bottom, right
+        4: stored[::-1],  # bottom, left
+        5: stored.transpose(1, 0, 2),  # left, top
+        6: np.rot90(stored, -1),  # right, top
+        7: np.rot90(stored.transpose(1, 0, 2), 2),  # right, bottom
+        8: np.rot90(stored),  # left, bottom
+    }[orientation]
+    pixels = decode_image(data, UPRIGHT).pixels
+    np.testing.assert_array_equal(pixels, expected)
+    assert pixels.flags.c_contiguous
+    assert read_size(data, UPRIGHT) == pixels.shape[:2]
+    with Image.open(io.BytesIO(data)) as image:
+        shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
+    assert np.abs(pixels - shown).max() <= (2 if kind == "JPEG" else 0)
+
+
+@pytest.mark.parametrize("block", [b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0" + bytes(500)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_broken_exif_block_does_no_harm(kind: str, block: bytes) -> None:
+    pixels = picture(9, 16, 40)
+    plain = decode_image(encode(pixels, kind, lossless=True))
+    decoded = decode_image(encode(pixels, kind, lossless=True, exif=block), UPRIGHT)
+    assert decoded.warning == ""
+    np.testing.assert_array_equal(decoded.pixels, plain.pixels)
+
+
+def test_a_picture_behind_a_mended_header_is_turned_too() -> None:
+    data, stored = with_orientation("JPEG", 6)
+    tables = data.index(b"\xff\xdb")
+    decoded = decode_image(data[:tables] + b"junk" + data[tables:], UPRIGHT)
+    assert decoded.warning.startswith("junk in the header left out")
+    np.testing.assert_array_equal(decoded.pixels, np.rot90(stored, -1))
+
+
+@pytest.mark.parametrize("name", ["hopper_orientation_3.jpg", "hopper_orientation_6.jpg", "orientation_rectangle.jpg"])
+def test_the_images_of_the_list_that_lie_on_their_side_are_turned(bad_images: Path, name: str) -> None:
+    data = (bad_images / name).read_bytes()
+    with Image.open(io.BytesIO(data)) as image:
+        shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB")).astype(int)
+    assert np.abs(decode_image(data, UPRIGHT).pixels - shown).max() <= 2
+    assert read_size(data, UPRIGHT) == shown.shape[:2]
+
+
+# --- backgrounds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+@pytest.mark.parametrize("background", [(0, 0, 0), (255, 255, 255), (12, 200, 99)])
+def test_transparency_is_laid_over_the_background_that_is_asked_for(
+    kind: str, background: tuple[int, int, int]
+) -> None:
+    rgb, alpha = picture(14), picture(15)[:, :, 0]
+    alpha[:5], alpha[-5:] = 0, 255
+    data = encode(np.dstack([rgb, alpha]), kind, lossless=True, exact=True)
+    share = alpha[:, :, None] / 255
+    pixels = decode_image(data, DecodeOptions(background=background)).pixels
+    assert np.abs(pixels - (rgb * share + np.array(background) * (1 - share))).max() <= 1
+    assert (pixels[:5] == background).all()
+    np.testing.assert_array_equal(pixels[-5:], rgb[-5:])
+
+
+def test_a_picture_without_transparency_does_not_show_the_background() -> None:
+    for kind in ("JPEG", "PNG", "WEBP"):
+        data = encode(picture(16), kind, lossless=True)
+        black = decode_image(data, DecodeOptions(background=(0, 0, 0))).pixels
+        np.testing.assert_array_equal(black, decode_image(data).pixels)
+
+
+@pytest.mark.parametrize(
+    ("text", "colour"),
+    [
+        ("white", (255, 255, 255)),
+        ("Black", (0, 0, 0)),
+        ("rebeccapurple", (102, 51, 153)),
+        ("#102030", (16, 32, 48)),
+        ("#FFfFff", (255, 255, 255)),
+        ("1,2,3", (1, 2, 3)),
+        (" 255, 0, 255 ", (255, 0, 255)),
+    ],
+)
+def test_colours_are_written_in_three_ways(text: str, colour: tuple[int, int, int]) -> None:
+    assert parse_colour(text) == colour
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "whitish", "#fff", "#12345", "#1234567", "#10203040", "1,2", "1,2,3,4", "1,2,256", "-1,2,3", "1.0,2,3"),
+        *("rgb(1,2,3)", "hsl(0,0%,0%)", "\u0661,2,3", "1000000000000000000000,0,0"),
+    ],
+)
+def test_what_is_no_colour_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a colour such as 255,255,255, #ffffff or white; found"):
+        parse_colour(text)
+
+
+@pytest.mark.parametrize("colour", [(1, 2), (1, 2, 3, 4), (1, 2, 256), (-1, 2, 3), (1.0, 2, 3), (True, 2, 3), ()])
+def test_a_background_that_is_no_colour_is_refused(colour: Any) -> None:
+    with pytest.raises(ValueError, match=r"background must be \(red, green, blue\), each from 0 to 255; found"):
+        DecodeOptions(background=colour)
+
+
+# --- rarer kinds ------------------------------------------------------------------------------------------------------
+
+JPEGS = Path(__file__).parents[1] / "data" / "jpeg"
+
+
+@pytest.mark.parametrize("name", ["arithmetic.jpg", "arithmetic-progressive.jpg"])
+def test_arithmetic_coded_jpeg_decodes_as_with_pillow_and_cut_short_is_refused(name: str) -> None:
+    data = (JPEGS / name).read_bytes()
+    assert np.abs(decode_image(data).pixels - reference(data)).max() <= 2
+    for twentieth in range(20):
+        with pytest.raises(DecodeError, match=r"^(damaged|empty): "):
+            decode_image(data[: len(data) * twentieth // 20])
+
+
+def test_jpeg_whose_sampling_has_no_name_is_unsupported_and_not_left_to_a_lenient_decoder() -> None:
+    # Sound, and Pillow takes it; but Pillow would take it damaged, too.
+    data = (JPEGS / "odd-sampling.jpg").read_bytes()
+    assert reference(data).shape == (24, 40, 3)
+    with pytest.raises(DecodeError, match=r"^unsupported: .*subsampling"):
+        decode_image(data)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_adobe_ycck_gets_the_colours_of_its_inks(progressive: bool) -> None:
+    # Pillow writes CMYK, inverted, as Adobe does. Told to be YCCK, the first three planes are those of YCbCr; they are
+    # of R, G and B where R is 255 less the cyan that a reader is to find inverted: the cyan itself.
+    rng = np.random.default_rng(17)
+    for inks in rng.integers(0, 256, (10, 4)):
+        cyan, magenta, yellow, black = (int(ink) for ink in inks)
+        luma = Image.new("RGB", (24, 16), (cyan, magenta, yellow)).convert("YCbCr")
+        planes = [Image.eval(plane, lambda value: 255 - value) for plane in luma.split()]
+        image = Image.merge("CMYK", (*planes, Image.new("L", (24, 16), black)))
+        data = encode(image, "JPEG", quality=100, subsampling=0, progressive=progressive)
+        adobe = data.index(b"Adobe") + 11
+        assert data[adobe] == 0
+        data = data[:adobe] + b"\x02" + data[adobe + 1 :]
+        expected = (255 - np.array([cyan, magenta, yellow])) * (255 - black) / 255
+        assert np.abs(decode_image(data).pixels - expected).max() <= 4, inks
+
+
+@pytest.mark.parametrize("quality", [60, 95])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_cmyk_jpeg_decodes_as_with_pillow(progressive: bool, quality: int) -> None:
+    image = Image.fromarray(np.dstack([picture(18), picture(19)[:, :, 0]]), "CMYK")
+    data = encode(image, "JPEG", quality=quality, subsampling=0, progressive=progressive)
+    assert np.abs(decode_image(data).pixels - reference(data)).max() <= 2
+
+
+def test_the_first_picture_of_an_mpo_is_taken() -> None:
+    frames = [Image.fromarray(picture(seed, 24, 32)) for seed in (27, 28)]
+    data = encode(frames[0], "MPO", save_all=True, append_images=frames[1:])
+    with Image.open(io.BytesIO(data)) as image:
+        assert (image.format, image.n_frames) == ("MPO", 2)
+        expected = np.asarray(image.convert("RGB")).astype(int)
+    decoded = decode_image(data)
+    assert decoded.warning == ""
+    assert np.abs(decoded.pixels - expected).max() <= 2
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50])
+def test_a_gain_map_behind_the_picture_is_no_part_of_it_however_it_ends(cut: int) -> None:
+    picture_alone = encode(picture(29), "JPEG")
+    gain_map = encode(Image.fromarray(picture(29)[::2, ::2, 0]), "JPEG")
+    decoded = decode_image(picture_alone + gain_map[: len(gain_map) - cut])
+    assert decoded.warning == ""
+    np.testing.assert_array_equal(decoded.pixels, decode_image(picture_alone).pixels)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_the_first_frame_of_an_animation_is_taken(kind: str) -> None:
+    frames = [Image.fromarray(picture(seed, 12, 18)) for seed in (10, 11, 12)]
+    data = encode(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True, duration=40)
+    np.testing.assert_array_equal(decode_image(data).pixels, np.asarray(frames[0]))
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])
+def test_a_jpeg_is_reduced_by_whole_halves_to_no_less_than_asked(options: dict[str, Any]) -> None:
+    for height, width in [(64, 64), (65, 127), (200, 130), (17, 300), (63, 64)]:
+        data = encode(picture(height, height, width), "JPEG", quality=90, **options)
+        whole = decode_image(data)
+        assert (whole.reduction, whole.source_size) == (1, (height, width))
+        for least in [(1, 1), (8, 8), (16, 16), (17, 17), (8, 33), (100, 65), (1000, 1)]:
+            expected = 1
+            for reduction in (2, 4, 8):
+                if -(-height // reduction) >= max(least[0], 8) and -(-width // reduction) >= max(least[1], 8):
+                    expected = reduction
+            decoded = decode_image(data, least_size=lambda *size: least)  # noqa: B023
+            assert decoded.reduction == expected, (height, width, least)
+            assert decoded.source_size == (height, width)
+            assert decoded.pixels.shape == (-(-height // expected), -(-width // expected), 3)
+            if expected == 1:
+                np.testing.assert_array_equal(decoded.pixels, whole.pixels)
+
+
+def test_what_is_turned_is_not_reduced() -> None:
+    """The last pixels of a reduced picture stand for fewer of the image, and would become the first."""
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encode(picture(1, 65, 127), "JPEG", exif=exif)
+        decoded = decode_image(data, UPRIGHT, least_size=lambda *size: (8, 8))
+        assert decoded.reduction == (8 if orientation == 1 else 1)
+        assert decoded.source_size == ((65, 127) if orientation < 5 else (127, 65))
+
+
+def test_the_least_size_is_asked_for_the_size_of_the_image() -> None:
+    asked = []
+
+    def least_size(height: int, width: int) -> tuple[int, int]:
+        asked.append((height, width))
+        return height, width
+
+    assert decode_image(encode(picture(1, 40, 90), "JPEG"), least_size=least_size).pixels.shape == (40, 90, 3)
+    assert asked == [(40, 90)]
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_cmyk_jpegs_are_reduced_too(mode: str) -> None:
+    image = Image.fromarray(picture(4, 160, 240)).resize((240, 160)).convert(mode)
+    decoded = decode_image(encode(image, "JPEG", quality=95), least_size=lambda *size: (20, 20))
+    assert decoded.pixels.shape == (20, 30, 3)
+    whole = decode_image(encode(image, "JPEG", quality=95)).pixels
+    means = whole.reshape(20, 8, 30, 8, 3).mean((1, 3))
+    assert np.abs(decoded.pixels - means).mean() < 4
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_other_images_are_never_reduced(kind: str) -> None:
+    data = encode(picture(5, 64, 64), kind)
+    decoded = decode_image(data, least_size=lambda *size: (1, 1))
+    assert (decoded.reduction, decoded.pixels.shape) == (1, (64, 64, 3))
+
+
+def test_a_damaged_jpeg_is_refused_when_it_is_reduced_too() -> None:
+    data = encode(picture(6, 200, 200), "JPEG", quality=90)
+    for tenth in range(1, 10):
+        with pytest.raises(DecodeError):
+            decode_image(data[: len(data) * tenth // 10], least_size=lambda *size: (8, 8))
+
+
+def test_junk_in_the_header_is_left_out_when_a_jpeg_is_reduced_too() -> None:
+    data = encode(picture(7, 64, 64), "JPEG")
+    tables = data.index(b"\xff\xdb")
+    decoded = decode_image(data[:tables] + b"junk" + data[tables:], least_size=lambda *size: (8, 8))
+    assert "junk in the header" in decoded.warning
+    assert (decoded.reduction, decoded.source_size) == (8, (64, 64))
+    np.testing.assert_array_equal(decoded.pixels, decode_image(data, least_size=lambda *size: (8, 8)).pixels)
+
+
+def test_bytes_after_the_end_are_no_fault() -> None:
+    for kind in ("JPEG", "PNG", "WEBP"):
+        data = encode(picture(13), kind, lossless=True)
+        decoded = decode_image(data + bytes(100))
+        assert decoded.warning == ""
+        np.testing.assert_array_equal(decoded.pixels, decode_image(data).pixels)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty: the file has no bytes"),
+        (encode(picture(), "GIF"), "unsupported: expected a JPEG, PNG or WebP, found a GIF"),
+        (encode(picture(), "BMP"), "unsupported: expected a JPEG, PNG or WebP, found a BMP"),
+        (encode(picture(), "TIFF"), "unsupported: expected a JPEG, PNG or WebP, found a TIFF"),
+        (b"%PDF-1.7\n", "unsupported: expected a JPEG, PNG or WebP, found a PDF"),
+        (b"PK\x03\x04rest", "unsupported: expected a JPEG, PNG or WebP, found a zip archive"),
+        (b"\x1f\x8b\x08", "unsupported: expected a JPEG, PNG or WebP, found a gzip file"),
+        (b"<!DOCTYPE html>\n<p>404", "unsupported: expected a JPEG, PNG or WebP, found text (an error page"),
+        (b"\r\n <html>", "unsupported: expected a JPEG, PNG or WebP, found text (an error page"),
+        (b'{"error": 403}', "unsupported: expected a JPEG, PNG or WebP, found text (an error page"),
+        (b"\0" * 1000, "unsupported: expected a JPEG, PNG or WebP, found bytes that begin 00 00 00 00 00 00 00 00"),
+        (b"\xff\xd8", "unsupported: expected a JPEG, PNG or WebP, found bytes that begin ff d8"),
+        (b"RIFF\x04\0\0\0WAVE", "unsupported: expected a JPEG, PNG or WebP, found bytes that begin 52 49 46 46 04"),
+        (b"a", "unsupported: expected a JPEG, PNG or WebP, found bytes that begin 61"),
+        (b"\xff\xd8\xff\xe0", "damaged: "),
+        (PNG_MAGIC, "damaged: "),
+        (b"RIFF\x04\0\0\0WEBP", "damaged: "),
+    ],
+)
+def test_what_is_no_image_is_refused_and_named(data: bytes, message: str) -> None:
+    with pytest.raises(DecodeError, match=r"^" + re.escape(message)) as caught:
+        decode_image(data)
+    assert caught.value.reason == message.partition(":")[0]
+
+
+PNGS: dict[str, bytes] = {
+    "interlaced": png_of(picture(20).astype(int), 8, COLOUR, interlaced=True),
+    "animated": encode(
+        Image.fromarray(picture(20)), "PNG", save_all=True, append_images=[Image.fromarray(picture(21))], duration=40
+    ),
+    "colour": encode(picture(20), "PNG"),
+    "alpha": encode(np.dstack([picture(21), picture(22)[:, :, 0]]), "PNG"),
+    "palette": encode(Image.fromarray(picture(23)).quantize(16), "PNG"),
+    "deep": encode(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100, "PNG"),
+}
+
+
+def decode_or_refuse(data: bytes) -> Decoded | DecodeError:
+    try:
+        return decode_image(data)
+    except DecodeError as error:
+        return error
+
+
+def same_or_refused(data: bytes, expected: NDArray[np.uint8], what: str) -> None:
+    outcome = decode_or_refuse(data)
+    if isinstance(outcome, Decoded):
+        np.testing.assert_array_equal(outcome.pixels, expected, err_msg=what)
+
+
+each_png = pytest.mark.parametrize("kind", PNGS)
+
+
+@each_png
+@pytest.mark.parametrize("twentieth", range(1, 20))
+def test_a_truncated_png_is_refused(kind: str, twentieth: int) -> None:
+    data = PNGS[kind]
+    with pytest.raises(DecodeError):
+        decode_image(data[: len(data) * twentieth // 20])
+
+
+@pytest.mark.parametrize("strip_pixels", [1, 47, 200, 33 * 47 - 1])
+def test_pictures_are_the_same_however_few_rows_are_converted_at_a_time(
+    strip_pixels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [*PNGS.values(), *WEBPS.values(), encode(Image.fromarray(picture(23)).quantize(9), "PNG", transparency=3)]
+    whole = [decode_image(data, BEHIND).pixels for data in images]
+    monkeypatch.setattr("shardio.conversion.images.decode._STRIP_PIXELS", strip_pixels)
+    for data, expected in zip(images, whole, strict=True):
+        np.testing.assert_array_equal(decode_image(data, BEHIND).pixels, expected)
+
+
+def test_a_png_cut_at_any_byte_is_refused_or_the_same() -> None:
+    pixels = picture(26, 8, 9)
+    data = encode(pixels, "PNG")
+    for length in range(len(data)):
+        same_or_refused(data[:length], pixels, f"cut at {length}")
+    with pytest.raises(DecodeError, match=r"^damaged: "):
+        decode_image(data[:-8])
+
+
+WEBPS: dict[str, bytes] = {
+    "lossy": encode(picture(20), "WEBP"),
+    "lossless": encode(picture(20), "WEBP", lossless=True),
+    "alpha": encode(np.dstack([picture(21), picture(22)[:, :, 0]]), "WEBP"),
+    "animated": encode(
+        Image.fromarray(picture(20)), "WEBP", save_all=True, append_images=[Image.fromarray(picture(21))], duration=40
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WEBPS)
+@pytest.mark.parametrize("twentieth", range(1, 20))
+def test_a_truncated_webp_is_refused(kind: str, twentieth: int) -> None:
+    data = WEBPS[kind]
+    with pytest.raises(DecodeError):
+        decode_image(data[: len(data) * twentieth // 20])
+
+
+def test_a_webp_cut_at_any_byte_is_refused() -> None:
+    data = encode(picture(24, 10, 12), "WEBP", lossless=True)
+    for length in range(12, len(data)):
+        with pytest.raises(DecodeError, match=f"^damaged: expected {len(data)} bytes, found {length}"):
+            decode_image(data[:length])
+
+
+def test_a_png_with_any_one_bit_flipped_is_refused_or_the_same() -> None:
+    pixels = picture(25, 8, 9)
+    data = encode(pixels, "PNG")
+    for position in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            same_or_refused(bytes(damaged), pixels, f"byte {position}, bit {bit}")
+
+
+@each_png
+def test_a_png_with_a_zeroed_stretch_is_refused_or_the_same(kind: str) -> None:
+    data = PNGS[kind]
+    expected = decode_image(data).pixels
+    for start in range(0, len(data), 16):
+        same_or_refused(data[:start] + bytes(16) + data[start + 16 :], expected, f"zeros from byte {start}")
+
+
+# --- bombs ------------------------------------------------------------------------------------------------------------
+
+
+def jpeg_of_size(width: int, height: int, **options: Any) -> bytes:
+    data = encode(picture(30, 16, 16), "JPEG", **options)
+    frame = re.search(rb"\xff[\xc0\xc2]\0\x11\x08(.{4})", data, re.DOTALL)
+    assert frame
+    return data[: frame.start(1)] + struct.pack(">HH", height, width) + data[frame.end(1) :]
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    return raw_png(width, height, 8, 2, bytes(100))
+
+
+def webp_of_size(width: int, height: int) -> bytes:
+    """An animation whose canvas is as large as said, with one frame of 16 x 16."""
+    frame = encode(picture(31, 16, 16), "WEBP", lossless=True)[12:]
+    chunk = struct.pack("<II", 0, 0)[:6] + b"\x0f\0\0" * 2 + b"\x64\0\0\0" + frame
+    canvas = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    body = b"WEBPVP8X" + struct.pack("<I", 10) + b"\x02\0\0\0" + canvas
+    body += b"ANIM" + struct.pack("<I", 6) + bytes(6) + b"ANMF" + struct.pack("<I", len(chunk)) + chunk
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def test_the_bombs_would_be_sound_if_small() -> None:
+    assert decode_image(webp_of_size(16, 16)).pixels.shape == (16, 16, 3)
+    assert decode_image(jpeg_of_size(16, 16)).pixels.shape == (16, 16, 3)
+    assert decode_image(jpeg_of_size(16, 16, progressive=True)).pixels.shape == (16, 16, 3)
+    assert decode_image(png_of_size(4, 4)).pixels.shape == (4, 4, 3)
+
+
+@pytest.mark.parametrize("size", [(9460, 9460), (65500, 65500), (65535, 1366), (1366, 65535)])
+@pytest.mark.parametrize("make", [jpeg_of_size, png_of_size, webp_of_size])
+def test_headers_that_claim_too_many_pixels_are_refused_before_a_decoder_is_asked(
+    make: Callable[[int, int], bytes], size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*args: object, **options: object) -> None:
+        raise RuntimeError("a decoder was asked")
+
+    for decoder in ("simplejpeg.decode_jpeg", "PIL.ImageFile.ImageFile.load", "PIL._webp.WebPAnimDecoder"):
+        monkeypatch.setattr(decoder, decode)
+    with pytest.raises(DecodeError, match="a decoder was asked"):
+        decode_image(make(16, 16))
+    message = f"^too large: expected at most {MAX_PIXELS} pixels, found {size[0]} x {size[1]}$"
+    with pytest.raises(DecodeError, match=message):
+        decode_image(make(*size))
+
+
+@pytest.mark.parametrize("width", [1 << 31, (1 << 31) - 1, 1 << 30])
+def test_a_png_of_absurd_width_is_refused(width: int) -> None:
+    with pytest.raises(DecodeError, match=r"^(too large|damaged): "):
+        decode_image(png_of_size(width, 1))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [jpeg_of_size(9400, 9400), jpeg_of_size(9400, 7000, progressive=True), png_of_size(9400, 9400)],
+    ids=["JPEG", "progressive JPEG", "PNG"],
+)
+def test_headers_just_below_the_limit_need_bounded_memory(data: bytes) -> None:
+    outcome, peak = decode_apart(data)
+    assert outcome.startswith("damaged: ")
+    assert peak < 1024
+
+
+LARGE_SIDE = 2400
+
+
+def large_picture(channels: int) -> NDArray[np.uint8]:
+    small = np.random.default_rng(32).integers(0, 256, (LARGE_SIDE // 16, LARGE_SIDE // 16, channels), dtype=np.uint8)
+    return np.ascontiguousarray(np.kron(small, np.ones((16, 16, 1), np.uint8)))
+
+
+# For each kind of image the one that takes most, with its options.
+LARGE: dict[str, Callable[[], bytes]] = {
+    "JPEG": lambda: encode(Image.fromarray(large_picture(4), "CMYK"), "JPEG", progressive=True, subsampling=0),
+    "PNG": lambda: png_of(np.random.default_rng(33).integers(0, 4, (1200, 1200, 4)) << 14, 16, 6, interlaced=True),
+    "PNG with a palette": lambda: encode(
+        Image.fromarray(large_picture(3)).quantize(200), "PNG", transparency=bytes(range(200))
+    ),
+    "animated PNG": lambda: encode(
+        Image.fromarray(large_picture(4)),
+        "PNG",
+        save_all=True,
+        append_images=[Image.fromarray(large_picture(4)[::-1])],
+        compress_level=1,
+    ),
+    "WebP": lambda: encode(large_picture(4), "WEBP", lossless=True, quality=0, method=0),
+    "lossy WebP": lambda: encode(large_picture(4), "WEBP", quality=50, method=0),
+    # An animation need not cover its canvas: this one is a sound picture of a small square in the corner.
+    "animated WebP": lambda: webp_of_size(LARGE_SIDE, LARGE_SIDE),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_decoding_takes_at_most_16_bytes_a_pixel(kind: str) -> None:
+    data = LARGE[kind]()
+    outcome, peak = decode_apart(data)
+    height, width = map(int, outcome.split())
+    # Beside the picture there are the strips in which it is converted, and what a decoder allocates at its first use.
+    assert peak < 16 * height * width / (1 << 20) + 16
+
+
+def test_a_picture_at_the_limit_of_pixels_takes_the_memory_that_is_stated() -> None:
+    outcome, peak = decode_apart(webp_of_size(9450, 9450))
+    assert outcome == "9450 9450 "
+    assert peak * (1 << 20) < 16 * MAX_PIXELS + (16 << 20)
+
+
+def padded(kind: str, nbytes: int) -> bytes:
+    """A small picture in a file of so many bytes."""
+    data = (
+        encode(np.dstack([picture(34), picture(35)[:, :, :1]]), kind) if kind != "JPEG" else encode(picture(34), kind)
+    )
+    if kind == "PNG":
+        return data[:33] + png_chunk(b"ruBb", bytes(nbytes)) + data[33:]
+    if kind == "WEBP":
+        body = data[8:] + b"JUNK" + struct.pack("<I", nbytes) + bytes(nbytes)
+        return b"RIFF" + struct.pack("<I", len(body)) + body
+    tables = data.index(b"\xff\xdb")
+    return data[:tables] + b"junk" + data[tables:] + bytes(nbytes)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_decoding_takes_at_most_three_times_the_file_beside_the_file_and_its_pixels(kind: str) -> None:
+    nbytes = 40 << 20
+    outcome, peak = decode_apart(padded(kind, nbytes))
+    assert outcome.startswith("33 47 ")
+    assert peak * (1 << 20) < 3 * nbytes + (16 << 20)
+
+
+_EXPANDING = zlib.compress(bytes(64 << 20))
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        png_chunk(b"zTXt", b"Comment\0\0" + _EXPANDING),
+        png_chunk(b"iTXt", b"Comment\0\1\0\0\0" + _EXPANDING),
+        png_chunk(b"iCCP", b"profile\0\0" + _EXPANDING),
+        png_chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(1 << 20))) * 80,
+    ],
+    ids=["zTXt", "iTXt", "iCCP", "many zTXt"],
+)
+def test_a_png_whose_metadata_expands_is_refused_in_bounded_memory(chunk: bytes) -> None:
+    outcome, peak = decode_apart(raw_png(2, 2, 8, 2, bytes(14), chunk))
+    assert outcome.startswith("too large: ")
+    assert peak < 100
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("make", [jpeg_of_size, png_of_size])
+def test_headers_that_claim_no_pixels_are_refused(make: Callable[[int, int], bytes], size: tuple[int, int]) -> None:
+    with pytest.raises(DecodeError, match=r"^damaged: "):
+        decode_image(make(*size))
+
+
+def test_check_pixels_takes_exactly_up_to_the_limit() -> None:
+    check_pixels(1, 1)
+    check_pixels(MAX_PIXELS // 100, 100)
+    check_pixels(100, MAX_PIXELS // 100)
+    for width, height in (
+        (MAX_PIXELS // 100 + 1, 100),
+        (100, MAX_PIXELS // 100 + 1),
+        (9460, 9460),
+        (MAX_PIXELS + 1, 1),
+    ):
+        message = f"^too large: expected at most {MAX_PIXELS} pixels, found {width} x {height}"
+        with pytest.raises(DecodeError, match=message):
+            check_pixels(width, height)
+    check_pixels(MAX_SIDE_PIXELS, 1)
+    check_pixels(1, MAX_SIDE_PIXELS)
+    for width, height in ((MAX_SIDE_PIXELS + 1, 1), (1, MAX_SIDE_PIXELS + 1)):
+        message = f"^too large: expected sides of at most {MAX_SIDE_PIXELS} pixels, found {width} x {height}"
+        with pytest.raises(DecodeError, match=message):
+            check_pixels(width, height)
+    with pytest.raises(DecodeError, match=r"^damaged: the header claims 0 x 7 pixels"):
+        check_pixels(0, 7)
+
+
+def test_a_decoder_that_lacks_memory_refuses_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode_jpeg(*args: object, **options: object) -> None:
+        raise MemoryError("12 GiB")
+
+    monkeypatch.setattr("simplejpeg.decode_jpeg", decode_jpeg)
+    with pytest.raises(DecodeError, match=r"^too large: no memory to decode it: 12 GiB"):
+        decode_image(encode(picture(), "JPEG"))
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, SyntaxError, EOFError, struct.error, IndexError, KeyError])
+def test_whatever_a_decoder_raises_becomes_a_decode_error(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def load(self: Image.Image) -> None:
+        raise error("odd")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    with pytest.raises(DecodeError, match=f"^damaged: {error.__name__}: .*odd"):
+        decode_image(PNGS["colour"])
+
+
+# --- mutations --------------------------------------------------------------------------------------------------------
+
+SEEDS: dict[str, list[bytes]] = {
+    "JPEG": [
+        encode(picture(40, 24, 31), "JPEG"),
+        encode(picture(41, 24, 31), "JPEG", progressive=True),
+        encode(Image.fromarray(picture(42, 24, 31)).convert("CMYK"), "JPEG"),
+        encode(Image.fromarray(picture(43, 24, 31)).convert("L"), "JPEG", restart_marker_rows=1),
+        with_orientation("JPEG", 6)[0],
+    ],
+    "PNG": [encode(picture(44, 12, 15), "PNG"), with_orientation("PNG", 8)[0], *PNGS.values()],
+    "WebP": [
+        encode(picture(45, 24, 31), "WEBP"),
+        encode(picture(46, 24, 31), "WEBP", lossless=True),
+        encode(np.dstack([picture(47, 24, 31), picture(48, 24, 31)[:, :, :1]]), "WEBP"),
+        webp_of_size(16, 16),
+        with_orientation("WEBP", 5)[0],
+    ],
+}
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("kind", SEEDS)
+def test_mutated_images_give_a_picture_of_the_claimed_size_or_a_decode_error(kind: str, seed: int) -> None:
+    rng = np.random.default_rng([seed, len(kind)])
+    refused = 0
+    for i in range(50):
+        seeds = SEEDS[kind]
+        data = mutate(rng, seeds[i % len(seeds)], seeds[(i + 1) % len(seeds)])
+        outcome = decode_or_refuse(data)
+        if isinstance(outcome, DecodeError):
+            assert outcome.reason in ("damaged", "too large", "unsupported", "empty"), (seed, i)
+            assert outcome.detail, (seed, i)
+            refused += 1
+        else:
+            assert outcome.pixels.dtype == np.uint8, (seed, i)
+            assert outcome.pixels.shape[2:] == (3,), (seed, i)
+            assert outcome.pixels.shape[:2] in claimed_sizes(data), (seed, i)
+            assert read_size(data) == outcome.pixels.shape[:2], (seed, i)
+            assert read_size(data, UPRIGHT) == decode_image(data, UPRIGHT).pixels.shape[:2], (seed, i)
+    assert refused > 10  # or these are no mutations

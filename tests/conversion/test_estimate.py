@@ -1,0 +1,159 @@
+"""What `plan` says beforehand is what a conversion then does; and saying it writes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from storages import draw_imagenet, write_archives, write_kaggle, write_webdataset
+
+from shardio.conversion.convert import convert
+from shardio.conversion.estimate import Estimate, estimate, spread
+from shardio.errors import ConvertError, SourceError
+
+SIZE = 16
+OPTIONS = {"size": SIZE, "shard_size": 4096 + 6 * SIZE * SIZE * 3, "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_imagenet(tmp_path_factory.mktemp("estimate") / "imagenet")
+
+
+def test_counts_and_sizes_are_those_of_the_set_that_a_conversion_makes(tmp_path: Path) -> None:
+    tree = draw_imagenet(tmp_path / "tree", sound=True)
+    found = estimate(tree, tmp_path / "out", seconds=0.01, **OPTIONS)
+    report = convert(tree, tmp_path / "out", **OPTIONS)
+    assert {name: split.num_sources for name, split in found.splits.items()} == report.num_samples
+    assert sum(split.num_shards for split in found.splits.values()) == found.num_shards == report.num_shards
+    assert found.nbytes == report.nbytes
+    assert found.source_nbytes == sum(path.stat().st_size for path in tree.rglob("*.JPEG"))
+    assert found.source == "tree"
+    assert not found.refused
+
+
+def test_columns_and_quality_count(imagenet: Path, tmp_path: Path) -> None:
+    keys = [path.relative_to(imagenet).as_posix() for path in sorted(imagenet.rglob("*.JPEG"))]
+    columns = tmp_path / "columns.csv"
+    columns.write_text("path,area,shade\n" + "".join(f"{key},{i},0.5\n" for i, key in enumerate(keys)))
+    with_columns = estimate(imagenet, columns=columns, quality="fast", seconds=0.01)
+    assert with_columns.nbytes == estimate(imagenet, seconds=0.01).nbytes + 16 * len(keys)
+    columns.write_text("path,area\n")
+    with pytest.raises(SourceError, match="expected a row for every image"):
+        estimate(imagenet, columns=columns)
+    with pytest.raises(ValueError, match="quality must be one of exact, fast"):
+        estimate(imagenet, quality="best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_bad", [0, 2, 3, 0.10, 0.11, "7%", "100%"])
+def test_what_a_conversion_refuses_for_its_bad_images_is_told_before(
+    max_bad: int | float | str, tmp_path: Path
+) -> None:
+    tree = draw_imagenet(tmp_path / "tree", sound=True)
+    paths = sorted(tree.rglob("*.JPEG"))  # 28
+    for path in paths[3::10]:
+        path.write_bytes(b"no picture")
+    found = estimate(tree, seconds=60, max_bad=max_bad, **OPTIONS)
+    assert found.num_measured == found.num_sources == len(paths)
+    if found.expected_bad <= found.most_bad:
+        assert convert(tree, tmp_path / "out", max_bad=max_bad, **OPTIONS).num_refused == found.expected_bad
+    else:
+        with pytest.raises(ConvertError, match=f"at most {found.most_bad} refused images of {len(paths)}"):
+            convert(tree, tmp_path / "out", max_bad=max_bad, **OPTIONS)
+
+
+def test_what_was_not_tried_is_taken_to_be_as_what_was(imagenet: Path) -> None:
+    found = dataclasses.replace(
+        estimate(imagenet, seconds=0.01, **OPTIONS),
+        num_sources=1_300_000,
+        num_measured=100,
+        refused={"damaged": 2, "empty": 1},
+    )
+    for max_bad, most in ((0.01, 13_000), (10, 10), (0.03, 39_000), (39_000, 39_000), (38_999, 38_999)):
+        found = dataclasses.replace(found, max_bad=max_bad)
+        assert (found.expected_bad, found.most_bad) == (39_000, most)
+
+
+def test_every_storage_has_the_same_numbers(imagenet: Path, tmp_path: Path) -> None:
+    def numbers(found: Estimate) -> tuple[object, ...]:
+        return found.splits, found.num_classes, found.source_nbytes, found.nbytes, found.num_shards
+
+    expected = numbers(estimate(imagenet, seconds=0.01, **OPTIONS))
+    for kind, src in {
+        "ilsvrc": write_archives(imagenet, tmp_path / "archives"),
+        "kaggle": write_kaggle(imagenet, tmp_path / "kaggle"),
+        "webdataset": write_webdataset(imagenet, tmp_path / "tars"),
+    }.items():
+        found = estimate(src, seconds=0.01, **OPTIONS)
+        assert found.source == kind
+        assert numbers(found) == expected
+
+
+def test_nothing_is_written_and_out_need_not_exist(imagenet: Path, tmp_path: Path) -> None:
+    before = sorted(imagenet.parent.rglob("*"))
+    found = estimate(imagenet, tmp_path / "not" / "there" / "out", seconds=0.01, **OPTIONS)
+    assert os.listdir(tmp_path) == []
+    assert sorted(imagenet.parent.rglob("*")) == before
+    assert found.free_nbytes is not None
+    assert abs(found.free_nbytes - shutil.disk_usage(tmp_path).free) < 1 << 30
+    assert estimate(imagenet, seconds=0.01, **OPTIONS).free_nbytes is None
+
+
+def test_the_set_fits_if_there_is_room_for_it(imagenet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = estimate(imagenet, tmp_path, seconds=0.01, **OPTIONS).nbytes
+    for free, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: shutil._ntuple_diskusage(1, 1, free))
+        assert estimate(imagenet, tmp_path, seconds=0.01, **OPTIONS).fits is fits
+    assert estimate(imagenet, seconds=0.01, **OPTIONS).fits is None
+
+
+def test_the_smallest_and_the_largest_class_are_named_and_empty_ones_count(imagenet: Path, tmp_path: Path) -> None:
+    tree = shutil.copytree(imagenet, tmp_path / "tree")
+    (tree / "train" / "n99999999").mkdir()
+    for path in sorted((tree / "train" / "n02012849").iterdir())[:2]:
+        path.unlink()
+    options = {**OPTIONS, "empty_classes": "keep", "seconds": 0.01}
+    train = estimate(tree, **options).splits["train"]
+    assert train.smallest == ("n99999999", 0)
+    assert train.largest == ("n01440764", 5)
+    assert estimate(tree, **options).num_classes == 5
+
+
+@pytest.mark.parametrize("workers", [1, 2, 9])
+def test_a_small_collection_is_tried_once_and_its_refused_images_counted(imagenet: Path, workers: int) -> None:
+    threads = torch.get_num_threads()
+    found = estimate(imagenet, seconds=60, **OPTIONS | {"workers": workers})
+    assert found.num_measured == found.num_sources == 28
+    assert found.refused == {"empty": 1, "damaged": 1, "unsupported": 1}
+    assert found.workers == workers
+    assert found.seconds == pytest.approx(28 / found.images_per_second)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_large_collection_is_measured_for_the_time_given(imagenet: Path) -> None:
+    found = estimate(imagenet, seconds=1e-9, **OPTIONS | {"workers": 3})
+    assert found.num_measured == 3  # one for each thread
+
+
+def test_what_cannot_be_converted_cannot_be_estimated(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="expected a folder of images, found nothing"):
+        estimate(tmp_path / "gone")
+    with pytest.raises(ValueError, match="workers must be at least 1"):
+        estimate(tmp_path, workers=0)
+    with pytest.raises(ValueError, match="size must be"):
+        estimate(tmp_path, size=0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 13, 100, 1000, 1009, 28_657])
+def test_every_number_comes_once_and_every_first_part_is_spread_evenly(count: int) -> None:
+    order = spread(count)
+    assert sorted(order) == list(range(count))
+    for part in (10, 50, 200):
+        if part < count:
+            gaps = np.diff(np.sort(order[:part]), prepend=0, append=count)
+            assert gaps.max() < 3 * count / part

@@ -1,0 +1,158 @@
+"""The orientation of Exif blocks, sound and broken, and where PNG and WebP keep them."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shardio.conversion.images import jpeg, png, webp
+from shardio.conversion.images.exif import read_orientation
+from shardio.errors import DecodeError
+
+ORIENTATION, SHORT, LONG, ASCII = 0x0112, 3, 4, 2
+
+
+def exif(
+    orientation: int, order: str = "<", kind: int = SHORT, count: int = 1, before: int = 0, skip: int = 0
+) -> bytes:
+    """A block with the orientation after `before` other entries, in a directory `skip` bytes behind the header."""
+    others = b"".join(struct.pack(f"{order}HHII", 0x0100 + i % 16, LONG, 1, 7) for i in range(before))
+    value = struct.pack(f"{order}I" if kind == LONG else f"{order}HH", *([orientation] + [0] * (kind != LONG)))
+    entry = struct.pack(f"{order}HHI", ORIENTATION, kind, count) + value
+    header = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + skip)
+    return header + bytes(skip) + struct.pack(f"{order}H", before + 1) + others + entry + bytes(4)
+
+
+@pytest.mark.parametrize("prefix", [b"", b"Exif\0\0"])
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_is_read_in_both_byte_orders(orientation: int, order: str, prefix: bytes) -> None:
+    for before, skip in ((0, 0), (1, 0), (30, 0), (2, 100)):
+        assert read_orientation(prefix + exif(orientation, order, before=before, skip=skip)) == orientation
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_what_pillow_writes_is_read(orientation: int) -> None:
+    written = Image.Exif()
+    written[0x010F] = "a maker"
+    written[ORIENTATION] = orientation
+    written[0x0131] = "a program, with a text that does not fit into its entry"
+    assert read_orientation(written.tobytes()) == orientation
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"",
+        b"Exif\0\0",
+        b"Exif\0\0II*\0",
+        b"XX*\0" + exif(6)[4:],
+        b"II\0*" + exif(6)[4:],
+        exif(0),
+        exif(9),
+        exif(0xFFFF),
+        exif(6, kind=LONG),
+        exif(6, kind=ASCII),
+        exif(6, count=2),
+        exif(6, count=0),
+        exif(6)[:4] + struct.pack("<I", 5000) + exif(6)[8:],
+        exif(6)[:4] + b"\xff\xff\xff\xff" + exif(6)[8:],
+        exif(6)[:8] + b"\0\0" + exif(6)[10:],
+    ],
+)
+def test_a_block_that_is_broken_or_says_nothing_means_upright(block: bytes) -> None:
+    assert read_orientation(block) == 1
+
+
+def test_a_block_cut_at_any_byte_means_upright_or_what_it_said() -> None:
+    block = exif(6, before=3)
+    end = len(block) - 4  # behind the entry there is only the place of the next directory
+    for length in range(len(block)):
+        assert read_orientation(block[:length]) == (6 if length >= end else 1), length
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_bytes_give_an_orientation(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(300):
+        body = bytearray(exif(int(rng.integers(1, 9)), "<>"[int(rng.integers(2))], before=int(rng.integers(4))))
+        for _ in range(int(rng.integers(1, 6))):
+            body[int(rng.integers(len(body)))] = int(rng.choice([0, 1, 3, 0x12, 0x7F, 0x80, 0xFF]))
+        assert read_orientation(bytes(body)) in range(1, 9)
+        assert read_orientation(b"MM\0*" + rng.bytes(int(rng.integers(0, 60)))) in range(1, 9)
+
+
+# --- where blocks are -------------------------------------------------------------------------------------------------
+
+
+def encode(kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (17, 9)).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def block_of(data: bytes) -> bytes:
+    if jpeg.is_jpeg(data):
+        return jpeg.exif_block(data, jpeg.read_header(data))
+    return (png.find_chunk(data, b"eXIf") or b"") if png.is_png(data) else webp.exif_block(data)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_the_block_that_pillow_writes_is_found(kind: str) -> None:
+    for length in (0, 1):  # chunks of odd length are padded in WebP
+        block = exif(5) + bytes(length)
+        assert block_of(encode(kind, exif=b"Exif\0\0" + block)).removeprefix(b"Exif\0\0") == block
+    assert block_of(encode(kind)) == b""
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_file_cut_at_any_byte_has_no_more_than_the_beginning_of_its_block(kind: str) -> None:
+    data = encode(kind, exif=b"Exif\0\0" + exif(5), lossless=True)
+    whole = block_of(data)
+    for length in range(30, len(data)):
+        try:
+            found = block_of(data[:length])
+        except DecodeError:
+            assert kind == "JPEG"  # no header, so no picture
+            continue
+        assert whole.startswith(found), length
+
+
+def test_the_first_block_counts_and_other_segments_of_its_kind_do_not() -> None:
+    data = encode("JPEG")
+
+    def app1(body: bytes) -> bytes:
+        return b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body
+
+    xmp = app1(b"http://ns.adobe.com/xap/1.0/\0<x/>")
+    blocks = [app1(b"Exif\0\0" + exif(orientation)) for orientation in (3, 8)]
+    data = data[:2] + xmp + b"".join(blocks) + data[2:]
+    assert read_orientation(block_of(data)) == 3
+
+
+def test_a_webp_that_does_not_announce_a_block_has_none() -> None:
+    data = bytearray(encode("WEBP", exif=exif(5)))
+    assert data[12:16] == b"VP8X"
+    assert block_of(bytes(data))
+    data[20] &= ~0x08
+    assert block_of(bytes(data)) == b""
+
+
+def test_the_first_chunk_of_a_name_is_found_in_a_png() -> None:
+    data = encode("PNG")
+    header = png.read_header(data)
+    assert (header.width, header.height, header.depth, header.colour_type) == (17, 9, 8, png.COLOUR)
+    assert png.find_chunk(data, b"IHDR") == data[16:29]
+    assert png.find_chunk(data, b"IEND") == b""
+    assert png.find_chunk(data, b"tRNS") is None
+
+
+@pytest.mark.parametrize("length", [8, 12, 16, 28])
+def test_a_png_without_a_whole_first_chunk_is_refused(length: int) -> None:
+    with pytest.raises(DecodeError, match=r"^damaged: expected an IHDR chunk at the beginning of the PNG"):
+        png.read_header(encode("PNG")[:length])

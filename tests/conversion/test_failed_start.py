@@ -1,0 +1,189 @@
+"""A conversion that fails before it works on an image leaves in OUT what was there, and no OUT where none was."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_commands import assert_one_clear_error, shardio
+
+from shardio.conversion import convert as converter
+from shardio.conversion.convert import convert
+from shardio.errors import ConvertError, SourceError, SpaceError
+
+OPTIONS: dict[str, Any] = {"size": 16, "workers": 1, "shard_size": 4096 + 3 * 16 * 16 * 3}
+PLAN = "plan.json"
+
+
+class Broken(Executor):
+    """One that takes nothing, or loses what it took."""
+
+    def __init__(self, error: Exception, *, submits: bool) -> None:
+        self._error = error
+        self._submits = submits
+
+    def submit(self, call: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        if not self._submits:
+            raise self._error
+        future: Future[Any] = Future()
+        future.set_exception(self._error)
+        return future
+
+
+def no_room(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 100))
+
+
+def raising(name: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], None]:
+    def raise_it(*arguments: Any, **named: Any) -> Any:
+        raise error
+
+    return lambda patch: patch.setattr(f"shardio.{name}", raise_it)
+
+
+def full_disk(step: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return raising(step, OSError(errno.ENOSPC, "No space left on device"))
+
+
+WAYS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, dict[str, Any], type[BaseException]]] = {
+    "no room": (no_room, {}, SpaceError),
+    "no room for the plan": (full_disk("converter.write_atomic"), {}, SpaceError),
+    "no room for the folder": (full_disk("converter.make_folder"), {}, SpaceError),
+    "workers unlike": (raising("executors._work", ConvertError("host has another torch")), {}, ConvertError),
+    "executor shut down": (None, {"executor": Broken(RuntimeError("shut down"), submits=False)}, RuntimeError),
+    "workers lost": (None, {"executor": Broken(BrokenExecutor("lost"), submits=True)}, ConvertError),
+    "no worker process": (raising("workers.ProcessPoolExecutor.submit", BrokenProcessPool()), {}, ConvertError),
+    "interrupted": (raising("converter._load_records", KeyboardInterrupt()), {}, KeyboardInterrupt),
+    "bad option": (None, {"size": "x"}, ValueError),
+    "no columns": (None, {"columns": "nowhere.csv"}, SourceError),
+}
+
+
+def tree_of(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_left_of_a_start_that_fails(
+    way: str, there: bool, image_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "new" / "out"
+    if there:
+        out.mkdir(parents=True)
+    before = tree_of(tmp_path)
+    spoil, options, error = WAYS[way]
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        if spoil is not None:
+            spoil(patch)
+        if way == "workers unlike":
+            options = {"executor": pool}
+        if way == "no worker process":
+            options = {"workers": 8}
+        with pytest.raises(error):
+            convert(image_tree, out, **{**OPTIONS, **options})
+    assert tree_of(tmp_path) == before
+    assert convert(image_tree, out, **OPTIONS).digest
+
+
+def test_what_was_worked_on_is_an_unfinished_conversion(image_tree: Path, tmp_path: Path) -> None:
+    def stop(progress: converter.Progress) -> None:
+        if progress.done == 1:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        convert(image_tree, out, **OPTIONS, on_progress=stop)
+    assert tree_of(out) == [".convert", f".convert/{PLAN}"]
+
+
+def test_an_unfinished_conversion_stays_one_when_going_on_fails(
+    image_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **OPTIONS, part=(1, 2))
+    before = tree_of(out)
+    with monkeypatch.context() as patch:
+        no_room(patch)
+        with pytest.raises(SpaceError):
+            convert(image_tree, out, **OPTIONS)
+    assert tree_of(out) == before
+    assert convert(image_tree, out, **OPTIONS).digest
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_plan_that_another_call_relies_on_is_not_taken_back(
+    when: str, image_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    mark = out / ".convert" / "start.another"
+
+    def come(*arguments: Any) -> Any:
+        if when == "before":
+            mark.touch()
+        raise KeyboardInterrupt
+
+    rmdir = Path.rmdir
+
+    def come_before(folder: Path) -> None:
+        if folder.name == ".convert":
+            mark.touch()
+        rmdir(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(converter, "_load_records", come)
+        if when == "meanwhile":
+            patch.setattr(Path, "rmdir", come_before)
+        with pytest.raises(KeyboardInterrupt):
+            convert(image_tree, out, **OPTIONS)
+    assert tree_of(out) == [".convert", f".convert/{PLAN}", ".convert/start.another"]
+    assert convert(image_tree, out, **OPTIONS).digest
+    assert not (out / ".convert").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "hint"),
+    [
+        ("distributed", {"scheduler": "tcp://127.0.0.1:8786"}, r"pip install 'shardio\[dask\]'"),
+        ("pyarrow.parquet", {"columns": "columns.parquet"}, r'pip install "shardio\[parquet\]"'),
+    ],
+)
+def test_a_missing_library_is_told_before_the_images_are_listed(
+    module: str,
+    options: dict[str, str],
+    hint: str,
+    image_tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("columns.parquet").write_bytes(b"PAR1 and so on")
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delattr("shardio.conversion.convert.scan_for")
+    with pytest.raises((ConvertError, SourceError), match=hint):
+        convert(image_tree, tmp_path / "out", **OPTIONS, **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--size", "65536"], 1, "Make room, or choose a smaller size"),
+        (["--scheduler", "tcp://127.0.0.1:1"], 1, "tcp://127.0.0.1:1: expected a Dask scheduler, found none"),
+        (["--scheduler", "nonsense://x"], 2, "scheduler must be an address such as tcp://host:8786"),
+    ],
+)
+def test_the_command_leaves_nothing_either(
+    words: list[str], code: int, message: str, image_tree: Path, tmp_path: Path
+) -> None:
+    env = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "200ms"}
+    assert_one_clear_error(shardio("convert", image_tree, tmp_path / "out", *words, env=env), code, message)
+    assert os.listdir(tmp_path) == ["images"]

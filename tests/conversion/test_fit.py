@@ -1,0 +1,418 @@
+"""Where a picture goes, which is arithmetic; and what the kernel makes of it, measured against Pillow's."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import simplejpeg
+from conftest import random_picture
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.conversion.images.decode import MAX_PIXELS, decode_image
+from shardio.conversion.images.fit import Fit, FitMode, Placement, Resample
+from shardio.errors import DecodeError
+from shardio.format.layout import MAX_SIDE
+
+FILTERS: dict[Resample, Image.Resampling] = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+SHAPES = [(1, 1), (1, 2), (2, 1), (3, 5), (16, 16), (17, 40), (40, 17), (80, 31), (1, 300), (300, 1)]
+"""Of pictures."""
+TARGETS = [(1, 1), (7, 7), (32, 32), (8, 24), (24, 8), (31, 33)]
+
+
+def torchvision_boxes(height: int, width: int, size: int) -> tuple[tuple[int, int], int, int]:
+    """Resize(size), then CenterCrop(size), as torchvision's transforms compute them: ((height, width), top, left)."""
+    short, long = (width, height) if width <= height else (height, width)
+    new_short, new_long = size, int(size * long / short)
+    new_width, new_height = (new_short, new_long) if width <= height else (new_long, new_short)
+    top = round((new_height - size) / 2.0)
+    left = round((new_width - size) / 2.0)
+    return (new_height, new_width), top, left
+
+
+def square_crop(size: int) -> Fit:
+    return Fit((size, size), "crop")
+
+
+# --- boxes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 32])
+def test_square_crop_boxes_are_those_of_torchvision_for_all_small_sides(size: int) -> None:
+    fit = square_crop(size)
+    for height, width in itertools.product(range(1, 81), repeat=2):
+        assert fit.place(height, width) == Placement(*torchvision_boxes(height, width, size)), (height, width)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_square_crop_boxes_are_those_of_torchvision_for_large_sides(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for height, width, size in (2 ** rng.uniform(0, 16, (5000, 3))).astype(int).tolist():
+        expected = Placement(*torchvision_boxes(height, width, size))
+        assert square_crop(size).place(height, width) == expected, (seed, height, width, size)
+
+
+def sides_and_targets(seed: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    rng = np.random.default_rng(seed)
+    drawn = (2 ** rng.uniform(0, 13, (3000, 4))).astype(int).tolist()
+    small = [((h, w), target) for h, w in itertools.product(range(1, 24), repeat=2) for target in TARGETS]
+    return small + [((a, b), (c, d)) for a, b, c, d in drawn]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_crop_covers_the_target_with_as_little_as_it_can(seed: int) -> None:
+    for (height, width), size in sides_and_targets(seed):
+        place = Fit(size, "crop").place(height, width)
+        case = f"{height} x {width} to {size}, seed {seed}"
+        assert place.resized[0] >= size[0], case
+        assert place.resized[1] >= size[1], case
+        assert place.resized[0] == size[0] or place.resized[1] == size[1], case
+        for side in (0, 1):
+            margin, before = place.resized[side] - size[side], (place.top, place.left)[side]
+            assert 0 <= before <= margin, case
+            assert abs(2 * before - margin) <= 1, case
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_pad_fits_inside_the_target_and_fills_one_side(seed: int) -> None:
+    for (height, width), size in sides_and_targets(seed):
+        place = Fit(size, "pad").place(height, width)
+        case = f"{height} x {width} to {size}, seed {seed}"
+        assert 1 <= place.resized[0] <= size[0], case
+        assert 1 <= place.resized[1] <= size[1], case
+        assert place.resized[0] == size[0] or place.resized[1] == size[1], case
+        for side in (0, 1):
+            margin, before = size[side] - place.resized[side], -(place.top, place.left)[side]
+            assert 0 <= before <= margin, case
+            assert abs(2 * before - margin) <= 1, case
+
+
+@pytest.mark.parametrize("mode", ["crop", "pad"])
+def test_the_aspect_ratio_is_kept_within_one_pixel(mode: FitMode) -> None:
+    for (height, width), size in sides_and_targets(7):
+        resized_height, resized_width = Fit(size, mode).place(height, width).resized
+        case = f"{height} x {width} to {size}"
+        # One side is exact; the other is what the ratio says, rounded down, and at least one pixel.
+        by_width, by_height = resized_width * height // width, resized_height * width // height
+        assert resized_height == max(by_width, 1) or resized_width == max(by_height, 1), case
+
+
+def test_squash_takes_the_whole_target() -> None:
+    for (height, width), size in sides_and_targets(3):
+        assert Fit(size, "squash").place(height, width) == Placement(size, 0, 0)
+
+
+def test_a_picture_of_the_targets_shape_is_placed_whole_by_every_mode() -> None:
+    for size, factor, mode in itertools.product(TARGETS, (1, 2, 3, 10), get_args(FitMode)):
+        assert Fit(size, mode).place(size[0] * factor, size[1] * factor) == Placement(size, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "size", [(0, 4), (4, 0), (-1, 4), (MAX_SIDE + 1, 4), (4,), (4, 4, 4), (4.0, 4), ("4", 4), (True, 4), ()]
+)
+def test_a_size_that_no_sample_can_have_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(
+        ValueError, match=rf"size must be \(height, width\), each from 1 to {MAX_SIDE}; found "
+    ) as caught:
+        Fit(size)
+    assert repr(size) in str(caught.value)
+
+
+def test_unknown_modes_and_filters_are_refused() -> None:
+    with pytest.raises(ValueError, match="fit must be one of crop, squash, pad; found 'stretch'"):
+        Fit(mode="stretch")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="resample must be one of bicubic, bilinear, lanczos; found 'nearest'"):
+        Fit(resample="nearest")  # type: ignore[arg-type]
+
+
+# --- pixels -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resample", FILTERS)
+@pytest.mark.parametrize("mode", get_args(FitMode))
+def test_every_shape_of_picture_becomes_a_sample_of_the_size(mode: FitMode, resample: Resample) -> None:
+    rng = np.random.default_rng(0)
+    for shape, size in itertools.product(SHAPES, TARGETS):
+        sample = Fit(size, mode, resample).apply(random_picture(rng, *shape))
+        assert sample.shape == (*size, 3), (shape, size)
+        assert sample.dtype == np.uint8
+
+
+@pytest.mark.parametrize("resample", FILTERS)
+@pytest.mark.parametrize("mode", get_args(FitMode))
+def test_one_colour_stays_that_colour(mode: FitMode, resample: Resample) -> None:
+    for shape, size in itertools.product(SHAPES, TARGETS):
+        fit = Fit(size, mode, resample)
+        sample = fit.apply(np.full((*shape, 3), (0, 101, 255), np.uint8))
+        place = fit.place(*shape)
+        inside = np.zeros(size, bool)
+        inside[max(0, -place.top) :, max(0, -place.left) :][: place.resized[0], : place.resized[1]] = True
+        assert (sample[inside] == (0, 101, 255)).all(), (shape, size)
+        assert (sample[~inside] == 0).all(), (shape, size)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2)])
+def test_the_smallest_pictures_are_enlarged(shape: tuple[int, int]) -> None:
+    pixels = np.arange(10, 10 + 40 * shape[0] * shape[1] * 3, 40, dtype=np.uint8).reshape(*shape, 3)
+    sample = Fit((8, 8), "squash", "bilinear").apply(pixels)
+    np.testing.assert_array_equal(sample[0, 0], pixels[0, 0])
+    np.testing.assert_array_equal(sample[-1, -1], pixels[-1, -1])
+
+
+def test_a_picture_of_the_right_size_keeps_every_pixel() -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (31, 33, 3), dtype=np.uint8)
+    for mode, resample in itertools.product(get_args(FitMode), FILTERS):
+        np.testing.assert_array_equal(Fit((31, 33), mode, resample).apply(pixels), pixels)
+
+
+def test_crop_is_the_middle_of_the_resized_picture() -> None:
+    pixels = random_picture(np.random.default_rng(2), 50, 91)
+    whole = Fit((20, 36), "squash").apply(pixels)  # 20 * 91 // 50 = 36
+    np.testing.assert_array_equal(Fit((20, 20), "crop").apply(pixels), whole[:, 8:28])
+
+
+@pytest.mark.parametrize("shape", [(50, 91), (91, 50), (5, 300)])
+def test_pad_is_the_resized_picture_centred_on_black(shape: tuple[int, int]) -> None:
+    pixels = np.maximum(random_picture(np.random.default_rng(3), *shape), 1)
+    fit = Fit((40, 40), "pad", "bilinear")
+    height, width = fit.place(*shape).resized
+    sample = fit.apply(pixels)
+    whole = Fit((height, width), "squash", "bilinear").apply(pixels)
+    top, left = round((40 - height) / 2), round((40 - width) / 2)
+    np.testing.assert_array_equal(sample[top : top + height, left : left + width], whole)
+    assert np.count_nonzero(sample.any(axis=2)) == height * width
+
+
+def test_the_picture_itself_is_never_changed() -> None:
+    pixels = random_picture(np.random.default_rng(4), 30, 44)
+    before = pixels.copy()
+    pixels.flags.writeable = False
+    for mode, size in itertools.product(get_args(FitMode), TARGETS):
+        if pixels.shape[:2] != size:
+            Fit(size, mode).apply(before)
+    np.testing.assert_array_equal(before, pixels)
+
+
+def test_pictures_of_any_memory_layout_give_the_same_sample() -> None:
+    pixels = random_picture(np.random.default_rng(5), 30, 44)
+    expected = Fit((16, 16)).apply(pixels)
+    np.testing.assert_array_equal(Fit((16, 16)).apply(np.asfortranarray(pixels)), expected)
+    doubled = np.repeat(pixels, 2, axis=1)
+    np.testing.assert_array_equal(Fit((16, 16)).apply(doubled[:, ::2]), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "resized"),
+    [((1, 20_000), 256, "5120000 x 256"), ((20_000, 1), 256, "256 x 5120000"), ((2, 65_000), 1024, "33280000 x 1024")],
+)
+def test_long_thin_pictures_are_refused_and_not_allocated(
+    shape: tuple[int, int], size: int, resized: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interpolate(*args: object, **options: object) -> None:
+        raise AssertionError("resized a picture that should have been refused")
+
+    monkeypatch.setattr("torch.nn.functional.interpolate", interpolate)
+    message = f"^too large: {shape[1]} x {shape[0]} resized: expected at most {MAX_PIXELS} pixels, found {resized}$"
+    with pytest.raises(DecodeError, match=message):
+        square_crop(size).apply(np.zeros((*shape, 3), np.uint8))
+
+
+def test_a_tall_picture_is_refused_where_its_rows_alone_would_become_too_many_pixels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.nn.functional.interpolate", None)
+    height = MAX_PIXELS // 256 + 1
+    with pytest.raises(DecodeError, match=f"1 x {height} resized: expected at most .*, found 256 x {height}$"):
+        Fit((256, 256), "squash").apply(np.zeros((height, 1, 3), np.uint8))
+
+
+_PEAK_OF_RESIZING = """
+import sys, numpy as np
+from shardio.conversion.images.fit import Fit
+def peak():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+height, width, mode = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+before = peak()
+pixels = np.ones((height, width, 3), np.uint8)
+Fit((256, 256), mode).apply(pixels)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "mode"),
+    [(340_000, 1, "squash"), (85, 1 << 20, "pad"), (1 << 20, 85, "pad"), (20, 27_000, "crop"), (9_400, 9_400, "crop")],
+)
+def test_resizing_takes_less_memory_than_decoding_whatever_the_picture(height: int, width: int, mode: str) -> None:
+    command = [sys.executable, "-c", _PEAK_OF_RESIZING, str(height), str(width), mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) * 1024 < 12 * MAX_PIXELS
+
+
+@pytest.mark.parametrize("mode", ["squash", "pad"])
+def test_long_thin_pictures_pass_where_they_are_not_enlarged(mode: FitMode) -> None:
+    assert Fit((256, 256), mode).apply(np.full((1, 20_000, 3), 9, np.uint8)).max() == 9
+
+
+# --- reduced pictures ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["crop", "squash", "pad"])
+def test_a_picture_may_be_reduced_to_twice_what_it_is_resized_to(mode: FitMode) -> None:
+    for height, width in [(400, 500), (500, 400), (64, 64), (33, 1000), (1, 1)]:
+        fit = Fit((32, 48), mode)
+        resized = fit.place(height, width).resized
+        assert fit.least_size(height, width) == (2 * resized[0], 2 * resized[1])
+
+
+@pytest.mark.parametrize("resample", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("reduction", [2, 4, 8])
+def test_a_reduced_picture_lies_where_the_whole_one_would(reduction: int, resample: Resample) -> None:
+    """Ramps, in both directions: a shift of a quarter of a pixel would be six steps of grey."""
+    size, sides = (10, 10), range(reduction * 41 - reduction + 1, reduction * 41 + 1)
+    for height, width in zip(sides, reversed(sides), strict=True):
+        y, x = np.mgrid[:height, :width] + 0.5
+        whole = np.dstack([255 * y / height, 255 * x / width, np.zeros_like(y)])
+        padded = np.pad(whole, ((0, -height % reduction), (0, -width % reduction), (0, 0)), "edge")
+        blocks = padded.reshape(padded.shape[0] // reduction, reduction, -1, reduction, 3)
+        reduced = blocks.mean((1, 3)).round().astype(np.uint8)
+        for mode in get_args(FitMode):
+            fit = Fit(size, mode, resample)
+            expected = fit.apply(whole.round().astype(np.uint8)).astype(int)
+            found = fit.apply(reduced, (height, width), reduction)
+            assert np.abs(found - expected).max() <= 2, (height, width, mode)
+
+
+def test_every_size_of_a_reduced_picture_gives_a_sample_of_the_size() -> None:
+    for side in range(16, 400, 7):
+        for reduction in (2, 4, 8):
+            reduced = np.full((-(-side // reduction), -(-(side + 5) // reduction), 3), 77, np.uint8)
+            for target in (1, 3, 8, 31):
+                sample = Fit((target, target)).apply(reduced, (side, side + 5), reduction)
+                assert sample.shape == (target, target, 3), (side, reduction, target)
+                assert (sample == 77).all()
+
+
+def fast_and_exact(data: bytes, fit: Fit) -> tuple[int, float]:
+    """The reduction that was chosen, and the PSNR of the sample to the one of the whole picture."""
+    decoded = decode_image(data, least_size=fit.least_size)
+    fast = fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
+    return decoded.reduction, decibels(fast, fit.apply(decode_image(data).pixels))
+
+
+@pytest.mark.parametrize("resample", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("mode", ["crop", "squash", "pad"])
+def test_drawn_pictures_lose_little_by_being_reduced(mode: FitMode, resample: Resample) -> None:
+    rng = np.random.default_rng(11)
+    found = []
+    for height, width in [(400, 500), (401, 533), (777, 515), (1030, 1333), (515, 514)]:
+        coarse = rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), dtype=np.uint8)
+        picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+        data = simplejpeg.encode_jpeg(np.asarray(picture), quality=90)
+        found.append(fast_and_exact(data, Fit((64, 64), mode, resample)))
+    assert {reduction for reduction, _ in found} >= {2, 4, 8}
+    assert all(decibel > (47 if reduction == 2 else 38) for reduction, decibel in found), found
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_imagenet_pictures_lose_little_by_being_reduced(imagenet_sample: Path, size: int) -> None:
+    found = []
+    for path in sorted(imagenet_sample.rglob("*.JPEG"))[:60]:
+        found.append(fast_and_exact(path.read_bytes(), Fit((size, size))))
+    values = [decibel for reduction, decibel in found if reduction > 1]
+    assert len(values) > 40
+    assert np.median(values) > 48
+    assert np.percentile(values, 5) > 43
+    assert min(values) > 40
+
+
+# --- against Pillow ---------------------------------------------------------------------------------------------------
+
+
+def decibels(ours: NDArray[np.uint8], reference: NDArray[np.uint8]) -> float:
+    error = float(np.mean((ours.astype(np.float64) - reference) ** 2))
+    return 10 * math.log10(255**2 / max(error, 1e-6))
+
+
+def fidelity(data: bytes, fit: Fit) -> float:
+    """Peak signal-to-noise ratio of our decoding and resizing to Pillow's full decoding and same filter, in dB."""
+    with Image.open(io.BytesIO(data)) as image:
+        place = fit.place(image.height, image.width)
+        resized = image.convert("RGB").resize(place.resized[::-1], FILTERS[fit.resample])
+    box = np.asarray(resized)[place.top : place.top + fit.size[0], place.left : place.left + fit.size[1]]
+    return decibels(fit.apply(decode_image(data).pixels), box)
+
+
+@pytest.mark.parametrize("resample", FILTERS)
+def test_imagenet_pictures_are_as_pillow_makes_them(imagenet_sample: Path, resample: Resample) -> None:
+    files = sorted(imagenet_sample.rglob("*.JPEG"))[::2]
+    assert len(files) >= 100
+    found = [fidelity(path.read_bytes(), Fit((256, 256), "crop", resample)) for path in files]
+    assert np.percentile(found, 5) >= 65
+    assert min(found) >= 50
+
+
+@pytest.mark.parametrize("resample", FILTERS)
+@pytest.mark.parametrize("size", [(64, 64), (224, 160)])
+def test_drawn_pictures_are_as_pillow_makes_them(resample: Resample, size: tuple[int, int]) -> None:
+    found = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        # Not longer than that: Pillow resizes long pictures in the other order of rows and columns, and what overshoots
+        # is clipped between the two.
+        height = int(rng.integers(150, 400))
+        width = int(height * rng.uniform(0.67, 1.5))
+        data = simplejpeg.encode_jpeg(random_picture(rng, height, width), quality=90)
+        found.append(fidelity(data, Fit(size, "crop", resample)))
+    assert np.percentile(found, 5) >= 65
+
+
+# --- the same bytes on every processor --------------------------------------------------------------------------------
+
+_HASH_SAMPLES = """
+import hashlib, itertools
+import numpy as np, torch
+from shardio.conversion.images.fit import Fit
+sha256 = hashlib.sha256()
+rng = np.random.default_rng(0)
+for mode, resample in itertools.product(("crop", "squash", "pad"), ("bicubic", "bilinear", "lanczos")):
+    for height, width in ((1, 1), (37, 61), (300, 201), (64, 500), (97, 33)):
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        for size in ((64, 64), (33, 47)):
+            sha256.update(Fit(size, mode, resample).apply(pixels).tobytes())
+print(torch.backends.cpu.get_cpu_capability(), sha256.hexdigest())
+"""
+
+
+def test_processors_with_and_without_vector_units_give_the_same_bytes() -> None:
+    environments = [{"ATEN_CPU_CAPABILITY": name} for name in ("default", "avx2")]
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", _HASH_SAMPLES], env={**os.environ, **more}, stdout=subprocess.PIPE, text=True
+        )
+        for more in environments
+    ]
+    printed = [run.communicate(timeout=60)[0].split() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert printed[0][0] == "DEFAULT", printed
+    digests = {digest for _, digest in printed}
+    # And this process has whatever this machine has.
+    space: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as here:
+        exec(_HASH_SAMPLES, space)
+    assert digests == {here.getvalue().split()[1]}, printed

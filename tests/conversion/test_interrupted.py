@@ -1,0 +1,209 @@
+"""Conversions that are killed, fail and compete: short forms of what the tools do for as long as one likes.
+
+Those that fork are run in a process of their own, which has no other threads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import kill_convert as tool
+import numpy as np
+import pytest
+from conftest import random_picture, write_jpeg
+
+
+def test_kills_at_random_moments_tear_nothing_and_lose_nothing(tmp_path: Path) -> None:
+    counts = tool.kill_conversions(8, seed=1, folder=tmp_path)
+    assert not counts.violations, "seed 1:\n" + "\n".join(counts.violations)
+    assert counts.rounds == 8
+    assert counts.before + counts.during + counts.publishing + counts.after == 8
+    assert counts.during + counts.publishing > 0
+    assert counts.with_workers == 2
+    assert counts.parent_only == 4
+    assert counts.torn == 0
+    assert counts.identical == counts.resumed > 0
+    assert not list(tmp_path.iterdir())
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_python(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "error", *map(str, words)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+def numbers_in(line: str) -> dict[str, int]:
+    """Of a line such as "80 points, 0 torn": by their words."""
+    return {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", line)}
+
+
+def test_failures_at_any_call_to_the_disk_tear_nothing_and_lose_nothing(tmp_path: Path) -> None:
+    result = run_python(ROOT / "tools" / "fail_convert.py", "--points", "40", "--seed", "1", "--folder", tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    numbers = numbers_in(result.stdout.splitlines()[-1])
+    assert numbers.pop("points") >= 40
+    assert numbers == {"torn": 0, "lost": 0, "aborts": 0, "hangs": 0, "other": 0}
+    assert not list(tmp_path.iterdir())
+
+
+def test_competing_conversions_make_one_set_or_none(tmp_path: Path) -> None:
+    result = run_python(ROOT / "tools" / "race_convert.py", "--rounds", "10", "--seed", "1", "--folder", tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    numbers = numbers_in(result.stdout.splitlines()[-1])
+    assert numbers == {"rounds": 10, "torn": 0, "mixed": 0, "hangs": 0, "violations": 0}
+    assert not list(tmp_path.iterdir())
+
+
+# --- the tools would notice -------------------------------------------------------------------------------------------
+
+FAIL = """
+import os, sys
+import fail_convert
+from shardio.conversion import convert as converter
+from shardio.system import files
+{fault}
+counts = fail_convert.fail_conversions(12, seed=2, only={only!r}, say=lambda line: None)
+print(counts.torn, counts.lost, counts.aborts + counts.hangs, counts.other)
+"""
+NO_FSYNC = """
+def commit(self, *, replace=True):
+    if replace:
+        os.rename(self._temporary, self.path)
+    else:
+        os.link(self._temporary, self.path)
+        os.unlink(self._temporary)
+    self.leave()
+    files.fsync_folder(self.path.parent)
+files.AtomicFile.commit = commit
+"""
+NO_SWEEP = """
+for name in ("sweep_temporaries", "sweep_unfinished", "remove_temporaries"):
+    setattr(converter, name, lambda folder: 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "only", "kind"),
+    [
+        (NO_FSYNC, "power", "torn"),
+        ("files.fsync_folder = lambda folder: None", "power", "lost"),
+        (NO_SWEEP, "kill halfway", "other"),
+        ("converter.load_record = lambda task: None", "kill", "lost"),
+    ],
+    ids=["content not synced", "names not synced", "nothing swept", "finished shards made again"],
+)
+def test_a_converter_that_is_not_careful_is_noticed(fault: str, only: str, kind: str) -> None:
+    result = run_python("-c", FAIL.format(fault=fault, only=only))
+    assert result.returncode == 0, result.stderr
+    found = dict(zip(("torn", "lost", "broken", "other"), map(int, result.stdout.split()), strict=True))
+    assert found[kind] > 0, found
+    assert found["broken"] == 0, found
+
+
+def test_conversions_that_go_on_with_anothers_work_are_noticed() -> None:
+    script = """
+import race_convert
+from shardio.conversion import convert as converter
+converter.difference = lambda there, here: ""
+print(len(race_convert.race_conversions(12, seed=1, say=lambda line: None).violations))
+"""
+    result = run_python("-c", script)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 0
+
+
+def test_files_of_two_sets_and_torn_files_are_noticed(tmp_path: Path) -> None:
+    script = """
+import pathlib, shutil, sys
+import race_convert as tool
+here = pathlib.Path(sys.argv[1])
+tool.draw_images(here / "images", 0)
+race = tool.Race(here / "images", here, 0, lambda line: None)
+one, two = (here / f"undisturbed-{seed}" for seed in tool.SEEDS)
+out = here / "out"
+out.mkdir()
+shutil.copy(one / "train-00000.npy", out)
+race._check_moment(out)
+print(race.counts.mixed, race.counts.torn)
+shutil.copy(two / "train-00001.npy", out)
+race._check_moment(out)
+print(race.counts.mixed, race.counts.torn)
+(out / "train-00001.npy").write_bytes((one / "train-00001.npy").read_bytes()[:-1])
+race._check_moment(out)
+print(race.counts.mixed, race.counts.torn)
+"""
+    result = run_python("-c", script, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["0 0", "1 0", "1 1"]
+
+
+# --- what is torn ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> tuple[Path, Path]:
+    """Two equal published sets."""
+    from shardio.conversion.convert import convert
+
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        write_jpeg(tmp_path / "src" / "a" / f"{number}.jpg", random_picture(rng, 20, 20))
+    for name in ("one", "two"):
+        convert(tmp_path / "src", tmp_path / name, size=8, shard_size=4096 + 4 * 192, workers=1, accept_layout=True)
+    return tmp_path / "one", tmp_path / "two"
+
+
+def test_equal_sets_are_not_torn(sets: tuple[Path, Path]) -> None:
+    assert tool.torn_files(*sets) == []
+    assert tool.hash_files(sets[0]) == tool.hash_files(sets[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("short", "train-00001.npy: NumPy cannot open it"),
+        ("long", "train-00001.npy: its header implies 4864 bytes, found 4865"),
+        ("changed", "train-00001.npy: differs from the undisturbed one"),
+        ("changed index", "train-index.npy: differs from the undisturbed one"),
+        ("stranger", "train-00002.npy: not a file of the finished set"),
+        ("lost shard", "published, but "),
+    ],
+)
+def test_a_torn_file_is_noticed(sets: tuple[Path, Path], name: str, fault: str) -> None:
+    out, reference = sets
+    shard = out / "train-00001.npy"
+    data = shard.read_bytes()
+    match name:
+        case "short":
+            shard.write_bytes(data[:-1])
+        case "long":
+            shard.write_bytes(data + b"\0")
+        case "changed":
+            shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        case "changed index":
+            index = out / "train-index.npy"
+            index.write_bytes(index.read_bytes()[:-1] + b"\xff")
+        case "stranger":
+            (out / "train-00002.npy").write_bytes(data)
+        case _:
+            shard.unlink()
+    faults = tool.torn_files(out, reference)
+    assert any(one.startswith(fault) for one in faults), faults
+
+
+def test_temporary_files_and_work_folders_left_over_are_noticed(sets: tuple[Path, Path]) -> None:
+    out, reference = sets
+    (out / ".convert").mkdir()
+    assert tool.hash_files(out) != tool.hash_files(reference)
+    (out / ".convert").rmdir()
+    (out / ".x.tmp").write_bytes(b"")
+    assert tool.hash_files(out) != tool.hash_files(reference)

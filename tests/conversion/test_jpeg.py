@@ -1,0 +1,342 @@
+"""The walk over a JPEG's segments, and what is made of headers that lie, end early or hold junk."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import random_picture
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.conversion.images import jpeg
+from shardio.conversion.images.decode import MAX_SCANS, Decoded, decode_image
+from shardio.errors import DecodeError
+
+SOI, EOI = b"\xff\xd8", b"\xff\xd9"
+
+
+def encode(pixels: NDArray[np.uint8] | Image.Image, **options: Any) -> bytes:
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def picture(seed: int, height: int = 67, width: int = 90) -> NDArray[np.uint8]:
+    return random_picture(np.random.default_rng(seed), height, width)
+
+
+def segment(marker: int, body: bytes) -> bytes:
+    return bytes([0xFF, marker]) + (len(body) + 2).to_bytes(2, "big") + body
+
+
+KINDS: dict[str, bytes] = {
+    "baseline": encode(picture(1), quality=90),
+    "4:4:4": encode(picture(2), quality=95, subsampling=0),
+    "progressive": encode(picture(3), quality=85, progressive=True),
+    "grey": encode(Image.fromarray(picture(4)).convert("L")),
+    "grey progressive": encode(Image.fromarray(picture(5)).convert("L"), progressive=True),
+    "cmyk": encode(Image.fromarray(picture(6)).convert("CMYK"), subsampling=0),
+    "restarts": encode(picture(7), restart_marker_rows=1),
+    "with metadata": encode(picture(8), comment=b"a comment", exif=b"Exif\0\0" + bytes(40), icc_profile=bytes(200)),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def scans_by_walking(data: bytes) -> int:
+    """An own count: step over segments by their length and over entropy-coded bytes up to the next real marker."""
+    position, scans = 2, 0
+    while data[position : position + 2] != EOI:
+        assert data[position] == 0xFF
+        marker = data[position + 1]
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        if marker == 0xDA:
+            scans += 1
+            while data[position] != 0xFF or data[position + 1] == 0 or 0xD0 <= data[position + 1] <= 0xD7:
+                position += 1
+    return scans
+
+
+# --- what the header says ---------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_header_agrees_with_pillow(kind: str) -> None:
+    data = KINDS[kind]
+    header = jpeg.read_header(data)
+    with Image.open(io.BytesIO(data)) as image:
+        assert (header.width, header.height) == image.size
+    assert header.precision == 8
+    assert header.frame == (0xC2 if "progressive" in kind else 0xC0)
+    assert header.num_scans == scans_by_walking(data)
+    assert (header.num_scans > 1) == ("progressive" in kind)
+    assert jpeg.is_supported(header)
+
+
+@each_kind
+def test_segments_lie_end_to_end_from_the_start_to_the_first_scan(kind: str) -> None:
+    data = KINDS[kind]
+    segments = jpeg.read_header(data).segments
+    assert segments[0].start == 2
+    assert all(first.end == second.start for first, second in itertools.pairwise(segments))
+    assert all(data[one.start : one.start + 2] == bytes([0xFF, one.marker]) for one in segments)
+    assert [one.marker for one in segments].index(0xDA) == len(segments) - 1
+
+
+@each_kind
+def test_a_header_cut_at_any_byte_is_refused(kind: str) -> None:
+    data = KINDS[kind]
+    for length in range(3, jpeg.read_header(data).segments[-1].end):
+        with pytest.raises(DecodeError, match=r"before its first scan|past the end of the file") as caught:
+            jpeg.read_header(data[:length])
+        assert caught.value.reason == "damaged", length
+
+
+def test_fill_bytes_and_lone_markers_between_segments_are_stepped_over() -> None:
+    data = KINDS["baseline"]
+    header = jpeg.read_header(data)
+    for filling in (b"\xff", b"\xff" * 9, b"\xff\x01", b"\xff\xd0\xff\xd7", b"\xff\x00\x13"):
+        for one in header.segments[1:]:
+            filled = jpeg.read_header(data[: one.start] + filling + data[one.start :])
+            assert (filled.width, filled.height, filled.num_scans) == (header.width, header.height, 1)
+            assert [s.marker for s in filled.segments] == [s.marker for s in header.segments]
+
+
+@pytest.mark.parametrize("marker", [0xD8, 0xD9])
+def test_a_second_start_or_an_end_before_the_first_scan_is_refused(marker: int) -> None:
+    data = KINDS["baseline"]
+    start = jpeg.read_header(data).segments[2].start
+    with pytest.raises(DecodeError, match=rf"^damaged: marker ff{marker:02x} at byte {start}, before the first scan"):
+        jpeg.read_header(data[:start] + bytes([0xFF, marker]) + data[start:])
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 60_000])
+def test_a_segment_with_an_impossible_length_is_refused(nbytes: int) -> None:
+    data = SOI + b"\xff\xe0" + nbytes.to_bytes(2, "big") + KINDS["baseline"][20:]
+    with pytest.raises(DecodeError, match=r"^damaged: segment ffe0 at byte 2 runs past the end of the file"):
+        jpeg.read_header(data)
+
+
+def test_a_scan_without_a_frame_is_refused() -> None:
+    data = KINDS["baseline"]
+    kept = [data[s.start : s.end] for s in jpeg.read_header(data).segments if s.marker != 0xC0]
+    with pytest.raises(DecodeError, match=r"^damaged: the JPEG has no frame header before its first scan"):
+        jpeg.read_header(SOI + b"".join(kept) + EOI)
+    with pytest.raises(DecodeError, match="no frame header"):
+        jpeg.read_header(SOI + segment(0xC0, b"\x08\0\x10\0\x10") + b"".join(kept) + EOI)
+
+
+def header_or_refusal(data: bytes) -> jpeg.JpegHeader | DecodeError:
+    try:
+        return jpeg.read_header(data)
+    except DecodeError as error:
+        return error
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_bytes_give_a_header_or_a_decode_error(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    markers = np.frombuffer(bytes([0xFF, 0xC0, 0xC4, 0xDA, 0xD9, 0xE0, 0, 0, 4, 12]), np.uint8)
+    for i in range(300):
+        body = rng.integers(0, 256, int(rng.integers(0, 80)), dtype=np.uint8)
+        often = rng.random(len(body)) < 0.6  # so that markers and short lengths are common
+        body[often] = rng.choice(markers, int(often.sum()))
+        outcome = header_or_refusal(b"\xff\xd8\xff" + body.tobytes())
+        if isinstance(outcome, DecodeError):
+            assert outcome.reason == "damaged", (seed, i)
+        else:
+            assert outcome.segments[-1].marker == 0xDA, (seed, i)
+            assert outcome.segments[-1].end <= 3 + len(body), (seed, i)
+
+
+@pytest.mark.parametrize("marker", [m for m in range(0xC0, 0xD0) if m not in (0xC4, 0xC8, 0xCC)])
+def test_supported_frames_are_baseline_extended_progressive_and_their_arithmetic_twins(marker: int) -> None:
+    data = KINDS["grey"].replace(b"\xff\xc0", bytes([0xFF, marker]), 1)
+    header = jpeg.read_header(data)
+    assert header.frame == marker
+    assert jpeg.is_supported(header) == (marker in (0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
+    if not jpeg.is_supported(header):
+        with pytest.raises(
+            DecodeError, match=f"^unsupported: expected an 8-bit JPEG, found 8 bits, frame ff{marker:x}"
+        ):
+            decode_image(data)
+
+
+@pytest.mark.parametrize("bits", [0, 1, 7, 9, 12, 16])
+def test_other_precisions_than_8_bits_are_unsupported(bits: int) -> None:
+    data = bytearray(KINDS["baseline"])
+    data[data.index(b"\xff\xc0") + 4] = bits
+    with pytest.raises(DecodeError, match=f"^unsupported: expected an 8-bit JPEG, found {bits} bits, frame ffc0"):
+        decode_image(bytes(data))
+
+
+# --- scans ------------------------------------------------------------------------------------------------------------
+
+
+def legal_scans(count: int, between: bytes = b"") -> bytes:
+    """A grey 8 x 8 progressive JPEG of `count` scans, each of them legal; `between` stands after the first scan.
+
+    A coefficient may be sent bit by bit, from bit 13 down to 0, and every one of the 63 on its own.
+    """
+    parts = [SOI, segment(0xDB, b"\0" + b"\x01" * 64), segment(0xC2, b"\x08\0\x08\0\x08\x01\x01\x11\0")]
+    # One code of one bit: "no difference" for the first coefficient, "end of block" for the others.
+    parts += [segment(0xC4, table + b"\x01" + bytes(15) + b"\0") for table in (b"\x00", b"\x10")]
+    parts.append(segment(0xDA, b"\x01\x01\x00\x00\x00\x00") + b"\x7f")
+    parts.append(between)
+    steps = [(k, high, low) for k in range(1, 64) for high, low in [(0, 13), *((n + 1, n) for n in range(12, -1, -1))]]
+    for k, high, low in steps[: count - 1]:
+        parts.append(segment(0xDA, bytes([1, 1, 0, k, k, high << 4 | low])) + b"\x7f")
+    return b"".join(parts) + EOI
+
+
+def test_as_many_scans_as_allowed_are_decoded() -> None:
+    data = legal_scans(MAX_SCANS)
+    assert jpeg.read_header(data).num_scans == MAX_SCANS
+    decoded = decode_image(data)
+    assert decoded.warning == ""
+    assert decoded.pixels.shape == (8, 8, 3)
+    assert (decoded.pixels == 128).all()
+
+
+@pytest.mark.parametrize("count", [MAX_SCANS + 1, 800])
+def test_more_scans_than_allowed_are_refused_before_decoding(count: int) -> None:
+    with pytest.raises(DecodeError, match=f"^too large: expected at most {MAX_SCANS} scans, found {count}"):
+        decode_image(legal_scans(count))
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        segment(0xFE, b"ab" + EOI + b"cd"),
+        segment(0xE1, EOI * 20),
+        b"\xff\x01",  # TEM, which has no length: what follows is a marker again
+        b"\xff\x01\xff\x01",
+        b"\xff\xd0",
+        b"\xff" * 7,
+        b"\xff\xff\x01",
+    ],
+    ids=["end in a comment", "ends in metadata", "TEM", "two TEM", "restart", "fill bytes", "filled TEM"],
+)
+def test_nothing_between_scans_hides_those_that_follow(between: bytes) -> None:
+    assert decode_image(legal_scans(50, between)).pixels.shape == (8, 8, 3)
+    with pytest.raises(DecodeError, match=rf"^too large: expected at most {MAX_SCANS} scans, found 800"):
+        decode_image(legal_scans(800, between))
+
+
+def test_pictures_behind_the_end_do_not_count_as_scans() -> None:
+    data = KINDS["progressive"]
+    assert jpeg.read_header(data + data * 30).num_scans == jpeg.read_header(data).num_scans
+    np.testing.assert_array_equal(decode_image(data + data * 30).pixels, decode_image(data).pixels)
+
+
+def test_a_scan_marker_inside_metadata_before_the_first_scan_does_not_count() -> None:
+    data = KINDS["baseline"]
+    data = data[:2] + segment(0xE1, b"Exif\0\0" + segment(0xDA, bytes(6)) * 500) + data[2:]
+    assert jpeg.read_header(data).num_scans == 1
+    assert decode_image(data).warning == ""
+
+
+# --- junk in the header -----------------------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("junk", [b"\0", b"junk", bytes(range(200))], ids=["zero", "junk", "200 bytes"])
+def test_junk_between_header_segments_is_mended_with_identical_pixels(kind: str, junk: bytes) -> None:
+    data = KINDS[kind]
+    expected = decode_image(data)
+    assert expected.warning == ""
+    for one in jpeg.read_header(data).segments[1:]:
+        decoded = decode_image(data[: one.start] + junk + data[one.start :])
+        assert decoded.warning.startswith("junk in the header left out: "), one
+        np.testing.assert_array_equal(decoded.pixels, expected.pixels, err_msg=str(one))
+
+
+@each_kind
+def test_without_junk_keeps_the_picture_and_nothing_else(kind: str) -> None:
+    data = KINDS[kind]
+    header = jpeg.read_header(data)
+    once = jpeg.without_junk(data, header)
+    np.testing.assert_array_equal(decode_image(once).pixels, decode_image(data).pixels)
+    left = jpeg.read_header(once)
+    assert {s.marker for s in left.segments} <= {0xC0, 0xC2, 0xC4, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE}
+    assert once[left.segments[-1].end :] == data[header.segments[-1].end :]
+    assert jpeg.without_junk(once, left) == once
+
+
+def test_without_junk_keeps_the_segments_that_tell_the_colours() -> None:
+    data = KINDS["cmyk"]
+    adobe = segment(0xEE, b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 0))
+    assert adobe in data
+    assert adobe in jpeg.without_junk(data, jpeg.read_header(data))
+    data = KINDS["baseline"]
+    assert data[2:20] in jpeg.without_junk(data, jpeg.read_header(data))
+
+
+def test_a_colour_segment_that_is_too_short_to_tell_anything_is_left_out() -> None:
+    data = KINDS["baseline"]
+    expected = decode_image(data).pixels
+    start = jpeg.read_header(data).segments[1].start
+    decoded = decode_image(data[:start] + segment(0xEE, b"Adobe\0d") + b"junk" + data[start:])
+    assert decoded.warning
+    np.testing.assert_array_equal(decoded.pixels, expected)
+
+
+def test_junk_inside_the_picture_is_not_mended() -> None:
+    data = KINDS["restarts"]
+    restarts = [i for i in range(len(data) - 1) if data[i] == 0xFF and 0xD0 <= data[i + 1] <= 0xD7]
+    assert len(restarts) >= 3
+    for start in restarts:
+        with pytest.raises(DecodeError, match=r"^damaged: "):
+            decode_image(data[:start] + b"junk" * 8 + data[start:])
+
+
+def test_damage_behind_a_header_with_junk_is_refused() -> None:
+    data = KINDS["progressive"]
+    start = jpeg.read_header(data).segments[1].start
+    with pytest.raises(DecodeError, match=r"^damaged: "):
+        decode_image(data[:start] + b"junk" + data[start : len(data) * 2 // 3])
+
+
+# --- cut short --------------------------------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("twentieth", range(20))
+def test_a_truncated_jpeg_is_refused(kind: str, twentieth: int) -> None:
+    data = KINDS[kind]
+    with pytest.raises(DecodeError) as caught:
+        decode_image(data[: len(data) * twentieth // 20])
+    assert caught.value.reason == ("damaged" if twentieth else "empty")
+
+
+def decode_or_refuse(data: bytes) -> Decoded | DecodeError:
+    try:
+        return decode_image(data)
+    except DecodeError as error:
+        return error
+
+
+@each_kind
+def test_a_jpeg_without_its_last_bytes_is_refused_or_the_same(kind: str) -> None:
+    data = KINDS[kind]
+    expected = decode_image(data).pixels
+    for missing in range(1, 40):
+        outcome = decode_or_refuse(data[:-missing])
+        if isinstance(outcome, DecodeError):
+            assert outcome.reason == "damaged", missing
+        else:
+            np.testing.assert_array_equal(outcome.pixels, expected, err_msg=f"{missing} bytes missing")
+
+
+@each_kind
+def test_zeros_in_place_of_the_end_are_refused(kind: str) -> None:
+    data = KINDS[kind]
+    end = jpeg.read_header(data).segments[-1].end
+    half = end + (len(data) - end) // 2
+    with pytest.raises(DecodeError, match=r"^damaged: "):
+        decode_image(data[:half] + bytes(len(data) - half))

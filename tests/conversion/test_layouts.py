@@ -1,0 +1,308 @@
+"""Layouts that look like mistakes, and classes without images: asked about, or understood as was said."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from click.testing import CliRunner
+from conftest import put as put_files
+from conftest import random_picture
+from storages import draw_imagenet, tar_of, write_archives, write_kaggle
+
+from shardio.cli.commands import cli
+from shardio.conversion.convert import convert
+from shardio.conversion.estimate import estimate
+from shardio.conversion.repair import repair
+from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.detect import EmptyClasses, find_kind, scan
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.errors import ConvertError, SourceError
+from shardio.reading.shardset import open_shards
+
+OPTIONS: dict[str, Any] = {"size": 8, "workers": 1}
+PICTURE = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(0), 12, 15))
+
+
+def put(root: Path, *names: str) -> Path:
+    put_files(root, *names, content=PICTURE)
+    return root
+
+
+def labels(collection: Collection) -> dict[str, int]:
+    return {source.key.decode(): source.label for split in collection.splits.values() for source in split}
+
+
+def refused(src: Path) -> str:
+    with pytest.raises(SourceError) as caught:
+        scan(src)
+    assert str(caught.value).startswith(f"{src}: ")
+    return str(caught.value)
+
+
+# --- layouts that look like mistakes ----------------------------------------------------------------------------------
+
+DOUBTFUL = {
+    "one class": (("dog/1.jpg", "dog/2.jpg"), "expected at least two classes, found one, 'dog'"),
+    "one level too high": (
+        ("x/train/a/1.jpg", "x/train/b/1.jpg"),
+        "found one, 'x'. Give {src}/x as SRC if its folders",
+    ),
+    "splits of images": (
+        ("Train/1.jpg", "Test/2.jpg"),
+        "found names of splits ('Test', 'Train'), which would be classes",
+    ),
+    "splits and classes": (("train/1.jpg", "val/2.jpg", "dog/3.jpg"), "found names of splits ('train', 'val')"),
+    "unlabelled test": (
+        ("train/a/1.jpg", "train/b/2.jpg", "test/3.jpg"),
+        "in 'test' (test/CLASS/IMAGE), found no image",
+    ),
+    "annotations": (
+        ("train/a/1.jpg", "train/b/2.jpg", "notes/3.jpg"),
+        "expected only split folders beside 'train', fou",
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", DOUBTFUL)
+def test_a_doubtful_layout_is_refused_with_the_way_out_unless_it_is_accepted(tmp_path: Path, layout: str) -> None:
+    names, message = DOUBTFUL[layout]
+    src = put(tmp_path / "src", *names)
+    for call in (
+        lambda: convert(src, tmp_path / "out", **OPTIONS),
+        lambda: estimate(src, seconds=0.01),
+        lambda: scan(src),
+    ):
+        with pytest.raises(SourceError) as caught:
+            call()
+        assert message.format(src=src) in str(caught.value)
+        assert "`--accept-layout`, from Python `accept_layout=True`" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    assert estimate(src, seconds=0.01, accept_layout=True).num_sources > 1
+    report = convert(src, tmp_path / "out", **OPTIONS, accept_layout=True)
+    assert sum(report.num_samples.values()) == scan(src, accept_layout=True).num_sources
+    # A set that is there is recognised and repaired without being asked about again.
+    assert convert(src, tmp_path / "out", **OPTIONS).num_converted == 0
+    (tmp_path / "out" / "train-00000.npy").unlink()
+    assert repair(tmp_path / "out", src, workers=1).repaired == ("train-00000.npy",)
+
+
+def test_an_accepted_conversion_that_was_interrupted_is_not_asked_about_again(tmp_path: Path) -> None:
+    src = put(tmp_path / "src", "dog/1.jpg", "dog/2.jpg")
+
+    def stop(progress: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, tmp_path / "out", **OPTIONS, accept_layout=True, on_progress=stop)
+    assert convert(src, tmp_path / "out", **OPTIONS).num_samples == {"train": 2}
+
+
+def test_a_set_of_something_else_in_out_lets_no_doubtful_layout_through(tmp_path: Path) -> None:
+    convert(put(tmp_path / "other", "a/1.jpg", "b/2.jpg"), tmp_path / "out", **OPTIONS)
+    with pytest.raises(ConvertError, match="holds a finished set of another conversion"):
+        convert(put(tmp_path / "src", "dog/1.jpg"), tmp_path / "out", **OPTIONS)
+
+
+def test_labels_that_are_written_down_may_be_of_one_class(tmp_path: Path) -> None:
+    put(tmp_path, "1.jpg", "2.jpg")
+    (tmp_path / "list").write_text("1.jpg dog\n2.jpg dog\n")
+    (tmp_path / "x.tar").write_bytes(tar_of([("1.jpg", PICTURE), ("1.cls", b"dog")]))
+    for name in ("list", "x.tar"):
+        assert scan(tmp_path / name).classes == ("dog",)
+    convert([(PICTURE, 0)], tmp_path / "out", size=8)
+    for options in ({"accept_layout": True}, {"empty_classes": "omit"}):
+        with pytest.raises(
+            ValueError, match="accept_layout and empty_classes are about folders, and `src` is a dataset"
+        ):
+            convert([(PICTURE, 0)], tmp_path / "out", size=8, **options)  # type: ignore[arg-type]
+    assert open_shards(tmp_path / "out").classes == ("0",)
+
+
+def test_labels_that_are_names_of_splits_are_doubted_in_a_list_too(tmp_path: Path) -> None:
+    put(tmp_path, "1.jpg", "2.jpg")
+    (tmp_path / "list").write_text("1.jpg train\n2.jpg Validation\n")
+    assert "expected classes, found names of splits ('Validation', 'train')" in refused(tmp_path / "list")
+    (tmp_path / "list").write_text("1.jpg train\n2.jpg tram\n")
+    assert scan(tmp_path / "list").classes == ("train", "tram")
+
+
+# --- classes without images -------------------------------------------------------------------------------------------
+
+
+def test_an_empty_class_folder_is_refused_left_out_or_kept(tmp_path: Path) -> None:
+    src = put(tmp_path, "a/1.jpg", "b/", "c/2.jpg", "d/.hidden", "d/Thumbs.db", "e/f/3.jpg")
+    assert "expected images in every class folder, found none in 2: 'b', 'd'. Complete or remove them" in refused(src)
+    omitted, kept = scan(src, empty_classes="omit"), scan(src, empty_classes="keep")
+    assert (omitted.classes, labels(omitted)) == (("a", "c", "e"), {"a/1.jpg": 0, "c/2.jpg": 1, "e/f/3.jpg": 2})
+    assert (kept.classes, labels(kept)) == (("a", "b", "c", "d", "e"), {"a/1.jpg": 0, "c/2.jpg": 2, "e/f/3.jpg": 4})
+    put(tmp_path, *(f"x{i}/" for i in range(10)))
+    assert "found none in 12: 'b', 'd', 'x0', 'x1', 'x2', .... Complete" in refused(src)
+
+
+def test_a_class_may_be_without_images_in_val_but_not_in_train(tmp_path: Path) -> None:
+    src = put(tmp_path, "train/a/1.jpg", "train/b/2.jpg", "train/c/3.jpg", "val/a/4.jpg", "val/b/")
+    assert scan(src).classes == ("a", "b", "c")
+    (src / "train/b/2.jpg").unlink()
+    assert "found none in 1: 'b'" in refused(src)
+    assert labels(scan(src, empty_classes="omit")) == {"train/a/1.jpg": 0, "train/c/3.jpg": 1, "val/a/4.jpg": 0}
+    put(src, "val/b/5.jpg")
+    with pytest.raises(
+        SourceError, match=r"val/b/5.jpg: expected the class 'b' to have images in 'train' too, found none"
+    ):
+        scan(src, empty_classes="omit")
+    assert labels(scan(src, empty_classes="keep"))["val/b/5.jpg"] == 1
+
+
+@pytest.mark.parametrize("empty_classes", ["omit", "keep"])
+def test_a_set_with_a_class_left_out_or_kept_is_recognised_and_repaired(
+    tmp_path: Path, empty_classes: EmptyClasses
+) -> None:
+    src = put(tmp_path / "src", "a/1.jpg", "b/", "c/2.jpg", "d/3.jpg")
+    out = tmp_path / "out"
+    convert(src, out, **OPTIONS, empty_classes=empty_classes)
+    kept = empty_classes == "keep"
+    assert open_shards(out).classes == (("a", "b", "c", "d") if kept else ("a", "c", "d"))
+    assert sorted(open_shards(out).labels.tolist()) == ([0, 2, 3] if kept else [0, 1, 2])
+    assert convert(src, out, **OPTIONS, empty_classes=empty_classes).num_converted == 0
+    if kept:  # as the sets were in which shardio did not ask
+        assert convert(src, out, **OPTIONS).num_converted == 0
+    else:
+        with pytest.raises(ConvertError, match="the list of sources, changed since"):
+            convert(src, out, **OPTIONS)
+    for name in ("train-00000.npy", "train-index.npy"):
+        before = (out / name).read_bytes()
+        (out / name).unlink()
+        assert repair(out, src, workers=1).repaired == (name,)
+        assert (out / name).read_bytes() == before
+
+
+def test_an_empty_class_of_archives_and_of_kaggle_is_refused_too(tmp_path: Path) -> None:
+    tree = draw_imagenet(tmp_path / "tree", train=1)
+    kaggle = write_kaggle(tree, tmp_path / "kaggle")
+    (next((kaggle / "ILSVRC/Data/CLS-LOC/train/n02012849").iterdir())).unlink()
+    archives = write_archives(tree, tmp_path / "archives", "train", "devkit")
+    tars = [
+        (f"{name}.tar", tar_of([("1.JPEG", PICTURE)] if name != "n02012849" else []))
+        for name in ("n01440764", "n02012849")
+    ]
+    (archives / "ILSVRC2012_img_train.tar").write_bytes(tar_of(tars))
+    for src in (kaggle, archives):
+        assert "found none in 1: 'n02012849'" in refused(src)
+        kept = scan(src, empty_classes="keep")
+    omitted = scan(archives, empty_classes="omit")
+    assert (kept.classes, kept.class_names) == (("n01440764", "n02012849"), ("tench, Tinca tinca", "crane"))
+    assert (omitted.classes, omitted.class_names) == (("n01440764",), ("tench, Tinca tinca",))
+
+
+# --- what systems leave behind ----------------------------------------------------------------------------------------
+
+
+def test_what_systems_leave_behind_changes_nothing_in_any_storage(tmp_path: Path) -> None:
+    pair = [("train/a/1.jpg", PICTURE), ("train/a/1.cls", b"a"), ("train/b/2.jpg", PICTURE), ("train/b/2.cls", b"b")]
+    junk = [("__MACOSX/train/a/._1.jpg", b"x"), ("__MACOSX/train/a/3.jpg", b"x"), ("train/a/@eaDir/1.jpg", PICTURE)]
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "0.tar").write_bytes(tar_of([*pair, *junk]))
+    put(tmp_path, "tars/__MACOSX/._0.tar", "tars/__MACOSX/0.tar", "tars/desktop.ini")
+    assert find_kind(tmp_path / "tars") == "webdataset"
+    found = scan(tmp_path / "tars")
+    assert labels(found) == {"train/a/1.jpg": 0, "train/b/2.jpg": 1}
+    assert found.ignored == {"of the system": 5}
+    archives = write_archives(draw_imagenet(tmp_path / "tree"), tmp_path / "archives", "train")
+    plain = scan(archives)
+    put(archives, "desktop.ini", "__MACOSX/x")
+    assert scan(archives).splits == plain.splits
+
+
+# --- many classes, large folders, long names --------------------------------------------------------------------------
+
+
+def test_listing_a_tree_costs_a_fixed_number_of_calls_for_each_class_and_none_for_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+    for name in ("scandir", "stat", "listdir"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *w, n=name, call=real, **o: (calls.update([n]), call(*w, **o))[1])
+
+    def count(num_classes: int, num_images: int) -> int:
+        src = tmp_path / f"{num_classes}-{num_images}"
+        put(src, *(f"{c}/{i}.jpg" for c in range(num_classes) for i in range(num_images)))
+        calls.clear()
+        assert len(scan(src).classes) == num_classes
+        return calls.total()
+
+    few, more, most = count(50, 2), count(100, 2), count(200, 2)
+    assert 0 < most - more <= 2 * (more - few) <= 2 * 50 * 6
+    assert count(50, 20) == few
+
+
+def test_a_set_of_very_many_classes_is_converted_opened_and_shown(tmp_path: Path) -> None:
+    put_files(tmp_path, "0.jpg", content=PICTURE)
+    for i in range(3000):
+        folder = tmp_path / "src" / f"n{i:08d}"
+        folder.mkdir(parents=True)
+        os.link(tmp_path / "0.jpg", folder / "0.jpg")
+    convert(tmp_path / "src", tmp_path / "out", **OPTIONS)
+    shards = open_shards(tmp_path / "out")
+    assert len(shards.classes) == len(set(shards.labels.tolist())) == 3000
+    for words in (["info", str(tmp_path / "out")], ["plan", str(tmp_path / "src"), "--seconds", "0.01"]):
+        result = CliRunner().invoke(cli, words)
+        assert result.exit_code == 0
+        assert len(result.output) < 2000
+
+
+def test_a_plan_whose_manifest_no_reader_would_take_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src = put(tmp_path / "src", *(f"{i:0200d}/{j}.jpg" for i in range(10) for j in range(3)))
+    monkeypatch.setattr("shardio.format.manifest.MAX_MANIFEST_NBYTES", 6000)
+    with pytest.raises(ConvertError, match="for 10 classes and 30 shards: shorten the names"):
+        convert(src, tmp_path / "out", **OPTIONS, shard_size=1)
+    assert not (tmp_path / "out").exists()
+    convert(src, tmp_path / "out", **OPTIONS)
+    with pytest.raises(ConvertError, match="for 40 classes and 0 shards"):
+        ShardWriter(tmp_path / "own", (2, 2, 3), classes=[f"{i:0200d}" for i in range(40)])
+
+
+def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "b/" + "/".join(["d" * 200] * 15) + "/1.jpg"
+    src = put(tmp_path / "one", *(f"a/{i}.jpg" for i in range(300)), long)
+    assert scan(src).num_sources == 301  # of so few
+    monkeypatch.setattr("shardio.conversion.sources.detect._MOST_PADDING_NBYTES", 900_000)
+    message = refused(src)
+    assert f"expected keys of similar length in 'train', found one of {len(long):,} bytes, 'b/ddd" in message
+    assert "each of the 301 rows of the index would be as wide, 909,622 bytes in all" in message
+    assert len(message) < 1000
+    assert scan(src, accept_layout=True).num_sources == 301
+    # Beside keys that are long by themselves it is not much wider.
+    assert scan(put(tmp_path / "all", *(f"a/{'x' * 230}{i}.jpg" for i in range(400)), long)).num_sources == 401
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_commands_have_the_options_and_say_them_in_their_errors(tmp_path: Path) -> None:
+    src, out = put(tmp_path / "src", "a/1.jpg", "b/"), str(tmp_path / "out")
+
+    def run(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, [*words, "--json"])
+        return done.exit_code, done.output
+
+    with pytest.raises(SourceError, match="`--empty-classes omit`"):
+        CliRunner().invoke(cli, ["plan", str(src)], catch_exceptions=False)
+    with pytest.raises(SourceError, match="`--accept-layout`"):
+        CliRunner().invoke(cli, ["plan", str(src), "--empty-classes", "omit"], catch_exceptions=False)
+    options = ("--empty-classes", "omit", "--accept-layout", "--size", "8")
+    code, text = run("plan", str(src), "--seconds", "0.01", *options)
+    assert (code, json.loads(text)["num_classes"]) == (0, 1)
+    assert run("convert", str(src), out, *options)[0] == 0
+    assert open_shards(out).classes == ("a",)

@@ -1,0 +1,99 @@
+"""Images damaged in every way end no process: a short form of tools/mutate_images.py, and whether it would notice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mutate_images
+import numpy as np
+import pytest
+from mutate_images import judge, mutated_image, sound_images
+
+from shardio.conversion.images.decode import Decoded
+from shardio.errors import DecodeError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_python(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+def test_mutated_images_end_no_process_and_raise_nothing_else() -> None:
+    result = run_python(ROOT / "tools" / "mutate_images.py", "--images", "3000", "--seed", "5")
+    assert result.returncode == 0, result.stdout + result.stderr
+    expected = "3000 images, 0 aborts, 0 hangs, 0 other exceptions or wrong shapes"
+    assert result.stdout.splitlines()[-1] == expected
+
+
+def test_every_kind_is_mutated_and_some_of_each_still_decode() -> None:
+    found: dict[str, set[str]] = {}
+    for number in range(2000):
+        kind, data = mutated_image(9, number)
+        assert mutated_image(9, number) == (kind, data)
+        found.setdefault(kind, set()).add(judge(data, number % 2 == 1)[0])
+    assert set(found) == set(sound_images())
+    for kind, outcomes in found.items():
+        assert outcomes >= {"decoded", "damaged", "unsupported"}, kind
+
+
+def black(height: int, width: int, channels: int = 3) -> np.ndarray:  # type: ignore[type-arg]
+    return np.zeros((height, width, channels), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("result", "wrong"),
+    [
+        (ZeroDivisionError(), "ZeroDivisionError"),
+        (DecodeError("odd", "x"), "without a known reason"),
+        (DecodeError("damaged", ""), "without a known reason and a detail"),
+        (Decoded(black(40, 56, 4)), "pixels of uint8 (40, 56, 4)"),
+        (Decoded(black(40, 55)), "but the header claims {(40, 56)}"),
+        (Decoded(black(20, 28), "", 4, (40, 56)), "for a source of (40, 56) over 4"),
+    ],
+    ids=["another exception", "unknown reason", "no detail", "four channels", "another size", "another reduction"],
+)
+def test_what_a_decoder_must_not_do_is_noticed(
+    result: Decoded | Exception, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode_image(data: bytes, least_size: object) -> Decoded:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(mutate_images, "decode_image", decode_image)
+    outcome, text = judge(sound_images()["PNG"][0], False)
+    assert outcome == "exception"
+    assert wrong in text
+
+
+def test_a_process_that_dies_or_hangs_is_noticed_and_the_others_images_are_decoded() -> None:
+    script = """
+import os
+import mutate_images as tool
+tool.PATIENCE_SECONDS = 0.5
+judge = tool.judge
+def broken(data, reduce):
+    if data == tool.mutated_image(0, 7)[1]:
+        os.abort()
+    while data == tool.mutated_image(0, 8)[1]:
+        pass
+    return judge(data, reduce)
+tool.sound_images()
+tool.judge = broken
+counts = tool.mutate_images(40, 0, 2)
+print(counts.num_images, counts.aborts, counts.hangs, counts.exceptions)
+print(*counts.violations, sep="\\n")
+"""
+    result = run_python("-c", script)
+    assert result.returncode == 0, result.stderr
+    first, *violations = result.stdout.splitlines()
+    assert first == "40 1 1 0"
+    assert [line.split(",")[0] for line in sorted(violations)] == ["image 7 of seed 0", "image 8 of seed 0"]

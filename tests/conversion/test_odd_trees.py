@@ -1,0 +1,376 @@
+"""Whole conversions of trees as they are found: odd names, links, things that are no files, and files that change."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from conftest import random_picture, write_jpeg
+from test_convert import hashes, rejects
+from test_tree import ODD_NAMES
+
+from shardio.conversion.convert import Progress, convert
+from shardio.conversion.plan import ConvertOptions, make_plan
+from shardio.conversion.sources.tree import scan_tree
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+OPTIONS: dict[str, Any] = {"size": 8, "shard_size": 4096 + 4 * 8 * 8 * 3, "workers": 1}
+
+NAMES = [
+    *ODD_NAMES,
+    *(b" ", b" a", b"a ", b"a\t", b"a.", b"a..", b"C:", b"#", b"%00", b"&", b"a;b", b"|", b"[x]", b"{x}", b"!"),
+    *(b"\x01\x7f", b"x" * 255, b"\xff" * 255, b"a\xcc\x81", "日本語".encode(), b"train-00000.npy", b"manifest.json"),
+]
+
+
+def picture(seed: int) -> bytes:
+    return simplejpeg.encode_jpeg(random_picture(np.random.default_rng(seed), 12, 15))
+
+
+def put(root: Path, name: bytes, content: bytes) -> None:
+    path = os.path.join(os.fsencode(root), name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    """Classes a, b and c of four images each."""
+    for number in range(12):
+        put(tmp_path / "src", b"%c/%d.jpg" % (b"abc"[number // 4], number), picture(number))
+    return tmp_path / "src"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_any_name_of_a_class_an_image_and_a_refused_file_is_kept_byte_for_byte(tmp_path: Path, out: Path) -> None:
+    assert len(set(NAMES)) == len(NAMES) > 35
+    for number, name in enumerate(NAMES):
+        put(tmp_path / "src", name + b"/" + name, picture(number))
+        put(tmp_path / "src", b"plain/" + name, b"")
+    report = convert(tmp_path / "src", out, **OPTIONS, max_bad=len(NAMES))
+    assert report.refused == {"empty": len(NAMES)}
+    shards = open_shards(out)
+    assert sorted(shards.index["key"].tolist()) == sorted(name + b"/" + name for name in NAMES)
+    assert {os.fsencode(line["key"]) for line in rejects(out)} == {b"plain/" + name for name in NAMES}
+    classes = sorted(os.fsdecode(name) for name in [*NAMES, b"plain"])
+    assert list(shards.classes) == classes
+    for row in shards.index:
+        assert os.fsencode(classes[row["label"]]) == row["key"].rpartition(b"/")[0]
+    assert verify(out).ok
+    assert convert(tmp_path / "src", out, **OPTIONS, max_bad=len(NAMES)).num_converted == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape"])
+def test_commands_show_names_that_are_no_utf8_escaped_and_write_them_as_they_are_into_json(
+    tmp_path: Path, encoding: str
+) -> None:
+    root, out = os.fsencode(tmp_path) + b"/im\xffages", os.fsencode(tmp_path) + b"/o\xfeut"
+    for name in (b"cl\xff/1.jpg", b"cl\xff/2\xfe.jpg", b"dog/3.jpg"):
+        put(Path(os.fsdecode(root)), name, picture(1))
+
+    def run(*words: str | bytes) -> subprocess.CompletedProcess[bytes]:
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        command = [sys.executable, "-m", "shardio", *words]
+        return subprocess.run(command, capture_output=True, timeout=120, check=False, env=environment)
+
+    done = run("convert", root, out, "--size", "8")
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown = out.replace(b"\xfe", b"\\udcfe")
+    assert shown in done.stdout
+    assert run("info", out).stdout.startswith(shown + b": ")
+    assert json.loads(run("info", out, "--json").stdout)["path"] == os.fsdecode(out)
+    with open(out + b"/train-00000.npy", "r+b") as file:
+        file.truncate(4096)
+    damaged = run("verify", out)
+    assert damaged.returncode == 1
+    assert rb"cl\udcff/2\udcfe.jpg" in damaged.stdout
+    repaired = run("repair", out, root)
+    assert repaired.stdout.startswith(b"repaired: " + shown)
+    failed = run("convert", root + b"-not", out)
+    assert failed.returncode == 1
+    assert b"im\\udcffages-not: expected a folder of images" in failed.stderr
+
+
+# --- what is there beside images --------------------------------------------------------------------------------------
+
+
+def test_a_tree_with_everything_in_it_is_converted_as_if_only_the_images_were_there(
+    src: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(src, tmp_path / "plain", **OPTIONS)
+    for name in (b".DS_Store", b"a/.DS_Store", b"a/._0.jpg", b"b/.thumbs/1.jpg", b"README", b"._a"):
+        put(src, name, b"x")
+    (src / "a" / "loop").symlink_to("..")
+    (src / "b" / "self").symlink_to(".")
+    os.mkfifo(src / "a" / "fifo.jpg")
+    os.mkfifo(src / "fifo")
+    (src / "c" / "null.jpg").symlink_to("/dev/null")
+    (src / "c" / "fifo.jpg").symlink_to("../a/fifo.jpg")
+    monkeypatch.chdir(src / "c")  # the path of a socket has at most 107 bytes
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket.jpg")
+        report = convert(src, out, **OPTIONS)
+    assert report.ignored == {
+        "hidden": 5,  # of .thumbs nothing is looked at
+        "outside of class folders": 2,
+        "symlink loop": 2,
+        "not a regular file": 4,
+    }
+    assert hashes(out) == hashes(tmp_path / "plain")
+
+
+def test_empty_class_folders_that_are_kept_have_their_labels_in_every_split(tmp_path: Path, out: Path) -> None:
+    for name in (b"train/b/1.jpg", b"train/d/2.jpg", b"val/b/3.jpg", b"val/d/4.jpg"):
+        put(tmp_path / "src", name, picture(3))
+    for name in ("train/a", "train/c", "train/e/deeper", "val/a", "val/e"):
+        (tmp_path / "src" / name).mkdir(parents=True)
+    convert(tmp_path / "src", out, **OPTIONS, empty_classes="keep")
+    for split in ("train", "val"):
+        shards = open_shards(out, split)
+        assert shards.classes == ("a", "b", "c", "d", "e")
+        assert sorted(shards.labels.tolist()) == [1, 3]
+
+
+def test_an_image_reached_by_links_is_there_once_for_every_name(src: Path, out: Path) -> None:
+    (src / "a" / "file.jpg").symlink_to("../b/4.jpg")
+    (src / "a" / "folder").symlink_to("../b")
+    os.link(src / "a" / "0.jpg", src / "c" / "hard.jpg")
+    report = convert(src, out, **OPTIONS)
+    keys = set(open_shards(out).index["key"].tolist())
+    assert len(keys) == report.num_sources == 12 + 1 + 4 + 1
+    assert {b"a/file.jpg", b"a/folder/4.jpg", b"b/4.jpg", b"a/0.jpg", b"c/hard.jpg"} <= keys
+
+
+def test_folders_may_be_nested_deeper_than_functions_can_call_each_other(src: Path) -> None:
+    deep = str(src / "c")
+    for _ in range(1200):  # and os.makedirs would call itself too often
+        deep += "/x"
+        os.mkdir(deep)
+    shutil.copyfile(src / "a" / "0.jpg", deep + "/1.jpg")
+    try:
+        keys = [source.key for source in scan_tree(src).splits["train"]]
+        assert b"c" + b"/x" * 1200 + b"/1.jpg" in keys
+        assert len(keys) == 13
+    finally:
+        os.unlink(deep + "/1.jpg")
+        os.removedirs(deep)
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("call", ["open", "fstat"])
+def test_an_image_that_cannot_be_read_is_refused_and_all_others_are_taken(
+    src: Path, out: Path, code: int, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Made up, for root may read everything.
+    inode = (src / "b" / "5.jpg").stat().st_ino
+    real: Callable[..., Any] = getattr(os, call)
+
+    def failing(target: Any, *words: Any, **options: Any) -> Any:
+        if (target == str(src / "b" / "5.jpg")) if call == "open" else (real(target).st_ino == inode):
+            raise OSError(code, os.strerror(code), str(target))
+        return real(target, *words, **options)
+
+    monkeypatch.setattr(os, call, failing)
+    report = convert(src, out, **OPTIONS, max_bad=1)
+    assert report.refused == {"unreadable": 1}
+    (line,) = rejects(out)
+    assert line == {"split": "train", "key": "b/5.jpg", "reason": "unreadable", "detail": os.strerror(code)}
+    assert dict(report.num_samples) == {"train": 11}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_an_image_without_permission_is_refused(src: Path, out: Path) -> None:
+    (src / "b" / "5.jpg").chmod(0)
+    assert convert(src, out, **OPTIONS, max_bad=1).refused == {"unreadable": 1}
+
+
+# --- what changes while it is converted -------------------------------------------------------------------------------
+
+
+def at_first_progress(change: Callable[[], None]) -> Callable[[Progress], None]:
+    """A progress callback: in "source" order, with one worker, nothing but the first image is read by then."""
+    done: list[bool] = []
+
+    def callback(progress: Progress) -> None:
+        if not done:
+            done.append(True)
+            change()
+
+    return callback
+
+
+def vanish(path: Path) -> None:
+    path.unlink()
+
+
+def become_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def become_a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def become_a_link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def be_cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def be_emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+CHANGES: dict[Callable[[Path], None], str] = {
+    vanish: "unreadable: No such file or directory",
+    become_a_folder: "unreadable: ",
+    become_a_fifo: "unreadable: not a regular file",
+    become_a_link_to_itself: "unreadable: Too many levels of symbolic links",
+    be_cut: "damaged: ",
+    be_emptied: "empty: the file has no bytes",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_image_that_is_spoilt_between_scan_and_reading_is_refused(
+    src: Path, out: Path, change: Callable[[Path], None]
+) -> None:
+    spoil = at_first_progress(lambda: change(src / "b" / "5.jpg"))
+    report = convert(src, out, **OPTIONS, order="source", max_bad=1, on_progress=spoil)
+    (line,) = rejects(out)
+    assert line["key"] == "b/5.jpg"
+    assert f"{line['reason']}: {line['detail']}".startswith(CHANGES[change])
+    assert dict(report.num_samples) == {"train": 11}
+    assert verify(out).ok
+
+
+def test_a_folder_that_vanishes_between_scan_and_reading_takes_its_images_with_it(src: Path, out: Path) -> None:
+    spoil = at_first_progress(lambda: shutil.rmtree(src / "b"))
+    report = convert(src, out, **OPTIONS, order="source", max_bad=4, on_progress=spoil)
+    assert report.refused == {"unreadable": 4}
+    assert open_shards(out).classes == ("a", "b", "c")
+
+
+def test_an_image_that_is_replaced_between_scan_and_reading_is_the_new_one(
+    src: Path, out: Path, tmp_path: Path
+) -> None:
+    def replace() -> None:
+        put(src, b"b/new", picture(99))
+        (src / "b" / "new").rename(src / "b" / "5.jpg")
+
+    convert(src, out, **OPTIONS, on_progress=at_first_progress(replace), order="source")
+    convert(src, tmp_path / "again", **OPTIONS, order="source")
+    assert hashes(out) == hashes(tmp_path / "again")
+
+
+def test_an_image_that_changes_after_its_shard_was_begun_has_the_shard_made_again(
+    src: Path, out: Path, tmp_path: Path
+) -> None:
+    # The first image of the first shard is read already when it changes: the shard's record is of an older state.
+    def replace_and_stop(progress: Progress) -> None:
+        if progress.done == 1:
+            put(src, b"a/0.jpg", picture(98) + b"longer")
+        if progress.done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, out, **OPTIONS, on_progress=replace_and_stop, order="source")
+    assert (out / ".convert" / "train-00000.npy.json").exists()
+    assert convert(src, out, **OPTIONS, order="source").num_converted == 12
+    convert(src, tmp_path / "again", **OPTIONS, order="source")
+    assert hashes(out) == hashes(tmp_path / "again")
+
+
+def test_a_tree_that_is_written_to_all_the_time_gives_a_sound_set_of_what_was_listed(src: Path, out: Path) -> None:
+    stop = threading.Event()
+
+    def disturb() -> None:
+        rng = np.random.default_rng(0)
+        while not stop.is_set():
+            name = src / "a" / f"extra{rng.integers(5)}.jpg"
+            if rng.random() < 0.5:
+                name.unlink(missing_ok=True)
+            else:
+                name.write_bytes(picture(7)[: int(rng.integers(1, 400))])
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        report = convert(src, out, **OPTIONS, max_bad=5)
+    finally:
+        stop.set()
+        thread.join()
+    assert verify(out).ok
+    keys = set(open_shards(out).index["key"].tolist())
+    assert {b"%c/%d.jpg" % (b"abc"[number // 4], number) for number in range(12)} <= keys
+    assert report.num_sources == report.num_refused + len(keys)
+
+
+# --- many files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """20,000 images with names as long as ImageNet's in one folder, all links to two files."""
+    root = tmp_path_factory.mktemp("crowded")
+    folder = root / "src" / "n01440764"
+    for number in range(2):
+        write_jpeg(root / f"{number}.jpg", random_picture(np.random.default_rng(number), 4, 4))
+    folder.mkdir(parents=True)
+    for number in range(20_000):
+        os.link(root / f"{number % 2}.jpg", folder / f"n01440764_{number:08d}.JPEG")
+    yield root / "src"
+    shutil.rmtree(root)
+
+
+def test_a_folder_of_very_many_files_costs_a_fixed_amount_of_memory_for_each(crowded: Path) -> None:
+    """So that a million files in one folder take less than 0.4 GB while they are listed, and 0.2 GB then."""
+    tracemalloc.start()
+    try:
+        collection = scan_tree(crowded)
+        listed, peak = tracemalloc.get_traced_memory()
+        plan = make_plan(Path("/out"), collection, ConvertOptions())
+        plan.describe()
+        planned, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert collection.num_sources == 20_000
+    assert peak < 400 * 20_000
+    assert listed < planned < 200 * 20_000
+
+
+def test_a_folder_of_very_many_files_is_converted_in_the_order_of_its_names(crowded: Path, tmp_path: Path) -> None:
+    report = convert(crowded, tmp_path / "out", size=2, order="source", shard_size=4096 + 12 * 9000, accept_layout=True)
+    assert (report.num_samples, report.num_shards) == ({"train": 20_000}, 3)
+    keys = open_shards(tmp_path / "out").index["key"]
+    assert keys.tolist() == [b"n01440764/n01440764_%08d.JPEG" % number for number in range(20_000)]

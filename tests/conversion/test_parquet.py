@@ -1,0 +1,861 @@
+"""Parquet in the style of Hugging Face: the set of the same images in a folder tree, or a clear refusal."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import simplejpeg
+from conftest import random_picture, write_jpeg
+from test_commands import assert_one_clear_error, shardio
+from test_convert import OPTIONS, Interrupt, everything, hashes, rejects, stamps
+from test_files import FailingDisk
+
+from shardio.conversion import convert as converter
+from shardio.conversion.convert import Progress, convert
+from shardio.conversion.estimate import estimate
+from shardio.conversion.plan import ConvertOptions, make_plan
+from shardio.conversion.repair import repair
+from shardio.conversion.sources import parquet
+from shardio.conversion.sources.collection import Collection, Source
+from shardio.conversion.sources.parquet import ParquetOrigin, is_parquet, scan_parquet
+from shardio.conversion.sources.tree import scan_tree
+from shardio.errors import ConvertError, SourceError, SpaceError
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+CLASSES = ("n01", "n02", "n03")
+
+
+def metadata(classes: Sequence[str]) -> dict[bytes, bytes]:
+    features = {"image": {"_type": "Image"}, "label": {"names": list(classes), "_type": "ClassLabel"}}
+    return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+
+
+def table(
+    images: Sequence[bytes | None],
+    labels: Sequence[int | None],
+    paths: Sequence[str | None] | None = None,
+    classes: Sequence[str] = CLASSES,
+) -> Any:
+    names = paths or [f"{i}.JPEG" for i in range(len(images))]
+    column = pa.array([{"bytes": i, "path": p} for i, p in zip(images, names, strict=True)], IMAGE)
+    built = pa.table({"image": column, "label": pa.array(labels, pa.int64())})
+    return built.replace_schema_metadata(metadata(classes) if classes else None)
+
+
+def put(path: Path, built: Any, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(built, path, **{"row_group_size": 4, **options})
+    return path
+
+
+def parquet_of(tree: Path, folder: Path, files: Mapping[str, int] | None = None) -> Path:
+    """The images of a folder tree as data/train-00000-of-00003.parquet and the like."""
+    for split, sources in scan_tree(tree).splits.items():
+        count = (files or {"train": 3, "val": 1})[split]
+        name = {"val": "validation"}.get(split, split)
+        for number in range(count):
+            some = sources[len(sources) * number // count : len(sources) * (number + 1) // count]
+            keys = [os.fsdecode(source.key) for source in some]
+            built = table(
+                [(tree / key).read_bytes() for key in keys], [s.label for s in some], [Path(key).name for key in keys]
+            )
+            put(folder / "data" / f"{name}-{number:05d}-of-{count:05d}.parquet", built)
+    return folder
+
+
+@pytest.fixture
+def src(image_tree: Path, tmp_path: Path) -> Path:
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "README.md").write_text("x")
+    (tmp_path / "hub" / ".gitattributes").write_text("x")
+    return parquet_of(image_tree, tmp_path / "hub")
+
+
+@pytest.fixture
+def picture() -> bytes:
+    data: bytes = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(0), 24, 32))
+    return data
+
+
+# --- the same set ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["shuffled", "source"])
+@pytest.mark.parametrize("workers", [1, 3, 5])
+def test_the_set_is_that_of_the_folder_tree(
+    image_tree: Path, src: Path, tmp_path: Path, workers: int, order: str
+) -> None:
+    options = {**OPTIONS, "workers": workers, "order": order}
+    report = convert(src, tmp_path / "out", **options)
+    convert(image_tree, tmp_path / "reference", **options)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
+    assert report.ignored == {"not a parquet file": 1, "hidden": 1}
+    assert report.num_converted == 18
+
+
+def test_the_order_of_rows_and_their_files_matter_to_the_provenance_alone(
+    image_tree: Path, src: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    tables = [pq.read_table(path) for path in sorted(src.glob("data/train-*"))]
+    train = pa.concat_tables(tables[::-1]).take(list(range(11, -1, -1)))
+    put(other / "train" / "0000.parquet", train, row_group_size=5, compression="none", use_dictionary=False)
+    put(other / "validation" / "0000.parquet", pq.read_table(next(src.glob("data/val*"))), compression="zstd")
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    convert(other, tmp_path / "out", **OPTIONS)
+    found, expected = hashes(tmp_path / "out"), hashes(tmp_path / "reference")
+    assert {name for name in expected if found[name] != expected[name]} == {"manifest.json"}
+    assert open_shards(tmp_path / "out").digest == open_shards(tmp_path / "reference").digest
+
+
+def test_the_imagenet_sample_gives_the_set_of_its_files(imagenet_sample: Path, tmp_path: Path) -> None:
+    files = sorted(path for path in imagenet_sample.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[:40]
+    tree = tmp_path / "tree"
+    for number, path in enumerate(files):
+        (tree / "train" / f"n{number % 3 + 1:02}").mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, tree / "train" / f"n{number % 3 + 1:02}" / path.name)
+    convert(tree, tmp_path / "reference", size=64, workers=2)
+    convert(parquet_of(tree, tmp_path / "hub"), tmp_path / "out", size=64, workers=2)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
+
+
+def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: bytes) -> None:
+    path = put(tmp_path / "some.parquet", pa.table({"jpg": [picture] * 3, "class": pa.array([2, 0, 2], pa.uint8())}))
+    convert(path, tmp_path / "out", **OPTIONS)
+    shards = open_shards(tmp_path / "out")
+    assert shards.classes == ("0", "1", "2")
+    assert sorted(shards.index["key"].tolist()) == [b"0/00000001", b"2/00000000", b"2/00000002"]
+    assert sorted(shards.labels.tolist()) == [0, 2, 2]
+
+
+def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
+    image_tree: Path, tmp_path: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "MAX_SOURCE_NBYTES", 10_000)
+    images = [picture, b"", None, b"<html>", picture[:100], bytes(10_001), picture]
+    built = table(images, [0] * 7)
+    nothing = pa.array([None], IMAGE)
+    built = pa.concat_tables([built, pa.table({"image": nothing, "label": [1]})])  # the struct itself is null
+    src = put(tmp_path / "a.parquet", built)
+    report = convert(src, tmp_path / "out", **OPTIONS, max_bad=6)
+    assert dict(report.num_samples) == {"train": 2}
+    found = {line["key"]: (line["reason"], line["detail"]) for line in rejects(tmp_path / "out")}
+    assert found.keys() == {*(f"n01/{i}.JPEG" for i in range(1, 6)), "n02/00000007"}
+    no_image = ("empty", "the row has no image: expected its bytes, found null")
+    assert found["n01/2.JPEG"] == found["n02/00000007"] == no_image
+    assert found["n01/1.JPEG"] == ("empty", "the file has no bytes")
+    assert found["n01/5.JPEG"] == ("too large", "expected at most 10000 bytes, found 10001")
+    assert [found[f"n01/{i}.JPEG"][0] for i in (3, 4)] == ["unsupported", "damaged"]
+    with pytest.raises(ConvertError, match="expected at most 5 refused images of 8, found 6"):
+        convert(src, tmp_path / "other", **OPTIONS, max_bad=5)
+
+
+# --- scanning --------------------------------------------------------------------------------------------------------
+
+
+def keys(collection: Collection) -> dict[str, list[bytes]]:
+    return {split: [source.key for source in sources] for split, sources in collection.splits.items()}
+
+
+NAMES: dict[str, tuple[list[str], dict[str, list[bytes]]]] = {
+    "a hub repository": (
+        [f"data/{split}-00000-of-00001.parquet" for split in ("test", "train", "validation")],
+        {"train": [b"train/n01/0.JPEG"], "val": [b"val/n01/0.JPEG"], "test": [b"test/n01/0.JPEG"]},
+    ),
+    "with hashes": (
+        ["train-00000-of-00002-0123456789abcdef.parquet", "train-00001-of-00002-fedcba9876543210.parquet"],
+        {"train": [b"train/n01/0.JPEG", b"train/n01/00000001"]},
+    ),
+    "another split": (
+        ["extra-00000-of-00001.parquet", "train-00000-of-00001.parquet"],
+        {"train": [b"train/n01/0.JPEG"], "extra": [b"extra/n01/0.JPEG"]},
+    ),
+    "folders": (["dev/0000.parquet", "train/0000.parquet", "train/0001.parquet"], {
+        "train": [b"train/n01/0.JPEG", b"train/n01/00000001"], "val": [b"val/n01/0.JPEG"]
+    }),
+    "folders of folders": (["a/test/part=1/x.parquet", "a/test/part=2/x.parquet"], {
+        "test": [b"test/n01/0.JPEG", b"test/n01/00000001"]
+    }),
+    "names": (["Train.parquet", "valid.parquet"], {"train": [b"train/n01/0.JPEG"], "val": [b"val/n01/0.JPEG"]}),
+    "numbered names": (["test_0.parquet", "test_1.parquet"], {"test": [b"test/n01/0.JPEG", b"test/n01/00000001"]}),
+    "no split": (["a.parquet", "b/c.parquet"], {"train": [b"n01/0.JPEG", b"n01/00000001"]}),
+    "words that only begin so": (["trainer.parquet", "values.parquet"], {"train": [b"n01/0.JPEG", b"n01/00000001"]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_splits_and_keys_follow_from_the_names_of_files(tmp_path: Path, name: str) -> None:
+    files, expected = NAMES[name]
+    for file in files:
+        put(tmp_path / "src" / file, table([b"x"], [0]))
+    collection = scan_parquet(tmp_path / "src")
+    assert keys(collection) == expected
+    assert list(collection.splits) == list(expected)
+    assert collection.classes == CLASSES
+    assert collection.class_names == ()
+
+
+BAD_NAMES: dict[str, tuple[list[str], str]] = {
+    "two configurations": (
+        ["a/train-00000-of-00001.parquet", "b/train-00000-of-00001.parquet"],
+        "one series of files for the split 'train', found 'a/train-*-of-00001' and 'b/train-*-of-00001'",
+    ),
+    "two numbered series": (
+        ["train-00000-of-00001.parquet", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"],
+        "found 'train-*-of-00001' and 'train-*-of-00002'",
+    ),
+    "folders of two configurations": (["a/train/0.parquet", "b/train/0.parquet"], "found 'a/train/*' and 'b/train/*'"),
+    "two words for a split": (["val.parquet", "validation.parquet"], "found 'val*' and 'validation*'"),
+    "a file without a split": (["train.parquet", "more.parquet"], "more.parquet: expected a name or a folder that"),
+    "one of three": (
+        ["train-00000-of-00003.parquet", "train-00002-of-00003.parquet"],
+        "expected 3 files like train-00000-of-00003.parquet, found 2: number 00001 is the first that is missing",
+    ),
+    "the first of two": (["train-00000-of-00002.parquet"], "found 1: number 00001 is the first that is missing"),
+    "none": ([], "expected a parquet file, or a folder of them, found none in it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_files_that_make_no_clear_splits_are_refused(tmp_path: Path, name: str) -> None:
+    files, message = BAD_NAMES[name]
+    (tmp_path / "src").mkdir()
+    for file in files:
+        put(tmp_path / "src" / file, table([b"x"], [0]))
+    with pytest.raises(SourceError) as caught:
+        scan_parquet(tmp_path / "src")
+    assert str(caught.value).startswith(str(tmp_path / "src"))
+    assert message in str(caught.value)
+
+
+def test_a_file_of_a_series_may_be_converted_alone(tmp_path: Path) -> None:
+    path = put(tmp_path / "train-00001-of-00009.parquet", table([b"x"], [0]))
+    assert keys(scan_parquet(path)) == {"train": [b"train/n01/0.JPEG"]}
+
+
+def test_links_to_files_are_followed_as_downloads_are_cached_so(tmp_path: Path) -> None:
+    put(tmp_path / "blobs" / "0123", table([b"x"], [0]))
+    (tmp_path / "src" / "data").mkdir(parents=True)
+    (tmp_path / "src" / "data" / "train.parquet").symlink_to("../../blobs/0123")
+    (tmp_path / "src" / "data" / "test.parquet").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "src" / "val.parquet")
+    collection = scan_parquet(tmp_path / "src")
+    assert keys(collection) == {"train": [b"train/n01/0.JPEG"]}
+    assert collection.ignored == {"not a parquet file": 2}
+
+
+def test_sources_that_are_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="expected a parquet file, or a folder of them, found nothing"):
+        scan_parquet(tmp_path / "gone.parquet")
+
+
+def test_rows_without_a_label_are_ignored_and_counted_and_a_split_of_them_is_none(tmp_path: Path) -> None:
+    """As in ImageNet's test split, whose labels are not given away."""
+    put(tmp_path / "src" / "train.parquet", table([b"x"] * 4, [2, -1, None, 1]))
+    put(tmp_path / "src" / "test.parquet", table([b"x"] * 3, [-1] * 3))
+    collection = scan_parquet(tmp_path / "src")
+    assert keys(collection) == {"train": [b"train/n03/0.JPEG", b"train/n02/3.JPEG"]}
+    assert collection.ignored == {"row without a label": 5}
+    assert isinstance(collection.origin, ParquetOrigin)
+    assert list(collection.origin.files) == [b"train.parquet"]  # the others' images are not copied
+    put(tmp_path / "src" / "train.parquet", table([b"x"], [-1]))
+    with pytest.raises(SourceError, match="expected rows with a label, found none"):
+        scan_parquet(tmp_path / "src")
+
+
+ODD_PATHS: list[tuple[str | None, bytes]] = [
+    ("a.JPEG", b"a.JPEG"),
+    ("/home/me/b.JPEG", b"b.JPEG"),
+    ("n01/c.JPEG", b"c.JPEG"),
+    (None, b"00000003"),
+    ("", b"00000004"),
+    ("folder/", b"00000005"),
+    ("a.JPEG", b"00000006"),  # as the first
+    ("d\0.JPEG", b"00000007"),
+    ("ü☃.png", "ü☃.png".encode()),
+]
+
+
+def test_names_are_those_of_the_paths_or_else_numbers(tmp_path: Path) -> None:
+    paths = [path for path, _ in ODD_PATHS]
+    put(tmp_path / "a.parquet", table([b"x"] * len(paths), [0] * len(paths), paths), row_group_size=2)
+    assert keys(scan_parquet(tmp_path)) == {"train": [b"n01/" + name for _, name in ODD_PATHS]}
+
+
+def test_an_empty_name_in_every_row_and_no_path_at_all_are_the_same(tmp_path: Path) -> None:
+    put(tmp_path / "one" / "a.parquet", table([b"x"] * 3, [0, 1, 2], [None] * 3))
+    images = pa.array([{"bytes": b"x"}] * 3, pa.struct([("bytes", pa.large_binary())]))
+    bare = pa.table({"image": images, "label": [0, 1, 2]}).replace_schema_metadata(metadata(CLASSES))
+    put(tmp_path / "two" / "a.parquet", bare)
+    assert keys(scan_parquet(tmp_path / "one")) == keys(scan_parquet(tmp_path / "two"))
+
+
+def test_scanning_reads_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images take the room and the time: they are read when it is known that they are wanted."""
+    rng = np.random.default_rng(0)
+    images = [rng.bytes(100_000) for _ in range(40)]
+    path = put(tmp_path / "a.parquet", table(images, [0] * 40), compression="none")
+    before = _bytes_read()
+    scan_parquet(path)
+    assert _bytes_read() - before < 1_000_000 < path.stat().st_size
+
+
+def _bytes_read() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("rchar:")))
+
+
+ONE = pa.array([{"bytes": b"x", "path": "a"}], IMAGE)
+COLUMNS: dict[str, tuple[Any, str]] = {
+    "named image and label": (pa.table({"thumb": [b"x"], "image": ONE, "fold": [7], "label": [1]}), "image.bytes"),
+    "by metadata": (
+        pa.table({"a": [b"x"], "image_file": ONE, "fold": [7], "kind": [1]}).replace_schema_metadata(
+            {
+                b"huggingface": json.dumps(
+                    {"info": {"features": {"image_file": {"_type": "Image"}, "kind": {"_type": "ClassLabel"}}}}
+                ).encode()
+            }
+        ),
+        "image_file.bytes",
+    ),
+    "the only ones": (pa.table({"img": [b"x"], "y": pa.array([1], pa.int8()), "text": ["t"]}), "img"),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_found(tmp_path: Path, name: str) -> None:
+    built, image = COLUMNS[name]
+    put(tmp_path / "a.parquet", built)
+    collection = scan_parquet(tmp_path)
+    assert isinstance(collection.origin, ParquetOrigin)
+    assert collection.origin.image == image
+    assert [source.label for source in collection.splits["train"]] == [1]
+    assert collection.origin.read(collection.splits["train"][0]) == b"x"
+
+
+BAD_TABLES: dict[str, tuple[Any, str]] = {
+    "no image": (pa.table({"label": [1]}), "expected one column of images (binary, or struct with bytes), found none"),
+    "no label": (pa.table({"image": [b"x"]}), "expected one column of labels (integers), found none"),
+    "a float": (pa.table({"image": [b"x"], "label": [3.0]}), "found 'label' of type double. Write it anew as integers"),
+    "a soft label": (pa.table({"image": [b"x"], "label": [[0.1]]}), "of type list<element: double>: a set has one"),
+    "two labels": (
+        pa.table({"img": [b"x"], "fine_label": [1], "coarse_label": [1]}),
+        "found fine_label, coarse_label. Of several, the one that counts must be named 'label'",
+    ),
+    "two images": (pa.table({"left": [b"x"], "right": [b"x"], "label": [1]}), "found left, right. Of several, the one"),
+    "an image of text": (pa.table({"image": ["x"], "label": [1]}), "column of images"),
+    "an image of numbers": (pa.table({"image": [[1, 2]], "label": [1]}), "column of images"),
+    "a struct without bytes": (pa.table({"image": [{"path": "a"}], "label": [1]}), "column of images"),
+    "labels of text": (pa.table({"image": [b"x"], "label": ["cat"]}), "column of labels"),
+    "labels of fractions": (pa.table({"image": [b"x"], "label": [0.5]}), "column of labels"),
+    "lists of labels": (pa.table({"image": [b"x"], "label": [[1]]}), "column of labels"),
+    "columns of one name": (
+        pa.Table.from_arrays([pa.array([b"x"]), pa.array([1]), pa.array([1])], ["image", "label", "label"]),
+        "expected distinct columns, found 'label' twice",
+    ),
+    "a label beyond the classes": (
+        table([b"x"] * 4, [0, 2, 3, 99]),
+        "row 2: label: expected 0 to 2, or -1 for none, found 3 (2 such rows)",
+    ),
+    "a label below all": (table([b"x"] * 2, [0, -2]), "row 1: label: expected 0 to 2, or -1 for none, found -2"),
+    "a label that is no class number": (
+        table([b"x"] * 2, [0, 1 << 40], classes=()),
+        "row 1: label: expected 0 to 1048575, or -1 for none, found 1099511627776",
+    ),
+    "a label beyond int64": (
+        pa.table({"image": [b"x"], "label": pa.array([1 << 63], pa.uint64())}),
+        "9223372036854775808",
+    ),
+    "a class twice": (table([b"x"], [0], classes=["cat", "dog", "cat"]), "distinct names of classes, found 'cat'"),
+    "classes of numbers": (table([b"x"], [0], classes=[1, 2]), "names of classes as strings, found [1, 2]"),  # type: ignore[list-item]
+    "a class of half a character": (table([b"x"], [0], classes=["\ud800"]), "expected the names of classes as text"),
+    "metadata of another kind": (
+        table([b"x"], [0]).replace_schema_metadata({b"huggingface": b"[1]"}),
+        "expected Hugging Face metadata with info.features",
+    ),
+    "metadata that is no JSON": (
+        table([b"x"], [0]).replace_schema_metadata({b"huggingface": b'{"info": {'}),
+        "expected Hugging Face metadata with info.features",
+    ),
+    "deep metadata": (
+        table([b"x"], [0]).replace_schema_metadata({b"huggingface": b"[" * 100_000}),
+        "expected Hugging Face metadata with info.features",
+    ),
+    "a long name": (table([b"x"], [0], ["y" * 70_000]), "row 0: expected at most 65532 bytes for"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_other_tables_are_refused_with_what_was_found(tmp_path: Path, name: str) -> None:
+    built, message = BAD_TABLES[name]
+    put(tmp_path / "src" / "a.parquet", built)
+    with pytest.raises(SourceError) as caught:
+        convert(tmp_path / "src", tmp_path / "out", **OPTIONS)
+    assert "a.parquet: " in str(caught.value)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 600
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            table([b"x"], [0], classes=["n01", "n03", "n02"]),
+            "b.parquet: expected the same classes as a.parquet, found oth",
+        ),
+        (pa.table({"image": [b"x"], "label": [0]}), "expected the images in 'image.bytes' as a.parquet, found 'image'"),
+    ],
+)
+def test_files_that_contradict_each_other_are_refused(tmp_path: Path, other: Any, message: str) -> None:
+    put(tmp_path / "a.parquet", table([b"x"], [0]))
+    put(tmp_path / "b.parquet", other)
+    with pytest.raises(SourceError, match=message):
+        scan_parquet(tmp_path)
+
+
+def test_a_file_without_metadata_has_the_classes_of_the_others(tmp_path: Path) -> None:
+    put(tmp_path / "a.parquet", table([b"x"], [0], classes=()))
+    put(tmp_path / "b.parquet", table([b"x"], [2]))
+    assert keys(scan_parquet(tmp_path)) == {"train": [b"n01/0.JPEG", b"n03/0.JPEG"]}
+
+
+def test_only_parquet_in_a_folder_or_its_data_makes_it_a_parquet_source(tmp_path: Path, image_tree: Path) -> None:
+    assert not is_parquet(image_tree)
+    assert not is_parquet(tmp_path / "gone.parquet")
+    for name in ("1/a.parquet", "2/data/train-00000-of-00001.parquet", "4/Dev/0.parquet"):
+        put(tmp_path / name, table([b"x"], [0]))
+        assert is_parquet(tmp_path / name)
+        assert is_parquet(tmp_path / name.split("/")[0])
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / ".hidden.parquet").write_bytes(b"x")
+    assert not is_parquet(tmp_path / "3")
+
+
+def test_without_pyarrow_the_error_says_how_to_get_it(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(SourceError, match=r'pip install "shardio\[parquet\]"') as caught:
+        convert(src, tmp_path / "out", **OPTIONS)
+    assert str(caught.value).startswith(str(src / "data"))
+    assert not (tmp_path / "out").exists()
+
+
+# --- damaged files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [0, 3, 4, 11, 500, -1, -4, -8, -300])
+def test_a_truncated_file_is_refused_by_name(src: Path, tmp_path: Path, length: int) -> None:
+    path = src / "data" / "train-00001-of-00003.parquet"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(SourceError, match=f"^{path}: expected a sound parquet file, found: ."):
+        convert(src, tmp_path / "out", **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_damage_among_the_images_is_refused_by_name_and_mended_files_go_on(
+    image_tree: Path, src: Path, tmp_path: Path
+) -> None:
+    path = src / "data" / "train-00001-of-00003.parquet"
+    sound = path.read_bytes()
+    pq.write_table(pq.read_table(path), path, row_group_size=4, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 16
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=f"^{path}: expected a sound parquet file, found: .*(CRC|crc|checksum)"):
+        convert(src, tmp_path / "out", **OPTIONS)
+    copies = {name: stamp for name, stamp in everything(tmp_path / "out").items() if name.endswith(".images")}
+    assert len(copies) == 1  # the file before it
+    path.write_bytes(sound)
+    convert(src, tmp_path / "out", **OPTIONS)
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "reference")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_mutated_files_are_read_or_refused(src: Path, tmp_path: Path, seed: int) -> None:
+    """Without checksums of pages, some damage can only be noticed by the image decoders, or not at all."""
+    rng = np.random.default_rng(seed)
+    path = src / "data" / "train-00001-of-00003.parquet"
+    data = bytearray(path.read_bytes())
+    # Half of them in the last kilobyte: the footer, which says where everything is.
+    start = 0 if seed % 2 else len(data) - 1000
+    for place in rng.integers(start, len(data), rng.integers(1, 6)):
+        data[place] ^= 1 << int(rng.integers(8))
+    path.write_bytes(data)
+    refusal = ""
+    try:
+        convert(src, tmp_path / "out", **OPTIONS, max_bad=12)
+    except SourceError as error:
+        refusal = str(error)
+    assert (tmp_path / "out" / "manifest.json").exists() == (not refusal)
+    assert str(path.parent) in refusal if refusal else verify(tmp_path / "out").ok
+
+
+# --- the spool -------------------------------------------------------------------------------------------------------
+
+
+def copies(out: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob(".convert/*.images")}
+
+
+def test_nothing_of_the_spool_is_left_when_the_set_is_published(src: Path, tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+    convert(src, tmp_path / "out", **OPTIONS, on_progress=lambda _: seen.append(set(copies(tmp_path / "out"))))
+    assert len(seen[-1]) == 4
+    assert not (tmp_path / "out" / ".convert").exists()
+
+
+def test_progress_tells_of_the_copies_first(src: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    convert(src, tmp_path / "out", **OPTIONS, on_progress=seen.append)
+    spooling = [progress for progress in seen if progress.done == 0]
+    assert [progress.spooled for progress in spooling] == sorted(progress.spooled for progress in spooling)
+    assert spooling[-1] == Progress(0, 0, 18, spooled=18)
+    assert seen[-1] == Progress(18, 0, 18, spooled=18)
+
+
+def test_an_interrupt_while_copying_leaves_whole_copies_and_the_same_call_does_the_rest(
+    image_tree: Path, src: Path, tmp_path: Path
+) -> None:
+    out, before = tmp_path / "out", set(copies(tmp_path / "out"))
+
+    def stop(progress: Progress) -> None:
+        if set(copies(out)) != before:  # one file more is done
+            raise KeyboardInterrupt
+
+    for rounds in range(1, 5):
+        with pytest.raises(KeyboardInterrupt):
+            convert(src, out, **OPTIONS, on_progress=stop)
+        assert not [name for name in hashes(out) if name.endswith(".tmp")]
+        assert len(copies(out)) == rounds
+        kept = copies(out)
+        assert kept.keys() >= before
+        before = set(kept)
+    convert(src, out, **OPTIONS)
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    assert hashes(out) == hashes(tmp_path / "reference")
+
+
+@pytest.mark.parametrize(("spooled", "whole"), [(4, 0), (8, 1), (18, 3)])
+def test_a_conversion_that_is_killed_while_it_copies_goes_on(
+    image_tree: Path, src: Path, tmp_path: Path, spooled: int, whole: int
+) -> None:
+    out = tmp_path / "out"
+    code = (
+        "import os, signal, sys, shardio\n"
+        "def kill(progress):\n"
+        "    if progress.spooled == int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "shardio.convert(sys.argv[1], sys.argv[2], on_progress=kill, size=16, shard_size=4096 + 3 * 768, workers=1)\n"
+    )
+    command = [sys.executable, "-c", code, str(src), str(out), str(spooled)]
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert len(copies(out)) == whole  # the last that was told of was not yet published
+    left_over = {path.name for path in out.glob(".convert/.*.images.*.tmp")}
+    assert len(left_over) == 1
+    seen: set[str] = set()
+    convert(src, out, **OPTIONS, on_progress=lambda _: seen.update(path.name for path in out.glob(".convert/.*.tmp")))
+    assert not seen & left_over
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    assert hashes(out) == hashes(tmp_path / "reference")
+
+
+def test_copies_are_not_made_again_nor_at_all_where_every_shard_is_done(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, out, **OPTIONS, on_progress=Interrupt(10))
+    before = copies(out)
+    assert len(before) == 4
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, out, **OPTIONS, on_progress=Interrupt(18))
+    assert copies(out) == before
+    assert len(stamps(out)) == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(converter, "_publish", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            convert(src, out, **OPTIONS)
+    for path in out.glob(".convert/*.images"):
+        path.unlink()
+    assert convert(src, out, **OPTIONS).num_converted == 0
+
+
+def _interrupt(*args: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_file_that_changed_is_copied_and_its_shards_are_made_again(
+    image_tree: Path, src: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, out, **OPTIONS, on_progress=Interrupt(18))
+    before = copies(out)
+    changed = image_tree / "val" / "n02" / "n02_1.JPEG"
+    write_jpeg(changed, random_picture(np.random.default_rng(99), 50, 50))
+    parquet_of(image_tree, tmp_path / "again")
+    (path,) = src.glob("data/validation*")
+    shutil.copyfile(tmp_path / "again" / "data" / path.name, path)
+    assert convert(src, out, **OPTIONS).num_converted == 6
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    assert hashes(out) == hashes(tmp_path / "reference")
+    assert len(before) == 4
+
+
+def test_a_finished_set_is_finished_without_copying_anything(src: Path, tmp_path: Path) -> None:
+    convert(src, tmp_path / "out", **OPTIONS)
+    before = everything(tmp_path / "out")
+    assert convert(src, tmp_path / "out", **OPTIONS).num_converted == 0
+    assert everything(tmp_path / "out") == before
+
+
+def test_two_conversions_into_one_folder_at_once_both_succeed(image_tree: Path, src: Path, tmp_path: Path) -> None:
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    for attempt in range(6):
+        out = tmp_path / f"out-{attempt}"
+        barrier = threading.Barrier(2)
+        errors: list[BaseException] = []
+
+        def work(out: Path = out, barrier: threading.Barrier = barrier, errors: list[BaseException] = errors) -> None:
+            barrier.wait(30)
+            try:
+                convert(src, out, **OPTIONS)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not errors, attempt
+        assert hashes(out) == hashes(tmp_path / "reference"), attempt
+
+
+def test_too_little_space_is_told_with_what_the_copies_need(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shards = 6 * 4096 + 18 * 16 * 16 * 3
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, shards + 1000))
+        pattern = (
+            rf"expected room for {shards:,} bytes more .* and [\d,]+ for copies of the images until the set is publ"
+        )
+        with pytest.raises(SpaceError, match=pattern):
+            convert(src, out, **OPTIONS)
+    assert not copies(out)
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, out, **OPTIONS, on_progress=Interrupt(10))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, shards))
+    convert(src, out, **OPTIONS)  # what is there needs no room again
+
+
+def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(
+    image_tree: Path, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("test_files.DISK_CALLS", ("write", "fsync"))
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    for first in range(3, 30, 4):
+        out = tmp_path / f"out-{first}"
+        disk = FailingDisk(first, errno.ENOSPC, for_good=True)
+        with disk.installed(), pytest.raises(SpaceError, match="make room and run the same command again") as caught:
+            convert(src, out, **OPTIONS)
+        assert str(out) in str(caught.value)
+        assert not [name for name in hashes(out) if name.endswith(".tmp")]
+        convert(src, out, **OPTIONS)
+        assert hashes(out) == hashes(tmp_path / "reference")
+
+
+@pytest.fixture
+def origin(src: Path) -> tuple[ParquetOrigin, list[Source]]:
+    collection = scan_parquet(src)
+    assert isinstance(collection.origin, ParquetOrigin)
+    return collection.origin, [source for sources in collection.splits.values() for source in sources]
+
+
+def test_every_image_is_read_with_and_without_the_spool_also_elsewhere(
+    image_tree: Path, origin: tuple[ParquetOrigin, list[Source]], tmp_path: Path
+) -> None:
+    direct, sources = origin
+    spooled = replace(direct, spool=tmp_path)
+    assert spooled.missing_nbytes() >= sum((image_tree / os.fsdecode(s.key)).stat().st_size for s in sources)
+    assert direct.missing_nbytes() == spooled.missing_nbytes()
+    counts: list[int] = []
+    spooled.fill_spool(counts.append)
+    assert sum(counts) == 18
+    assert spooled.missing_nbytes() == 0
+    sent = pickle.loads(pickle.dumps(spooled))
+    for source in sources[::-1]:
+        expected = (image_tree / os.fsdecode(source.key)).read_bytes()
+        assert direct.read(source) == spooled.read(source) == sent.read(source) == expected
+
+
+def test_a_spool_that_was_removed_is_no_fault_of_the_images(
+    origin: tuple[ParquetOrigin, list[Source]], tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        replace(origin[0], spool=tmp_path).read(origin[1][0])
+
+
+def test_fingerprints_change_with_the_files_the_sources_are_in(
+    src: Path, origin: tuple[ParquetOrigin, list[Source]]
+) -> None:
+    found, sources = origin
+    train, val = sources[:12], sources[12:]
+    before = found.fingerprint(train), found.fingerprint(val)
+    os.utime(src / "data" / "train-00001-of-00003.parquet", ns=(1, 1))
+    assert found.fingerprint(train) != before[0]
+    assert found.fingerprint(val) == before[1]
+    with pytest.raises(SourceError, match="found it changed: run the command again"):
+        found.read(sources[5])
+
+
+def test_a_file_that_changes_while_it_is_copied_is_refused(
+    src: Path, origin: tuple[ParquetOrigin, list[Source]], tmp_path: Path
+) -> None:
+    spooled = replace(origin[0], spool=tmp_path / "spool")
+    (tmp_path / "spool").mkdir()
+    path = src / "data" / "train-00000-of-00003.parquet"
+
+    def touch(count: int) -> None:
+        os.utime(path, ns=(1, 1))
+
+    with pytest.raises(SourceError, match=f"^{path}: expected the file as it was scanned, found it changed"):
+        spooled.fill_spool(touch)
+    assert not list((tmp_path / "spool").iterdir())
+
+
+def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = [rng.bytes(50_000) for _ in range(600)]
+    put(tmp_path / "src" / "a.parquet", table(images, [0] * 600), row_group_size=20)
+    del images
+    collection = scan_parquet(tmp_path / "src")
+    assert isinstance(collection.origin, ParquetOrigin)
+    pool = pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    most: list[int] = []
+    replace(collection.origin, spool=tmp_path).fill_spool(lambda count: most.append(pool.bytes_allocated() - before))
+    assert max(most) < 6 * 20 * 50_000 < 600 * 50_000
+
+
+def test_a_plan_of_parquet_is_that_of_the_tree(image_tree: Path, src: Path) -> None:
+    tree, hub = scan_tree(image_tree), scan_parquet(src)
+    one, other = (make_plan(Path("/out"), collection, ConvertOptions()) for collection in (tree, hub))
+    assert one.describe() == other.describe()
+
+
+def test_the_command_converts_parquet(src: Path, tmp_path: Path, picture: bytes) -> None:
+    result = shardio("convert", src, tmp_path / "out", "--size", "16")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert "12 samples" in result.stdout
+    put(tmp_path / "bad.parquet", table([picture], [7]))
+    result = shardio("convert", tmp_path / "bad.parquet", tmp_path / "other")
+    assert_one_clear_error(result, 1, "bad.parquet: row 0: label: expected 0 to 2")
+
+
+# --- with everything else that a conversion can do ------------------------------------------------------------------
+
+
+def test_parts_and_executors_read_one_spool_and_make_the_set_of_the_folder_tree(
+    image_tree: Path, src: Path, tmp_path: Path
+) -> None:
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    first = convert(src, tmp_path / "parts", **OPTIONS, part=(2, 2))
+    assert first.source == "parquet"
+    assert first.unfinished is not None
+    spool = list((tmp_path / "parts" / ".convert").glob("*.images"))
+    assert len(spool) == 4
+    written = [path.stat().st_mtime_ns for path in spool]
+    seen: list[list[int]] = []
+
+    def look(progress: Progress) -> None:
+        seen.append([path.stat().st_mtime_ns for path in spool])
+
+    convert(src, tmp_path / "parts", **OPTIONS, part=(1, 2), on_progress=look)
+    assert seen
+    assert all(times == written for times in seen)  # copied once
+    with ThreadPoolExecutor(2) as executor:
+        convert(src, tmp_path / "executor", **OPTIONS, executor=executor)
+    for name in ("parts", "executor"):
+        assert hashes(tmp_path / name) == hashes(tmp_path / "reference")
+        assert not (tmp_path / name / ".convert").exists()
+
+
+def test_duplicates_are_found_as_among_files_when_the_set_is_made_and_after(image_tree: Path, tmp_path: Path) -> None:
+    shutil.copy(image_tree / "train" / "n01" / "n01_0.JPEG", image_tree / "val" / "n02" / "again.JPEG")
+    src = parquet_of(image_tree, tmp_path / "hub")
+    found = convert(src, tmp_path / "out", **OPTIONS, report_duplicates=True).duplicates
+    assert found is not None
+    assert [[one.key for one in group.sources] for group in found] == [[b"train/n01/n01_0.JPEG", b"val/n02/again.JPEG"]]
+    again = convert(src, tmp_path / "out", **OPTIONS, report_duplicates=True)
+    assert (again.num_converted, again.duplicates) == (0, found)
+    assert not (tmp_path / "out" / ".convert").exists()
+
+
+@pytest.mark.parametrize("damaged", [["train-00001.npy"], ["val-index.npy"], ["train-00000.npy", "rejects.jsonl"]])
+def test_a_set_is_repaired_from_parquet_and_the_copies_are_gone_then(
+    src: Path, tmp_path: Path, damaged: list[str]
+) -> None:
+    out = tmp_path / "out"
+    convert(src, out, **OPTIONS)
+    whole = hashes(out)
+    for name in damaged:
+        (out / name).unlink()
+    assert set(repair(out, src).repaired) == set(damaged)
+    assert hashes(out) == whole
+    assert not (out / ".convert").exists()
+    assert repair(out, src).repaired == ()
+
+
+def test_a_plan_of_parquet_measures_decoding_and_counts_the_room_for_the_copies(src: Path, tmp_path: Path) -> None:
+    report = estimate(src, tmp_path / "out", size=16, seconds=0.01)
+    assert (report.source, report.num_sources) == ("parquet", 18)
+    assert 0 < report.num_measured <= 18
+    assert report.images_per_second > 0
+    assert report.source_nbytes is not None
+    assert report.spool_nbytes == report.source_nbytes > 0
+    needed = report.nbytes + report.spool_nbytes
+    assert [replace(report, free_nbytes=free).fits for free in (needed - 1, needed)] == [False, True]
+    result = shardio("plan", src, "--size", "16", "--seconds", "0.01")
+    assert result.returncode == 0
+    assert "of images out of parquet, until the set is published" in result.stdout
+    assert "(without copying out of parquet or writing)" in result.stdout
+    assert not list(src.rglob("*.images"))
+
+
+def test_a_plan_of_parquet_counts_rows_that_would_be_refused(tmp_path: Path, picture: bytes) -> None:
+    put(tmp_path / "train.parquet", table([picture, None, b"", picture], [0, 0, 1, 1]))
+    assert estimate(tmp_path, size=16, seconds=5).refused == {"empty": 2}
+
+
+def test_a_name_that_pyarrow_cannot_open_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.parquet")
+    path.write_bytes(b"PAR1")
+    with pytest.raises(SourceError, match=r"udcff\.parquet: expected a path in UTF-8, .*: rename the file"):
+        scan_parquet(path)

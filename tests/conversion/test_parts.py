@@ -1,0 +1,330 @@
+"""Conversions in parts, in any order, twice or at once: the last part publishes the set that one process would make."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import random_picture, write_jpeg
+from test_commands import assert_one_clear_error, shardio
+from test_convert import everything, failing_storage, hashes, rejects
+
+from shardio.conversion import convert as converter
+from shardio.conversion.convert import ConvertReport, Progress, convert
+from shardio.conversion.parts import Part, Unfinished
+from shardio.errors import ConvertError
+
+OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source", "workers": 1}
+"""For `image_tree`: four shards of three samples in train, two in val."""
+WORDS = ("--size", "16", "--shard-size", "6400", "--order", "source", "--workers", "1")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+_finished: dict[str, str] = {}
+
+
+@pytest.fixture
+def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
+    """The hashes of the set of `image_tree` that is made at once."""
+    if not _finished:
+        convert(image_tree, tmp_path / "undisturbed", **OPTIONS)
+        _finished.update(hashes(tmp_path / "undisturbed"))
+    return _finished
+
+
+def test_parts_deal_everything_out_evenly() -> None:
+    for count in range(1, 9):
+        for length in range(20):
+            parts = [list(Part(number, count).of(range(length))) for number in range(1, count + 1)]
+            assert sorted(item for part in parts for item in part) == list(range(length))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("part", [(0, 4), (5, 4), (1, 0), (-1, 4), (1.0, 4), (1, "4"), (True, 4)])
+def test_parts_that_do_not_exist_are_refused(image_tree: Path, out: Path, part: Any) -> None:
+    with pytest.raises(ValueError, match=r"part must be \(K, N\) with K from 1 to N; found \("):
+        convert(image_tree, out, **OPTIONS, part=part)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_four_parts_in_any_order_and_one_of_them_twice_make_the_set(
+    image_tree: Path, out: Path, finished: dict[str, str], seed: int
+) -> None:
+    order = [1, 2, 3, 4]
+    random.Random(seed).shuffle(order)
+    order.insert(random.Random(seed).randrange(1, 4), order[0])
+    done: set[int] = set()
+    for number in order:
+        again = number in done
+        report = convert(image_tree, out, **OPTIONS, part=(number, 4))
+        mine = [2, 2, 1, 1][number - 1]
+        assert report.num_converted == (0 if again else 3 * mine)
+        done.add(number)
+        if len(done) < 4:
+            left = sorted({1, 2, 3, 4} - done)
+            assert report.unfinished == Unfinished(6, sum([2, 2, 1, 1][n - 1] for n in done), tuple(left))
+            assert report.digest == ""
+            assert (report.num_shards, report.num_sources) == (mine, 3 * mine)
+            assert sum(report.num_samples.values()) == 3 * mine
+            assert "manifest.json" not in hashes(out)
+    assert report.unfinished is None
+    assert report.num_samples == {"train": 12, "val": 6}
+    assert hashes(out) == finished
+    assert report.digest == convert(image_tree, out, **OPTIONS).digest
+
+
+def test_a_part_after_the_publication_has_nothing_to_do(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+    convert(image_tree, out, **OPTIONS)
+    before = everything(out)
+    report = convert(image_tree, out, **OPTIONS, part=(2, 3))
+    assert (report.num_converted, report.num_sources, report.unfinished) == (0, 18, None)
+    assert everything(out) == before
+
+
+def test_parts_of_other_numbers_and_a_whole_conversion_go_on_with_each_others_shards(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    assert convert(image_tree, out, **OPTIONS, part=(1, 2)).num_converted == 9
+    assert convert(image_tree, out, **OPTIONS, part=(3, 3)).num_converted == 3  # the third and the sixth shard
+    assert convert(image_tree, out, **OPTIONS).num_converted == 6
+    assert hashes(out) == finished
+
+
+def test_more_parts_than_shards_leave_some_with_nothing_to_do(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    for number in (9, 6, 5, 4, 3, 2):
+        report = convert(image_tree, out, **OPTIONS, part=(number, 9))
+        assert report.num_converted == (3 if number < 7 else 0)
+    assert report.unfinished == Unfinished(6, 5, (1,))
+    convert(image_tree, out, **OPTIONS, part=(1, 9))
+    assert hashes(out) == finished
+
+
+def test_a_part_with_other_options_is_refused(image_tree: Path, out: Path) -> None:
+    convert(image_tree, out, **OPTIONS, part=(1, 2))
+    before = everything(out)
+    with pytest.raises(ConvertError, match=r"holds an unfinished conversion of another kind .*seed 0, here 1"):
+        convert(image_tree, out, **OPTIONS, seed=1, part=(2, 2))
+    assert everything(out) == before
+
+
+def test_progress_of_a_part_is_of_its_own_sources(image_tree: Path, out: Path) -> None:
+    convert(image_tree, out, **OPTIONS, part=(1, 4))
+    seen: list[Progress] = []
+    convert(image_tree, out, **OPTIONS, part=(2, 4), on_progress=seen.append)
+    assert seen[-1] == Progress(6, 0, 6)
+
+
+def test_parts_all_at_once_publish_one_set(image_tree: Path, tmp_path: Path, finished: dict[str, str]) -> None:
+    for attempt in range(8):
+        out = tmp_path / f"out-{attempt}"
+        barrier = threading.Barrier(4)
+        outcomes: list[ConvertReport | BaseException] = []
+
+        def work(
+            number: int, out: Path = out, barrier: threading.Barrier = barrier, outcomes: list[Any] = outcomes
+        ) -> None:
+            barrier.wait(30)
+            try:
+                outcomes.append(convert(image_tree, out, **OPTIONS, part=(number, 3)))
+            except BaseException as error:
+                outcomes.append(error)
+
+        # The second part twice at once.
+        threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 2, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert all(isinstance(outcome, ConvertReport) for outcome in outcomes), outcomes
+        assert len(outcomes) == 4
+        assert hashes(out) == finished, attempt
+
+
+@pytest.mark.parametrize("step", ["_claim_folder", "_make_shards", "without_record", "_load_records", "_publish"])
+def test_a_part_that_another_one_overtakes_has_the_set(
+    image_tree: Path, out: Path, finished: dict[str, str], step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(converter, step)
+    convert(image_tree, out, **OPTIONS, part=(1, 2))
+
+    def after_the_other(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        convert(image_tree, out, **OPTIONS, part=(2, 2))
+        return real(*arguments)
+
+    monkeypatch.setattr(converter, step, after_the_other)
+    report = convert(image_tree, out, **OPTIONS, part=(2, 2))
+    assert report.unfinished is None
+    assert report.num_samples == {"train": 12, "val": 6}
+    assert hashes(out) == finished
+
+
+def test_a_part_that_begins_while_another_makes_its_first_shards_joins_it(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listdir = os.listdir
+
+    def after_the_other(folder: Path) -> list[str]:
+        monkeypatch.undo()
+        convert(image_tree, out, **OPTIONS, part=(1, 2))
+        return listdir(folder)
+
+    out.mkdir()
+    monkeypatch.setattr(converter.os, "listdir", after_the_other)
+    convert(image_tree, out, **OPTIONS, part=(2, 2))
+    assert hashes(out) == finished
+
+
+def test_a_source_that_changed_since_another_part_took_it_is_left_to_that_part(
+    image_tree: Path, out: Path, tmp_path: Path
+) -> None:
+    convert(image_tree, out, **OPTIONS, part=(1, 2))
+    changed = image_tree / "train" / "n03" / "n03_0.JPEG"  # in the third shard
+    write_jpeg(changed, random_picture(np.random.default_rng(99), 50, 50))
+    assert convert(image_tree, out, **OPTIONS, part=(2, 2)).unfinished == Unfinished(6, 5, (1,))
+    assert convert(image_tree, out, **OPTIONS, part=(1, 2)).num_converted == 3
+    convert(image_tree, tmp_path / "reference", **OPTIONS)
+    assert hashes(out) == hashes(tmp_path / "reference")
+
+
+# --- refused images ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bad(image_tree: Path) -> list[str]:
+    """Two bad sources in the first part of two, in its shards 1 and 3, and one in the second, in shard 6."""
+    names = ["train/n01/n01_1.JPEG", "train/n02/n02_3.JPEG", "val/n03/n03_1.JPEG"]
+    shutil.copytree(image_tree, image_tree.with_name("sound"))
+    for name in names:
+        (image_tree / name).write_bytes(b"")
+    return names
+
+
+def test_refused_images_of_other_parts_count(image_tree: Path, out: Path, bad: list[str]) -> None:
+    convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
+    with pytest.raises(ConvertError, match="at most 2 refused images of 18, found 3, 2 of them by other parts, after"):
+        convert(image_tree, out, **OPTIONS, max_bad=2, part=(2, 2))
+    assert [line["key"] for line in rejects(out)] == bad
+    assert not (out / "manifest.json").exists()
+    report = convert(image_tree, out, **OPTIONS, max_bad=3, part=(2, 2))
+    assert report.refused == {"empty": 3}
+    assert [line["key"] for line in rejects(out)] == bad
+
+
+def test_refused_images_that_were_mended_since_do_not_count(
+    image_tree: Path, out: Path, bad: list[str], finished: dict[str, str]
+) -> None:
+    convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
+    for name in bad[:2]:
+        shutil.copyfile(image_tree.with_name("sound") / name, image_tree / name)
+    assert convert(image_tree, out, **OPTIONS, max_bad=2, part=(2, 2)).unfinished == Unfinished(6, 4, (1,))
+    report = convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
+    assert report.refused == {"empty": 1}
+
+
+def test_what_parts_that_run_at_once_refuse_together_counts_before_publication(
+    image_tree: Path, out: Path, bad: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = converter.run_tasks
+
+    def after_the_other(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        report = convert(image_tree, out, **OPTIONS, max_bad=2, part=(2, 2))
+        assert report.unfinished == Unfinished(6, 3, (1,))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(converter, "run_tasks", after_the_other)
+    with pytest.raises(ConvertError, match="found 3, 1 of them by other parts, after 9"):
+        convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
+    assert not (out / "manifest.json").exists()
+    assert [line["key"] for line in rejects(out)] == bad
+
+
+def test_a_part_that_accepts_less_than_what_another_has_published_leaves_that_alone(
+    image_tree: Path, out: Path, bad: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = converter.run_tasks
+
+    def after_the_other(tasks: Any, workers: int, report: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        convert(image_tree, out, **OPTIONS, max_bad=3)
+        published.update(hashes(out))
+        report(3, 3)
+        return real(tasks, workers, report, **options)
+
+    published: dict[str, str] = {}
+    monkeypatch.setattr(converter, "run_tasks", after_the_other)
+    assert convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2)).refused == {"empty": 3}
+    assert hashes(out) == published
+
+
+def test_what_a_part_could_not_read_is_refused_unless_that_part_is_run_again(
+    image_tree: Path, out: Path, tmp_path: Path, finished: dict[str, str]
+) -> None:
+    for again in (False, True):
+        out = tmp_path / f"out-{again}"
+        with failing_storage("train/n01/n01_1.JPEG"):  # in the first shard
+            convert(image_tree, out, **OPTIONS, max_bad=1, part=(1, 2))
+        if again:
+            assert convert(image_tree, out, **OPTIONS, part=(1, 2)).num_converted == 3
+        report = convert(image_tree, out, **OPTIONS, max_bad=1, part=(2, 2))
+        assert report.unfinished is None
+        assert report.refused == ({} if again else {"unreadable": 1})
+        assert (hashes(out) == finished) == again
+
+
+def test_nobody_publishes_a_shard_that_is_being_made_again(
+    image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with failing_storage("train/n01/n01_1.JPEG"):
+        convert(image_tree, out, **OPTIONS, max_bad=1, part=(1, 2))
+    real = converter.run_tasks
+
+    def after_the_other(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        report = convert(image_tree, out, **OPTIONS, max_bad=1, part=(2, 2))
+        assert report.unfinished == Unfinished(6, 5, (1,))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(converter, "run_tasks", after_the_other)
+    assert convert(image_tree, out, **OPTIONS, part=(1, 2)).unfinished is None
+    assert hashes(out) == finished
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_says_what_is_missing_and_the_last_part_publishes(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    first = shardio("convert", image_tree, out, *WORDS, "--part", "2/4")
+    assert (first.returncode, first.stderr) == (0, "")
+    *_, last = first.stdout.splitlines()
+    assert last == "part 2/4 done: 2 of 6 shards are finished; the last part to finish publishes. Missing: 1, 3, 4"
+    assert "digest" not in first.stdout
+    again = shardio("convert", image_tree, out, *WORDS, "--part", "2/4")
+    assert "nothing to do: this part is finished" in again.stdout
+    for number in (1, 3):
+        convert(image_tree, out, **OPTIONS, part=(number, 4))
+    final = shardio("convert", image_tree, out, *WORDS, "--part", "4/4")
+    assert "part 4/4" not in final.stdout
+    assert ", digest " in final.stdout
+    assert hashes(out) == finished
+
+
+@pytest.mark.parametrize("part", ["", "3", "0/2", "3/2", "a/b", "1/2/3", "-1/2"])
+def test_parts_that_do_not_exist_are_wrong_usage(part: str) -> None:
+    assert_one_clear_error(shardio("convert", "a", "b", "--part", part), 2, "K/N with K from 1 to N", f"found {part!r}")

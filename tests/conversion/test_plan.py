@@ -1,0 +1,302 @@
+"""Plans: order, shards and description follow from options and sources alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.conversion.images.decode import DecodeOptions
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.plan import (
+    ConvertOptions,
+    Plan,
+    difference,
+    library_versions,
+    make_plan,
+    order_sources,
+    read_options,
+)
+from shardio.conversion.sources.collection import Collection, FileOrigin, Source
+from shardio.format.layout import HEADER_NBYTES
+
+ORIGIN, OUT = FileOrigin(Path("/src")), Path("/out")
+
+
+def sources(count: int, prefix: str = "") -> tuple[Source, ...]:
+    return tuple(Source(f"{prefix}n{i % 3}/{i:04d}.jpg".encode(), i % 3) for i in range(count))
+
+
+def tree(**splits: tuple[Source, ...]) -> Collection:
+    return Collection(ORIGIN, ("n0", "n1", "n2"), splits, {})
+
+
+def options(side: int = 4, per_shard: int = 10, **changes: Any) -> ConvertOptions:
+    base = ConvertOptions(Fit((side, side)), shard_nbytes=HEADER_NBYTES + per_shard * side * side * 3)
+    return replace(base, **changes)
+
+
+def plan_of(source_tree: Collection, chosen: ConvertOptions | None = None) -> Plan:
+    return make_plan(OUT, source_tree, chosen or options())
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shuffled_order_does_not_depend_on_the_order_of_listing(seed: int) -> None:
+    listed = list(sources(200))
+    expected = order_sources(listed, options())
+    np.random.default_rng(seed).shuffle(listed)
+    assert order_sources(listed, options()) == expected
+
+
+def test_shuffled_order_is_a_permutation_that_differs_from_the_listing() -> None:
+    listed = sources(500)
+    ordered = order_sources(listed, options())
+    assert Counter(ordered) == Counter(listed)
+    assert sum(a == b for a, b in zip(ordered, listed, strict=True)) < 20
+
+
+def test_shuffled_order_mixes_the_classes_of_every_stretch() -> None:
+    by_class = sorted(sources(3000), key=lambda source: source.label)
+    ordered = order_sources(by_class, options())
+    for start in range(0, 3000, 300):
+        counts = Counter(source.label for source in ordered[start : start + 300])
+        assert min(counts.values()) > 60, (start, counts)  # 100 are expected, with a standard deviation of 8
+
+
+def test_the_seed_changes_the_order() -> None:
+    seeds = [0, 1, 2, 1 << 32, (1 << 64) - 1]
+    orders = {tuple(order_sources(sources(50), options(seed=seed))) for seed in seeds}
+    assert len(orders) == len(seeds)
+
+
+def test_shuffled_order_is_the_same_for_ever() -> None:
+    # These keys were written down once. If they change, conversions begun with an older version end up differently.
+    ordered = order_sources(sources(12), options(seed=5))
+    assert [int(source.key[-8:-4]) for source in ordered] == [0, 8, 3, 2, 9, 10, 4, 11, 1, 5, 7, 6]
+
+
+def test_a_source_more_leaves_the_order_of_the_others() -> None:
+    fewer = order_sources(sources(99), options())
+    more = order_sources(sources(100), options())
+    assert [source for source in more if source in set(fewer)] == fewer
+
+
+def test_source_order_is_the_order_of_listing() -> None:
+    listed = list(sources(40))
+    np.random.default_rng(0).shuffle(listed)
+    for seed in (0, 1):
+        assert order_sources(listed, options(order="source", seed=seed)) == listed
+
+
+# --- shards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per_shard", [1, 2, 3, 7, 10, 50])
+def test_shards_cover_all_sources_exactly_once_and_evenly(per_shard: int) -> None:
+    for count in range(1, 51):
+        chosen = options(per_shard=per_shard)
+        tasks = plan_of(tree(train=sources(count)), chosen).tasks
+        lengths = [len(task.sources) for task in tasks]
+        assert [source for task in tasks for source in task.sources] == order_sources(sources(count), chosen)
+        assert max(lengths) - min(lengths) <= 1, count
+        assert min(lengths) >= 1, count
+        assert len(tasks) == -(-count // per_shard), count
+        assert [task.number for task in tasks] == list(range(len(tasks)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(200):
+        height, width = (int(n) for n in rng.integers(1, 40, 2))
+        shard_nbytes, count = int(rng.integers(1, 60_000)), int(rng.integers(1, 300))
+        chosen = ConvertOptions(Fit((height, width)), shard_nbytes=shard_nbytes)
+        tasks = plan_of(tree(train=sources(count)), chosen).tasks
+        one = HEADER_NBYTES + height * width * 3
+        for task in tasks:
+            assert task.nbytes == HEADER_NBYTES + len(task.sources) * height * width * 3
+            assert task.nbytes <= max(shard_nbytes, one), (seed, height, width, shard_nbytes, count)
+        # And no more shards than are needed.
+        fit_in = max(1, (shard_nbytes - HEADER_NBYTES) // (height * width * 3))
+        assert len(tasks) == -(-count // fit_in)
+
+
+def test_every_split_has_its_own_shards_and_key_width() -> None:
+    plan = plan_of(tree(train=sources(25, "train/"), val=sources(11, "a-much-longer-folder/")))
+    assert [(task.split, task.name, len(task.sources)) for task in plan.tasks] == [
+        ("train", "train-00000.npy", 8),
+        ("train", "train-00001.npy", 8),
+        ("train", "train-00002.npy", 9),
+        ("val", "val-00000.npy", 5),
+        ("val", "val-00001.npy", 6),
+    ]
+    for task in plan.tasks:
+        longest = max(len(source.key) for source in plan.collection.splits[task.split])
+        assert longest <= task.key_nbytes < longest + 8
+        assert task.key_nbytes % 8 == 4
+        assert (task.origin, task.out, task.fit) == (ORIGIN, OUT, plan.options.fit)
+        assert (task.decode, task.hash_sources, task.expected_sha256) == (plan.options.decode, False, None)
+
+
+def test_the_size_of_a_plan_is_that_of_its_shards_and_indexes() -> None:
+    plan = plan_of(tree(train=sources(25, "train/"), val=sources(11, "val/")))
+    shards = 5 * HEADER_NBYTES + 36 * 48
+    # A row: label 8, key 17 or 15 bytes wide and rounded up to 20, width, height and crc32 4 each.
+    assert plan.nbytes == shards + 2 * HEADER_NBYTES + 36 * (8 + 20 + 12)
+
+
+def test_a_task_survives_pickling() -> None:
+    task = plan_of(tree(train=sources(9))).tasks[0]
+    assert pickle.loads(pickle.dumps(task)) == task
+
+
+# --- descriptions -----------------------------------------------------------------------------------------------------
+
+CHANGES: dict[str, ConvertOptions] = {
+    "size": options(fit=Fit((4, 5))),
+    "fit": options(fit=Fit((4, 4), "pad")),
+    "resample": options(fit=Fit((4, 4), resample="lanczos")),
+    "quality": options(quality="fast"),
+    "shard_nbytes": options(per_shard=11),
+    "order": options(order="source"),
+    "seed": options(seed=1),
+    "exif_rotate": options(decode=DecodeOptions(exif_rotate=True)),
+    "background": options(decode=DecodeOptions(background=(0, 0, 0))),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_option_changes_the_description_and_is_named_as_the_difference(name: str) -> None:
+    base = plan_of(tree(train=sources(20))).describe()
+    changed = plan_of(tree(train=sources(20)), CHANGES[name]).describe()
+    assert {key for key in base if base[key] != changed[key]} == {name}
+    assert difference(base, changed) == f"{name} {base[name]!r}, here {changed[name]!r}"
+
+
+def test_heights_and_widths_are_not_mixed_up_in_the_description() -> None:
+    tall, wide = (plan_of(tree(train=sources(3)), options(fit=Fit(size))).describe() for size in ((4, 9), (9, 4)))
+    assert tall != wide
+
+
+CHANGED_TREES: dict[str, Collection] = {
+    "another name": tree(train=(*sources(19), Source(b"n1/other.jpg", 1))),
+    "another label": tree(train=(*sources(19), Source(sources(20)[19].key, 2))),
+    "another order": tree(train=sources(20)[::-1]),
+    "another split": tree(val=sources(20)),
+    "a split more": tree(train=sources(19), val=(sources(20)[19],)),
+    "another class name": replace(tree(train=sources(20)), classes=("n0", "n1", "m2")),
+    "a class more": replace(tree(train=sources(20)), classes=("n0", "n1", "n2", "n3")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED_TREES)
+def test_every_change_of_the_sources_changes_the_description(name: str) -> None:
+    base = plan_of(tree(train=sources(20))).describe()
+    changed = plan_of(CHANGED_TREES[name]).describe()
+    assert {key for key in base if base[key] != changed[key]} == {"sources_sha256"}
+    assert difference(base, changed) == "the list of sources, changed since"
+
+
+def test_a_source_more_is_named_with_both_numbers() -> None:
+    base, changed = (plan_of(tree(train=sources(count))).describe() for count in (20, 21))
+    assert difference(base, changed) == "num_sources 20, here 21; the list of sources, changed since"
+
+
+def test_descriptions_of_all_these_plans_are_distinct() -> None:
+    plans = [plan_of(tree(train=sources(20)), chosen) for chosen in (options(), *CHANGES.values())]
+    plans += [plan_of(changed) for changed in CHANGED_TREES.values()]
+    for one, other in itertools.combinations(plans, 2):
+        assert difference(one.describe(), other.describe())
+
+
+def test_what_is_ignored_in_the_tree_does_not_change_the_description() -> None:
+    base = tree(train=sources(20))
+    assert plan_of(replace(base, ignored={"hidden": 3})).describe() == plan_of(base).describe()
+
+
+def test_equal_descriptions_have_no_difference() -> None:
+    base = plan_of(tree(train=sources(20))).describe()
+    assert difference(base, plan_of(tree(train=sources(20))).describe()) == ""
+    assert difference({}, {"seed": 3}) == "seed None, here 3"
+
+
+def test_sets_from_before_there_were_options_are_recognised_as_made_with_their_defaults() -> None:
+    here = plan_of(tree(train=sources(20))).describe()
+    there = {name: value for name, value in here.items() if name not in ("exif_rotate", "background")}
+    assert difference(there, here) == ""
+    for name in ("exif_rotate", "background"):
+        changed = plan_of(tree(train=sources(20)), CHANGES[name]).describe()
+        assert difference(there, changed) == f"{name} {here[name]!r}, here {changed[name]!r}"
+
+
+@pytest.mark.parametrize("chosen", [options(), *CHANGES.values(), options(fit=Fit((3, 5), "squash", "bilinear"))])
+def test_options_are_read_back_from_their_description(chosen: ConvertOptions) -> None:
+    description = json.loads(json.dumps(plan_of(tree(train=sources(20)), chosen).describe()))
+    assert read_options(description) == chosen
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 4},
+        {"size": [4]},
+        {"size": [4, 4.0]},
+        {"fit": "stretch"},
+        {"fit": ["crop"]},
+        {"resample": None},
+        {"shard_nbytes": "many"},
+        {"shard_nbytes": 1.5},
+        {"order": 3},
+        {"seed": 0.5},
+        {"seed": True},
+        {"background": [1, 2]},
+        {"background": None},
+        {"exif_rotate": "yes"},
+    ],
+)
+def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    description = plan_of(tree(train=sources(3))).describe()
+    with pytest.raises(ValueError):
+        read_options({**description, **change})
+    (name,) = change
+    if name not in ("exif_rotate", "background"):
+        with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
+            read_options({key: value for key, value in description.items() if key != name})
+
+
+def test_names_that_are_no_utf8_can_be_described() -> None:
+    odd = Collection(ORIGIN, ("\udcff",), {"train": (Source(b"\xff/\xfe", 0),)}, {})
+    other = Collection(ORIGIN, ("\udcfe",), {"train": (Source(b"\xff/\xfe", 0),)}, {})
+    assert plan_of(odd).describe() != plan_of(other).describe()
+
+
+def test_libraries_that_decide_about_pixels_are_listed_with_their_versions() -> None:
+    versions = library_versions()
+    assert set(versions) == {"shardio", "torch", "pillow", "simplejpeg"}
+    assert all(version[0].isdigit() for version in versions.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"order": "random"}, "order must be one of shuffled, source; found 'random'"),
+        ({"quality": "good"}, "quality must be one of exact, fast; found 'good'"),
+        ({"shard_nbytes": 0}, "shard size must be positive, an integer of bytes; found 0"),
+        ({"shard_nbytes": -5}, "shard size must be positive, an integer of bytes; found -5"),
+        ({"seed": -1}, r"seed must be an integer from 0 to 2\*\*64 - 1; found -1"),
+        ({"seed": 1 << 64}, r"seed must be an integer from 0 to 2\*\*64 - 1; found 18446744073709551616"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        options(**changes)

@@ -1,0 +1,439 @@
+"""Conversions on executors of the caller's: the same set, whatever the executor does with the tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import random_picture, write_jpeg
+from test_convert import hashes, rejects, stamps
+
+from shardio.conversion import task as shardtask
+from shardio.conversion.convert import Progress, convert
+from shardio.conversion.engines import pool as executors
+from shardio.conversion.engines import runfile
+from shardio.conversion.engines.pool import Pool, Terms, run_on_pool
+from shardio.conversion.engines.runfile import RunFile
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.plan import ConvertOptions, ShardTask, library_versions, make_plan
+from shardio.conversion.sources.tree import scan_tree
+from shardio.conversion.task import Control, ShardRecord, Stopped, do_task, load_record, refused_so_far
+from shardio.errors import ConvertError, SpaceError
+from shardio.system.files import sweep_temporaries
+
+OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source"}
+"""For `image_tree`: four shards of three samples in train, two in val."""
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+_finished: dict[str, str] = {}
+
+
+@pytest.fixture
+def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
+    """The hashes of the set of `image_tree` that this process makes by itself."""
+    if not _finished:
+        convert(image_tree, tmp_path / "undisturbed", **OPTIONS, workers=1)
+        _finished.update(hashes(tmp_path / "undisturbed"))
+    return _finished
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks look at every picture whether to stop, and whoever started them looks all the time how far they are."""
+    monkeypatch.setattr(runfile, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(executors, "_PROGRESS_SECONDS", 0.001)
+
+
+class Here(Executor):
+    """Does at once what it is given. `before` is called first, with the number of the submission."""
+
+    def __init__(self, before: Callable[[int], None] = lambda number: None) -> None:
+        self.before = before
+        self.submitted = 0
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        number, self.submitted = self.submitted, self.submitted + 1
+        try:
+            self.before(number)
+            # As if another machine did it: what goes there and comes back is pickled.
+            call, arguments = pickle.loads(pickle.dumps((call, arguments)))
+            future.set_result(pickle.loads(pickle.dumps(call(*arguments, **options))))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def tasks_of(src: Path, out: Path) -> tuple[ShardTask, ...]:
+    options = ConvertOptions(Fit((16, 16)), OPTIONS["shard_size"], "source")
+    (out / ".convert").mkdir(parents=True, exist_ok=True)
+    return make_plan(out, scan_tree(src), options).tasks
+
+
+# --- the same set -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [None, 3])
+def test_threads_of_the_callers_make_the_same_set(
+    image_tree: Path, out: Path, finished: dict[str, str], workers: int | None
+) -> None:
+    seen: list[Progress] = []
+    with ThreadPoolExecutor(2) as pool:
+        report = convert(image_tree, out, **OPTIONS, workers=workers, executor=pool, on_progress=seen.append)
+        assert pool.submit(int, "7").result() == 7  # it is not shut down
+    assert hashes(out) == finished
+    assert (report.num_converted, report.num_sources, report.num_shards) == (18, 18, 6)
+    assert seen[-1] == Progress(18, 0, 18)
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+
+
+def test_spawned_processes_of_the_callers_make_the_same_set_and_one_that_dies_is_told(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        convert(image_tree, out, **OPTIONS, executor=pool)
+        assert hashes(out) == finished
+
+        def kill(progress: Progress) -> None:
+            for process in multiprocessing.active_children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid or 0, signal.SIGKILL)
+
+        other = out.with_name("other")
+        for _ in range(2):  # once broken, the pool is of no use any more
+            with pytest.raises(ConvertError, match="a worker process died") as caught:
+                convert(image_tree, other, **OPTIONS, executor=pool, on_progress=kill)
+            assert "Run the same command again, which goes on with what is kept" in str(caught.value)
+    visible = {name: digest for name, digest in hashes(other).items() if not name.startswith(".")}
+    assert "manifest.json" not in visible
+    assert visible.items() <= finished.items()
+    convert(image_tree, other, **OPTIONS, workers=1)
+    assert hashes(other) == finished
+
+
+def test_only_what_is_not_done_is_submitted(image_tree: Path, out: Path, finished: dict[str, str]) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.done >= 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(image_tree, out, **OPTIONS, workers=1, on_progress=stop)
+    here = Here()
+    report = convert(image_tree, out, **OPTIONS, executor=here)
+    assert (here.submitted, report.num_converted) == (4, 12)
+    assert hashes(out) == finished
+    convert(image_tree, out, **OPTIONS, executor=here)
+    assert here.submitted == 4
+
+
+def test_a_pool_has_no_more_tasks_at_a_time_than_it_wants(image_tree: Path, out: Path) -> None:
+    class Bounded(Pool):
+        waiting = 0
+
+        def most_in_flight(self) -> int:
+            return 2
+
+        def submit(self, *call: Any) -> Future[ShardRecord]:
+            future = super().submit(*call)
+            futures.append(future)
+            self.waiting = max(self.waiting, sum(not future.done() for future in futures))
+            return future
+
+    futures: list[Future[ShardRecord]] = []
+    tasks = tasks_of(image_tree, out)
+    with ThreadPoolExecutor(1) as threads:
+        pool = Bounded(threads)
+        records = run_on_pool(tasks, pool, lambda *counts: None)
+    assert [record.entry and record.entry.file for record in records] == [task.name for task in tasks]
+    assert len(futures) == 6
+    assert pool.waiting <= 2
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_what_a_lost_worker_had_counted_is_neither_taken_back_nor_counted_twice(
+    image_tree: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (image_tree / "train" / "n01" / "n01_0.JPEG").write_bytes(b"")
+    counted = threading.Event()
+    seen: list[Progress] = []
+
+    def look(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.done == 11:
+            counted.set()
+
+    def lose(writer: object, *how: object) -> None:
+        raise ConnectionError
+
+    class LosesOne(ThreadPoolExecutor):
+        def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+            def twice() -> Any:
+                with monkeypatch.context() as patch, contextlib.suppress(ConnectionError):
+                    patch.setattr(shardtask.ShardFileWriter, "finish", lose)
+                    call(*arguments)
+                assert counted.wait(30)
+                return call(*arguments)
+
+            return super().submit(twice)
+
+    with LosesOne(1) as pool:  # all in one shard
+        report = convert(image_tree / "train", out, size=16, max_bad=1, executor=pool, on_progress=look)
+    assert (report.num_converted, report.num_refused) == (12, 1)
+    assert seen[-1] == Progress(12, 1, 12)
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert max(progress.refused for progress in seen) == 1
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+FAILURES: dict[str, tuple[Exception, type[Exception], str]] = {
+    "the engine's own": (RuntimeError("node17 is gone"), ConvertError, "train-00002.npy: RuntimeError: node17 is gone"),
+    "cancelled": (CancelledError(), ConvertError, "train-00002.npy: CancelledError"),
+    "the machine's": (ConvertError("node17 has torch '1.0'"), ConvertError, "node17 has torch '1.0'"),
+    "disk": (OSError(errno.EIO, "Input/output error", "/x"), OSError, "Input/output error"),
+    "full disk": (
+        OSError(errno.ENOSPC, "No space left", "/x"),
+        SpaceError,
+        "/x: No space left; 15 of 18 images are kept in .*: make room",
+    ),
+    "stopped": (Stopped(), ConvertError, "train-00002.npy: stopped unexpectedly: does its machine see"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_task_that_fails_ends_the_conversion_and_what_is_finished_is_kept(
+    image_tree: Path, out: Path, finished: dict[str, str], name: str
+) -> None:
+    error, kind, message = FAILURES[name]
+
+    def fail(number: int) -> None:
+        if number == 2:
+            raise error
+
+    with pytest.raises(kind, match=message):
+        convert(image_tree, out, **OPTIONS, executor=Here(fail))
+    assert len(stamps(out)) == 5
+    assert not list((out / ".convert").glob("run.*"))
+    assert convert(image_tree, out, **OPTIONS, executor=Here()).num_converted == 3
+    assert hashes(out) == finished
+
+
+def test_an_executor_that_takes_nothing_any_more_is_the_callers_mistake(image_tree: Path, out: Path) -> None:
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        convert(image_tree, out, **OPTIONS, executor=pool)
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_interrupt_cancels_what_is_not_begun_and_stops_what_is(
+    tmp_path: Path, out: Path, error: type[BaseException]
+) -> None:
+    picture = random_picture(np.random.default_rng(3), 160, 200)
+    for number in range(600):
+        write_jpeg(tmp_path / "src" / "a" / f"{number:03}.jpg", picture)
+    options: dict[str, Any] = {"size": 64, "shard_size": 4096 + 200 * 64 * 64 * 3, "accept_layout": True}
+
+    def stop(progress: Progress) -> None:
+        if progress.done:
+            raise error
+
+    class Recording(ThreadPoolExecutor):
+        def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+            futures.append(super().submit(call, *arguments, **options))
+            return futures[-1]
+
+    futures: list[Future[Any]] = []
+    with Recording(1) as pool:
+        with pytest.raises(error):
+            convert(tmp_path / "src", out, **options, executor=pool, on_progress=stop)
+        found = hashes(out)
+        assert [future.cancelled() for future in futures] == [False, True, True]
+        assert futures[0].done()
+    assert not stamps(out)
+    assert sorted(found) == [".convert/plan.json"]
+    assert convert(tmp_path / "src", out, **options, workers=2).num_converted == 600
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_past_the_limit_of_refused_images_nothing_is_published_and_all_are_listed(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    names = ["train/n01/n01_1.JPEG", "train/n03/n03_3.JPEG", "val/n03/n03_1.JPEG"]
+    sound = {name: (image_tree / name).read_bytes() for name in names}
+    for name in names:
+        (image_tree / name).write_bytes(b"")
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(ConvertError, match="expected at most 2 refused images of 18, found 3 after") as caught:
+            convert(image_tree, out, **OPTIONS, max_bad=2, executor=pool)
+        assert "mend them and run the same command again" in str(caught.value)
+        assert not (out / "manifest.json").exists()
+        assert not list(out.rglob("*.tmp"))
+        assert [line["key"] for line in rejects(out)] == names
+        for name, data in sound.items():
+            (image_tree / name).write_bytes(data)
+        assert convert(image_tree, out, **OPTIONS, max_bad=2, executor=pool).num_converted == 9
+    assert hashes(out) == finished
+
+
+def test_a_set_that_another_process_publishes_meanwhile_is_taken(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    def overtake(number: int) -> None:
+        if number == 1:
+            convert(image_tree, out, **OPTIONS, workers=1)
+
+    convert(image_tree, out, **OPTIONS, executor=Here(overtake))
+    assert hashes(out) == finished
+
+
+def test_an_executor_and_a_scheduler_are_one_too_many(image_tree: Path, out: Path) -> None:
+    with pytest.raises(ValueError, match="expected an executor or a scheduler, found both"):
+        convert(image_tree, out, executor=Here(), scheduler="tcp://127.0.0.1:8786")
+    assert not out.exists()
+
+
+def test_without_dask_it_is_said_how_to_get_it(image_tree: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ConvertError, match=r"needs dask.distributed: pip install 'shardio\[dask\]'"):
+        convert(image_tree, out, scheduler="tcp://127.0.0.1:8786")
+
+
+# --- machines that are not alike --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def terms(image_tree: Path, out: Path) -> Terms:
+    task = tasks_of(image_tree, out)[0]
+    run_file = RunFile(out / ".convert", 1)
+    source = task.sources[0]
+    return Terms(run_file.path, library_versions(), task.origin, source, task.origin.fingerprint((source,)))
+
+
+def test_a_machine_like_this_one_takes_part(terms: Terms) -> None:
+    pickle.loads(pickle.dumps(terms)).check()
+
+
+def test_a_machine_with_other_libraries_takes_no_part(terms: Terms) -> None:
+    newer = replace(terms, libraries={**terms.libraries, "torch": "99.0", "pillow": "98.0"})
+    with pytest.raises(ConvertError, match=r"has pillow '.*', here '98.0'; torch '.*', here '99.0', where the conv"):
+        newer.check()
+
+
+def test_a_machine_that_does_not_see_out_takes_no_part(terms: Terms) -> None:
+    terms.run_file.unlink()
+    with pytest.raises(ConvertError, match=r"cannot write to .*: No such file or directory. OUT must be the same"):
+        terms.check()
+
+
+@pytest.mark.parametrize("change", ["lost", "other"])
+def test_a_machine_that_sees_other_sources_takes_no_part(terms: Terms, image_tree: Path, change: str) -> None:
+    path = image_tree / os.fsdecode(terms.source.key)
+    if change == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(b"other")
+    with pytest.raises(ConvertError, match=r"does not find b'train/n01/.*SRC must be the same on all machines"):
+        terms.check()
+
+
+# --- one task, two workers --------------------------------------------------------------------------------------------
+
+
+class Paused(Control):
+    """Stands still before the source of this number until it may go on."""
+
+    def __init__(self, number: int) -> None:
+        reached, go_on = threading.Event(), threading.Event()
+        looks = 0
+
+        def stopped() -> bool:
+            nonlocal looks
+            if looks == number + 1:  # the first look is before all sources
+                reached.set()
+                assert go_on.wait(60)
+            looks += 1
+            return False
+
+        super().__init__(lambda done, refused: None, stopped)
+        self.__dict__.update(reached=reached, go_on=go_on)
+
+
+@pytest.fixture
+def task(image_tree: Path, out: Path) -> ShardTask:
+    """All twelve sources of train, every other of which is bad."""
+    for path in sorted((image_tree / "train").rglob("*.JPEG"))[::2]:
+        path.write_bytes(b"")
+    plan = make_plan(out, scan_tree(image_tree / "train"), ConvertOptions(Fit((16, 16)), order="source"))
+    (out / ".convert").mkdir(parents=True)
+    return plan.tasks[0]
+
+
+def begin(pool: ThreadPoolExecutor, task: ShardTask, number: int) -> tuple[Future[ShardRecord], Paused]:
+    control = Paused(number)
+    future = pool.submit(do_task, task, control)
+    assert control.__dict__["reached"].wait(60)
+    return future, control
+
+
+def go_on(control: Paused) -> None:
+    control.__dict__["go_on"].set()
+
+
+@pytest.mark.parametrize("first_ends_first", [True, False])
+@pytest.mark.parametrize(("first", "second"), [(11, 0), (7, 0), (7, 4), (3, 7), (2, 2)])
+def test_two_who_do_one_task_at_once_give_the_same_shard_and_do_no_harm(
+    task: ShardTask, out: Path, first: int, second: int, first_ends_first: bool
+) -> None:
+    alone = replace(task, out=out.with_name("alone"))
+    (alone.out / ".convert").mkdir(parents=True)
+    do_task(alone, Control(lambda done, refused: None, lambda: False))
+    expected, refused = hashes(alone.out), refused_so_far(alone)
+    assert len(refused) == 6
+    with ThreadPoolExecutor(2) as pool:
+        both = [begin(pool, task, first), begin(pool, task, second)]
+        assert set(refused_so_far(task)) <= set(refused)
+        assert sweep_temporaries(out) == 0  # what is being written
+        for future, control in both if first_ends_first else both[::-1]:
+            go_on(control)
+            future.result(60)
+            assert set(refused_so_far(task)) <= set(refused)
+            assert load_record(task) is not None
+            assert hashes(out)[task.name] == expected[task.name]
+    assert refused_so_far(task) == refused
+    lines = f".convert/{task.name}.refused.jsonl"  # which has some of them twice
+    assert {**hashes(out), lines: ""} == {**expected, lines: ""}
+
+
+def test_a_worker_that_is_late_cannot_replace_a_published_shard(image_tree: Path, out: Path, task: ShardTask) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        future, control = begin(pool, task, 5)
+        convert(image_tree / "train", out, size=16, order="source", max_bad=6, workers=1)
+        before, published = stamps(out), hashes(out)
+        go_on(control)
+        with pytest.raises(FileNotFoundError):
+            future.result(60)
+        with pytest.raises(FileNotFoundError):
+            do_task(task, Control(lambda done, refused: None, lambda: False))
+    assert stamps(out) == before
+    assert hashes(out) == published

@@ -1,0 +1,636 @@
+"""A damaged set is made again to the byte, and only from what it was made from; whatever fails, it gets no worse."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import random_picture, write_jpeg
+from PIL import Image
+from test_commands import assert_one_clear_error, shardio
+from test_convert import TWO_PROCESSES, hashes
+from test_files import FailingDisk
+
+from shardio.conversion.convert import convert
+from shardio.conversion.repair import _Repair, repair
+from shardio.errors import ConvertError, FormatError, SetNotFoundError, SourceError
+from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+SIZE = 16
+PER_SHARD = 3
+OPTIONS: dict[str, Any] = {
+    "size": SIZE,
+    "shard_size": 4096 + PER_SHARD * SIZE * SIZE * 3,
+    "workers": 1,
+    "order": "source",
+    "exif_rotate": True,
+    "background": (10, 20, 30),
+    "max_bad": 7,
+}
+
+# Of the second shard of train every source is refused.
+SHARDS = {"train-00000": 3, "train-00002": 3, "train-00003": 3, "train-00004": 3, "val-00000": 2, "val-00001": 2}
+"""Sources of each."""
+FILES = [*(f"{name}.npy" for name in SHARDS), "train-index.npy", "val-index.npy", "rejects.jsonl"]
+
+
+def finished_before(done: int) -> int:
+    """How many shards are finished when so many sources are done, one after the other, and the last only just."""
+    return sum(total < done for total in accumulate(SHARDS.values()))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 images in train and val that are taken, of every kind, and 7 that are refused, for every reason."""
+    rng = np.random.default_rng(11)
+    root = tmp_path_factory.mktemp("repair") / "src"
+    for split, name, count in (
+        ("train", "a", 6),
+        ("train", "b", 5),
+        ("train", "c", 4),
+        ("val", "a", 2),
+        ("val", "c", 1),
+    ):
+        for number in range(count):
+            height, width = (int(n) for n in rng.integers(20, 60, 2))
+            write_jpeg(root / split / name / f"{number}.jpg", random_picture(rng, height, width))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    picture = Image.fromarray(random_picture(rng, 24, 50))
+    picture.save(root / "train" / "b" / "0.jpg", "JPEG", exif=turned)
+    picture.save(root / "train" / "b" / "1.jpg", "PNG", exif=turned)
+    picture.convert("RGBA").save(root / "train" / "c" / "0.jpg", "WEBP", lossless=True, exif=turned)
+    mended = root / "train" / "c" / "1.jpg"
+    data = mended.read_bytes()
+    tables = data.index(b"\xff\xdb")
+    mended.write_bytes(data[:tables] + b"junk" + data[tables:])
+    for number, bad in ((3, b""), (4, b"<html>"), (5, data[: len(data) // 2])):
+        (root / "train" / "a" / f"{number}.jpg").write_bytes(bad)
+    (root / "train" / "b" / "2.jpg").write_bytes(b"GIF89a")
+    (root / "train" / "c" / "3.jpg").unlink()
+    (root / "train" / "c" / "3.jpg").symlink_to("nowhere")
+    (root / "val" / "a" / "0.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    Image.new("RGB", (1, 1 << 21)).save(root / "val" / "c" / "long.jpg", "PNG")
+    return root
+
+
+@pytest.fixture(scope="module")
+def sound(source: Path) -> Path:
+    out = source.with_name("sound")
+    report = convert(source, out, **OPTIONS)
+    assert sorted([*FILES, "manifest.json"]) == sorted(path.name for path in out.iterdir())
+    assert dict(report.num_samples) == {"train": 10, "val": 2}
+    assert set(report.refused) == {"empty", "unsupported", "damaged", "unreadable", "too large"}
+    return out
+
+
+@pytest.fixture
+def out(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "first bit": lambda path: flip(path, 0, 7),
+    "last bit": lambda path: flip(path, -1),
+    "middle bit": lambda path: flip(path, path.stat().st_size // 2, 3),
+    "cut by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "cut to nothing": lambda path: os.truncate(path, 0),
+    "a byte more": lambda path: os.truncate(path, path.stat().st_size + 1),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "missing": remove,
+    "a link": link,
+    "a FIFO": fifo,
+}
+
+
+# --- what is made again -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_any_damage_to_any_file_is_repaired_to_the_byte_and_nothing_else_is_touched(
+    source: Path, sound: Path, out: Path, name: str, damage: str
+) -> None:
+    before = stamps(out)
+    DAMAGES[damage](out / name)
+    assert not verify(out).ok
+    report = repair(out, source, workers=1)
+    assert report.repaired == (name,)
+    (out / "elsewhere").unlink(missing_ok=True)
+    assert hashes(out) == hashes(sound)
+    assert verify(out).ok
+    after = stamps(out)
+    assert {other for other in before if after[other] != before[other]} == {name}
+
+
+def test_an_intact_set_is_left_alone(source: Path, out: Path) -> None:
+    before = stamps(out)
+    assert repair(out, source).repaired == ()
+    assert stamps(out) == before
+
+
+def test_swapped_shards_are_repaired(source: Path, sound: Path, out: Path) -> None:
+    (out / "train-00002.npy").rename(out / "other")
+    (out / "train-00003.npy").rename(out / "train-00002.npy")
+    (out / "other").rename(out / "train-00003.npy")
+    assert set(repair(out, source).repaired) <= {"train-00002.npy", "train-00003.npy"}
+    assert hashes(out) == hashes(sound)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_combination_of_damages_is_repaired(source: Path, sound: Path, out: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = [name for name in FILES if rng.random() < 0.6] if seed else FILES
+    for name in names:
+        DAMAGES[str(rng.choice(list(DAMAGES)[:8]))](out / name)
+    report = repair(out, source, workers=1 + seed % 3)
+    assert set(report.repaired) == set(names), seed
+    assert hashes(out) == hashes(sound), seed
+
+
+def test_with_worker_processes_the_bytes_are_the_same(source: Path, sound: Path, out: Path) -> None:
+    for name in FILES:
+        (out / name).unlink()
+    repair(out, source, workers=TWO_PROCESSES)
+    assert hashes(out) == hashes(sound)
+
+
+def test_an_index_is_made_again_without_decoding_an_image_of_a_sound_shard(
+    source: Path, sound: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*args: object) -> None:
+        raise AssertionError("decoded an image")
+
+    (out / "train-index.npy").unlink()
+    monkeypatch.setattr("shardio.conversion.task.decode_image", decode)
+    before = stamps(out)
+    repair(out, source)
+    assert hashes(out) == hashes(sound)
+    assert {name: stamp for name, stamp in stamps(out).items() if name in before} == before
+
+
+def test_only_what_was_refused_is_decoded_for_the_list_of_what_was_refused(
+    source: Path, sound: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardio.conversion import task as shardtask
+
+    decoded = []
+
+    def counting(data: bytes, *options: Any, **named: Any) -> Any:
+        decoded.append(data)
+        return decode(data, *options, **named)
+
+    decode = shardtask.decode_image
+    (out / "rejects.jsonl").unlink()
+    monkeypatch.setattr(shardtask, "decode_image", counting)
+    repair(out, source)
+    assert hashes(out) == hashes(sound)
+    assert len(decoded) == 6  # the seventh cannot be read
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"fit": "pad", "size": (12, 20)}, {"order": "shuffled", "seed": 9}, {"resample": "bilinear", "fit": "squash"}],
+)
+def test_the_options_are_those_that_the_set_was_made_with(
+    image_tree: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, **{"size": SIZE, "workers": 1, **options})
+    whole = hashes(out)
+    for name in ("train-00000.npy", "val-index.npy", "rejects.jsonl"):
+        (out / name).unlink()
+    assert len(repair(out, image_tree).repaired) == 3
+    assert hashes(out) == whole
+
+
+def test_the_images_may_lie_elsewhere_and_be_newer(source: Path, sound: Path, out: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, tmp_path / "moved", symlinks=True)
+    for path in (tmp_path / "moved").rglob("*.jpg"):
+        if path.exists():
+            os.utime(path, (1, 1))
+    (out / "train-00000.npy").unlink()
+    repair(out, tmp_path / "moved")
+    assert hashes(out) == hashes(sound)
+
+
+def test_a_reader_that_has_mapped_the_damaged_file_keeps_it(source: Path, out: Path) -> None:
+    flip(out / "train-00000.npy", 4096)
+    mapped = open_shards(out)
+    damaged = mapped[0].image.copy()
+    repair(out, source)
+    np.testing.assert_array_equal(mapped[0].image, damaged)
+    assert (open_shards(out)[0].image != damaged).sum() == 1
+
+
+# --- what cannot be made again ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_source(source: Path, tmp_path: Path) -> Path:
+    shutil.copytree(source, tmp_path / "src", symlinks=True)
+    return tmp_path / "src"
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "renamed"])
+def test_other_sources_are_refused_before_the_set_is_read(own_source: Path, out: Path, change: str) -> None:
+    (out / "train-00000.npy").unlink()
+    before = stamps(out)
+    one = own_source / "train" / "b" / "3.jpg"
+    match change:
+        case "added":
+            shutil.copyfile(one, one.with_name("more.jpg"))
+        case "removed":
+            one.unlink()
+        case _:
+            one.rename(one.with_name("other.jpg"))
+    with pytest.raises(ConvertError, match=r"cannot be made again from .*the list of sources, changed since") as caught:
+        repair(out, own_source, on_verify=None)
+    assert str(caught.value).startswith(f"{out}: cannot be made again from {own_source} (")
+    assert stamps(out) == before
+
+
+@pytest.mark.parametrize("name", ["train-00002.npy", "rejects.jsonl"])
+def test_a_changed_image_is_named_its_shard_left_as_it_is_and_all_else_repaired(
+    own_source: Path, sound: Path, out: Path, name: str
+) -> None:
+    for damaged in ("train-00002.npy", "val-00000.npy", name):
+        with (out / damaged).open("ab") as file:
+            file.write(b"x")
+    left = (out / "train-00002.npy").read_bytes()
+    write_jpeg(own_source / "train" / "b" / "0.jpg", random_picture(np.random.default_rng(5), 30, 30))
+    with pytest.raises(ConvertError, match=r"cannot be made again, and are left as they are") as caught:
+        repair(out, own_source)
+    message = str(caught.value)
+    assert message.startswith(f"{out}: 1 files cannot be made again")
+    assert "train-00002.npy: expected sha256 " in message
+    assert "(1 samples differ: train/b/0.jpg)" in message
+    assert "'pillow': '" in message
+    assert (out / "train-00002.npy").read_bytes() == left
+    expected = hashes(sound)
+    assert {file for file, digest in hashes(out).items() if digest != expected[file]} == {"train-00002.npy"}
+
+
+def test_the_index_is_read_once_however_many_shards_have_changed(
+    own_source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = list(out.glob("train-0*.npy"))
+    for path in shards:
+        path.unlink()
+    for path in (own_source / "train").rglob("*.jpg"):
+        if path.exists() and path.stat().st_size:
+            write_jpeg(path, random_picture(np.random.default_rng(5), 30, 30))
+    read: list[str] = []
+    real = _Repair._read_index
+    monkeypatch.setattr(_Repair, "_read_index", lambda self, split: (read.append(split), real(self, split))[1])
+    with pytest.raises(ConvertError, match=f"{len(shards)} files cannot be made again"):
+        repair(out, own_source)
+    assert len(shards) > 2
+    assert read == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train/c/2.jpg", b""),  # was taken, is refused now
+        ("train/a/3.jpg", None),  # was refused, is taken now
+    ],
+)
+def test_an_image_that_was_mended_or_spoilt_since_is_noticed(
+    own_source: Path, sound: Path, out: Path, name: str, content: bytes | None
+) -> None:
+    for damaged in FILES:
+        (out / damaged).unlink()
+    if content is None:
+        shutil.copyfile(own_source / "train" / "a" / "0.jpg", own_source / name)
+    else:
+        (own_source / name).write_bytes(content)
+    with pytest.raises(ConvertError, match="cannot be made again, and are left as they are"):
+        repair(out, own_source)
+    found = hashes(out)
+    assert found.items() < hashes(sound).items()
+    assert "train-index.npy" not in found or content is None
+    assert "val-00000.npy" in found
+    assert "rejects.jsonl" not in found
+
+
+def test_an_image_whose_size_cannot_be_read_any_more_is_named(own_source: Path, sound: Path, out: Path) -> None:
+    (out / "train-index.npy").unlink()
+    (own_source / "train" / "b" / "4.jpg").write_bytes(b"nothing")
+    with pytest.raises(ConvertError, match=r"train-index.npy: damaged: train/b/4.jpg: ") as caught:
+        repair(out, own_source)
+    assert str(caught.value).startswith(f"{out}: 1 files cannot be made again")
+    assert not (out / "train-index.npy").exists()
+
+
+def test_other_libraries_whose_pixels_are_the_same_do_no_harm(
+    source: Path, sound: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.conversion.repair.library_versions", lambda: {"pillow": "99.0"})
+    (out / "train-00000.npy").unlink()
+    repair(out, source)
+    assert hashes(out) == hashes(sound)
+
+
+def test_other_libraries_whose_pixels_differ_are_told(
+    source: Path, sound: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardio.conversion.images.fit import Fit
+
+    apply = Fit.apply
+    monkeypatch.setattr("shardio.conversion.repair.library_versions", lambda: {"pillow": "99.0"})
+    monkeypatch.setattr(Fit, "apply", lambda self, pixels, *how: apply(self, pixels, *how) ^ 1)
+    (out / "train-00000.npy").unlink()
+    with pytest.raises(ConvertError, match=r"these are \{'pillow': '99\.0'\}") as caught:
+        repair(out, source, workers=1)
+    assert "(3 samples differ: train/a/0.jpg, train/a/1.jpg, train/a/2.jpg)" in str(caught.value)
+    found = hashes(out)
+    assert found.items() < hashes(sound).items()
+    assert len(found) == len(FILES)
+
+
+def test_a_set_that_convert_did_not_make_is_refused(source: Path, make_set: Callable[..., Path]) -> None:
+    folder = make_set(20)
+    (folder / "train-00000.npy").unlink()
+    with pytest.raises(ConvertError, match="expected a set that `convert` has made") as caught:
+        repair(folder, source)
+    assert str(caught.value).startswith(f"{folder}: ")
+
+
+@pytest.mark.parametrize("conversion", [{}, {"size": "large"}, {"size": [4, 4]}])
+def test_a_set_whose_options_make_no_sense_is_refused(source: Path, out: Path, conversion: dict[str, Any]) -> None:
+    manifest = load_manifest(out)
+    commit_manifest(out, replace(manifest, provenance={"conversion": conversion}))
+    with pytest.raises(ConvertError, match="expected the options of a conversion") as caught:
+        repair(out, source)
+    assert str(caught.value).startswith(f"{out}: ")
+
+
+def test_a_shard_that_the_conversion_does_not_make_is_told_and_not_taken_for_repaired(source: Path, out: Path) -> None:
+    manifest = load_manifest(out)
+    val = manifest.splits["val"]
+    stranger = replace(val, shards=(replace(val.shards[0], file="other.npy"), val.shards[1]))
+    commit_manifest(out, replace(manifest, splits={**manifest.splits, "val": stranger}))
+    with pytest.raises(
+        ConvertError, match=r"1 files cannot be made again, .*: other\.npy: no shard of this conversion"
+    ):
+        repair(out, source)
+
+
+def test_a_damaged_or_missing_manifest_is_beyond_repair_and_told(source: Path, out: Path) -> None:
+    data = (out / "manifest.json").read_bytes()
+    (out / "manifest.json").write_bytes(data[:-9])
+    with pytest.raises(FormatError, match=r"manifest\.json"):
+        repair(out, source)
+    (out / "manifest.json").unlink()
+    with pytest.raises(SetNotFoundError):
+        repair(out, source)
+
+
+def test_missing_sources_and_a_senseless_number_of_workers_are_told(out: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="expected a folder of images, found nothing"):
+        repair(out, tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="workers must be at least 1; found 0"):
+        repair(out, tmp_path, workers=0)
+
+
+def test_a_folder_in_place_of_a_shard_is_an_error_that_names_it(source: Path, out: Path) -> None:
+    (out / "train-00000.npy").unlink()
+    (out / "train-00000.npy").mkdir()
+    with pytest.raises(OSError, match=r"train-00000\.npy"):
+        repair(out, source, workers=1)
+    (out / "train-00000.npy").rmdir()
+    assert repair(out, source).repaired == ("train-00000.npy",)
+
+
+# --- whatever happens on the way --------------------------------------------------------------------------------------
+
+
+def assert_no_worse(out: Path, sound: Path, damaged: dict[str, str]) -> None:
+    """Every file is what it was, or what it shall be; and no temporary file is left."""
+    whole = hashes(sound)
+    for name, digest in hashes(out).items():
+        assert digest in (damaged.get(name), whole.get(name)), name
+
+
+def damage_all(out: Path) -> dict[str, str]:
+    for name in FILES:
+        flip(out / name, -2)
+    return hashes(out)
+
+
+def repair_or_error(out: Path, source: Path) -> OSError | ConvertError | None:
+    try:
+        repair(out, source, workers=1)
+    except (OSError, ConvertError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_at_any_call_leaves_every_file_as_it_was_or_as_it_shall_be(
+    source: Path, sound: Path, out: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = ("write", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "link")
+    monkeypatch.setattr("test_files.DISK_CALLS", writes)
+    first = 0
+    while True:
+        first += 1
+        damaged = damage_all(out)
+        disk = FailingDisk(first, code, for_good=first % 2 == 0)
+        with disk.installed():
+            error = repair_or_error(out, source)
+        assert bool(error) == bool(disk.failed), disk
+        assert error is None or str(out) in str(error), disk
+        assert_no_worse(out, sound, damaged)
+        repair(out, source, workers=1)
+        assert hashes(out) == hashes(sound)
+        if not disk.failed:
+            break
+    assert first > 40
+
+
+@pytest.mark.parametrize("after", [1, 4, 9, 15])
+def test_an_interrupt_leaves_no_trace_and_the_same_call_goes_on(
+    source: Path, sound: Path, out: Path, after: int
+) -> None:
+    damaged = damage_all(out)
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repair(out, source, workers=2, on_progress=interrupt)
+    assert_no_worse(out, sound, damaged)
+    report = repair(out, source)
+    assert len(report.repaired) == len(FILES) - finished_before(after)
+    assert hashes(out) == hashes(sound)
+
+
+def test_sources_of_sound_shards_are_not_read(source: Path, out: Path) -> None:
+    flip(out / "train-00000.npy", 4100)
+    seen: list[tuple[int, int]] = []
+    repair(out, source, on_progress=lambda *now: seen.append(now))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_progress_reaches_the_total(source: Path, out: Path) -> None:
+    damage_all(out)
+    seen: list[tuple[int, int]] = []
+    read: list[tuple[int, int]] = []
+    repair(out, source, on_progress=lambda *now: seen.append(now), on_verify=lambda *now: read.append(now))
+    assert seen == [(done, 16) for done in range(1, 17)]
+    assert sum(nbytes for nbytes, _ in read) == read[0][1] == load_manifest(out).nbytes
+
+
+def test_repairs_at_the_same_time_all_succeed(source: Path, sound: Path, out: Path) -> None:
+    for _ in range(5):
+        damage_all(out)
+        barrier = threading.Barrier(3)
+        errors: list[BaseException] = []
+
+        def work(barrier: threading.Barrier = barrier, errors: list[BaseException] = errors) -> None:
+            barrier.wait(30)
+            try:
+                repair(out, source, workers=1)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not errors
+        assert hashes(out) == hashes(sound)
+
+
+@pytest.fixture
+def slow_repair(source: Path, out: Path) -> Iterator[Callable[[int], subprocess.Popen[bytes]]]:
+    """slow_repair(after): a process that repairs `out` and stops for a minute when `after` sources are done."""
+    program = (
+        "import sys, time\nfrom shardio.conversion.repair import repair\n"
+        "def wait(done, total):\n"
+        "    if done >= int(sys.argv[3]):\n        print('there', flush=True)\n        time.sleep(60)\n"
+        "repair(sys.argv[1], sys.argv[2], workers=1, on_progress=wait)\n"
+    )
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(after: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", program, str(out), str(source), str(after)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert started[-1].stdout is not None
+        assert started[-1].stdout.readline() == b"there\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def temporaries(out: Path) -> list[str]:
+    return [path.name for path in out.iterdir() if path.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("after", [1, 5, 14])
+def test_a_killed_repair_leaves_no_torn_file_and_the_next_one_sweeps_and_goes_on(
+    source: Path, sound: Path, out: Path, after: int, slow_repair: Callable[[int], subprocess.Popen[bytes]]
+) -> None:
+    damaged = damage_all(out)
+    process = slow_repair(after)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(temporaries(out)) == 1
+    whole = hashes(sound)
+    for name, digest in hashes(out).items():
+        assert name in temporaries(out) or digest in (damaged[name], whole[name]), name
+    report = repair(out, source)
+    assert len(report.repaired) == len(FILES) - finished_before(after)
+    assert hashes(out) == whole
+
+
+def test_a_repair_leaves_the_temporary_files_of_a_living_one_alone(
+    source: Path, sound: Path, out: Path, slow_repair: Callable[[int], subprocess.Popen[bytes]]
+) -> None:
+    damage_all(out)
+    slow_repair(2)
+    (mine,) = temporaries(out)
+    repair(out, source)
+    assert temporaries(out) == [mine]
+    (out / mine).unlink()
+    assert hashes(out) == hashes(sound)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_it_repaired(source: Path, sound: Path, out: Path) -> None:
+    result = shardio("repair", out, source)
+    assert (result.returncode, result.stdout) == (0, f"{out}: intact, 0 files repaired\n")
+    flip(out / "val-00000.npy", 4500)
+    (out / "val-index.npy").unlink()
+    result = shardio("repair", out, source, "--workers", "1")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == [
+        f"repaired: {out / 'val-00000.npy'}",
+        f"repaired: {out / 'val-index.npy'}",
+        f"{out}: intact, 2 files repaired",
+    ]
+    assert hashes(out) == hashes(sound)
+    (out / "rejects.jsonl").unlink()
+    assert json.loads(shardio("repair", out, source, "--json").stdout)["repaired"] == ["rejects.jsonl"]
+
+
+def test_the_command_fails_where_the_set_cannot_be_made_again(own_source: Path, out: Path, tmp_path: Path) -> None:
+    (own_source / "train" / "a" / "0.jpg").unlink()
+    result = shardio("repair", out, own_source)
+    assert_one_clear_error(result, 1, str(out), "cannot be made again from", "num_sources 19, here 18")
+    assert_one_clear_error(shardio("repair", tmp_path, own_source), 1, "manifest.json")
+    assert_one_clear_error(shardio("repair", out), 2, "Missing argument 'SRC'")

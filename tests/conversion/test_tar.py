@@ -1,0 +1,401 @@
+"""Walking the headers of a tar: every member where it is, and nothing damaged taken for an end."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from storages import tar_of
+
+from shardio.conversion.sources.tar import BLOCK_NBYTES, Archive, Member, drain, is_header, members, open_archive
+from shardio.errors import SourceError
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+
+
+def archive_of(data: bytes) -> Archive:
+    return Archive("x.tar", lambda nbytes, offset: data[offset : offset + nbytes], 0, len(data))
+
+
+def walk(data: bytes) -> list[Member]:
+    return list(members(archive_of(data)))
+
+
+def header(name: bytes = b"a", nbytes: int = 0, kind: bytes = b"0", **changes: bytes) -> bytes:
+    """One header with the right checksum, whatever else is in it."""
+    fields = {
+        "name": name.ljust(100, b"\0"),
+        "mode": b"0000644\0" + b"0000000\0" * 2,
+        "size": b"%011o\0" % nbytes,
+        "time": b"00000000000\0",
+        "checksum": b" " * 8,
+        "kind": kind,
+        "link": bytes(100),
+        "magic": b"ustar  \0",
+        "rest": bytes(247),
+    } | changes
+    block = b"".join(fields.values())
+    assert len(block) == BLOCK_NBYTES
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+END = bytes(2 * BLOCK_NBYTES)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % BLOCK_NBYTES)
+
+
+# --- sound archives ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("seed", range(4))
+def test_members_are_those_that_tarfile_finds(kind: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    longest = 250 if kind == "ustar" else 3000
+    files = []
+    for i in range(60):
+        parts = [f"{i}"] + ["x" * int(rng.integers(1, 90)) for _ in range(int(rng.integers(0, 40)))]
+        name = "/".join(parts)[: int(rng.integers(90, longest))].rstrip("/")
+        nbytes = int(rng.choice([0, 1, 511, 512, 513, 5000, 20000]))
+        try:
+            tar_of([(name, b"")], FORMATS[kind])
+        except ValueError:
+            continue  # ustar cannot write every name
+        files.append((name, rng.bytes(nbytes)))
+    data = tar_of(files, FORMATS[kind])
+    found = walk(data)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        expected = [Member(os.fsencode(info.name), info.offset_data, info.size) for info in tar]
+    assert found == expected
+    assert [data[m.offset : m.offset + m.nbytes] for m in found] == [content for _, content in files]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_names_that_are_not_ascii_are_kept_as_bytes(kind: str) -> None:
+    name = "n01/été 日本.JPEG"
+    assert [member.name for member in walk(tar_of([(name, b"x")], FORMATS[kind]))] == [name.encode()]
+
+
+def test_folders_are_passed_over_and_dots_and_slashes_in_names_folded() -> None:
+    data = header(b"./", kind=b"5") + header(b"./a//b/./c", 3) + padded(b"abc") + header(b"old/") + END
+    assert walk(data) == [Member(b"a/b/c", 2 * BLOCK_NBYTES, 3)]
+
+
+def test_an_archive_inside_of_another_is_read_where_it_lies(tmp_path: Path) -> None:
+    inner = tar_of([("1.JPEG", b"one"), ("2.JPEG", b"second")])
+    (tmp_path / "outer.tar").write_bytes(tar_of([("before", b"x" * 700), ("inner.tar", inner), ("after", b"y")]))
+    with open_archive(tmp_path / "outer.tar") as outer:
+        place = next(member for member in members(outer) if member.name == b"inner.tar")
+    with open_archive(tmp_path / "outer.tar", place.offset, place.offset + place.nbytes, "inner.tar") as archive:
+        found = list(members(archive))
+    data = (tmp_path / "outer.tar").read_bytes()
+    assert [data[m.offset : m.offset + m.nbytes] for m in found] == [b"one", b"second"]
+
+
+def test_sizes_in_base_256_and_in_extended_headers_are_read() -> None:
+    large = header(b"a", size=b"\x80" + (700).to_bytes(11, "big")) + padded(bytes(700))
+    told = header(b"x", 12, b"x") + padded(b"12 size=700\n") + header(b"b", 0) + padded(bytes(700))
+    assert [(m.name, m.nbytes) for m in walk(large + told + header(b"c") + END)] == [
+        (b"a", 700),
+        (b"b", 700),
+        (b"c", 0),
+    ]
+
+
+def test_a_global_header_that_says_nothing_of_members_is_passed_over() -> None:
+    data = header(b"g", 17, b"g") + padded(b"17 comment=hello\n") + header(b"a") + END
+    assert [member.name for member in walk(data)] == [b"a"]
+
+
+def test_an_archive_may_be_empty_or_end_with_one_block_of_zeros_or_with_garbage() -> None:
+    for tail in (END, END[:BLOCK_NBYTES], END + bytes(1 << 16), END + b"garbage of an old record".ljust(BLOCK_NBYTES)):
+        assert walk(tail) == []
+        assert [member.name for member in walk(header(b"a") + tail)] == [b"a"]
+
+
+def test_checksums_of_headers_are_those_of_tarfile() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        name = rng.integers(1, 256, 100, dtype=np.uint8).tobytes()
+        assert is_header(header(name))
+        block = bytearray(header(name, int(rng.integers(0, 1 << 30))))
+        place = int(rng.choice([*range(148), *range(156, 512)]))
+        block[place] ^= 1 << int(rng.integers(8))
+        assert not is_header(bytes(block)), place
+    assert is_header(header(rest=b"\xff" * 247, name=b"\xff" * 100, link=b"\xff" * 100))  # a sum above 65521
+
+
+# --- archives that are refused ----------------------------------------------------------------------------------------
+
+
+def refused(data: bytes) -> str:
+    with pytest.raises(SourceError) as caught:
+        walk(data)
+    return str(caught.value)
+
+
+SOUND = tar_of([("a.jpg", b"x" * 700), ("b.jpg", b"y" * 600)])
+SOUND_NBYTES = 2 * 512 + 2 * 1024
+"""Up to the end mark."""
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 511, 512, 1000, 1211, 1212, 1536, 2000, 2048, SOUND_NBYTES])
+def test_an_archive_that_was_cut_short_is_refused_wherever_it_was_cut(nbytes: int) -> None:
+    assert "it was cut short" in refused(SOUND[:nbytes])
+
+
+def test_an_archive_cut_at_any_byte_before_its_end_mark_never_loses_a_member_silently() -> None:
+    for nbytes in range(0, SOUND_NBYTES + 512, 37):
+        refused(SOUND[:nbytes])
+
+
+@pytest.mark.parametrize("place", [0, 99, 124, 135, 148, 156, 257, 400])
+@pytest.mark.parametrize("start", [0, 1536])
+def test_a_damaged_header_is_no_end_of_the_archive(start: int, place: int) -> None:
+    data = bytearray(SOUND)
+    data[start + place] ^= 0x41
+    message = refused(bytes(data))
+    assert message.startswith(f"x.tar: expected the header of a member at byte {start:,}, found ")
+    assert message.endswith("it is no tar" if start == 0 else "damage")
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (b"1", "the hard link 'a'"),
+        (b"2", "the symbolic link 'a'"),
+        (b"3", "the device 'a'"),
+        (b"4", "the device 'a'"),
+        (b"6", "the FIFO 'a'"),
+        (b"S", "the sparse file 'a'"),
+        (b"V", "a member of kind b'V', 'a'"),
+    ],
+)
+def test_what_is_no_regular_file_is_named(kind: bytes, what: str) -> None:
+    message = refused(header(b"first") + header(b"a", kind=kind) + END)
+    assert message.startswith(f"x.tar: expected a regular file or a folder at byte 512, found {what}. Unpack")
+
+
+def test_real_links_sparse_files_and_devices_are_refused(tmp_path: Path) -> None:
+    for kind in (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            info = tarfile.TarInfo("x.jpg")
+            info.type, info.linkname = kind, "/etc/passwd"
+            tar.addfile(info)
+        assert "'x.jpg'" in refused(buffer.getvalue())
+    sparse = header(b"p", 22, b"x") + padded(b"22 GNU.sparse.major=1\n") + header(b"a") + END
+    assert "the header of a sparse file" in refused(sparse)
+
+
+@pytest.mark.parametrize("name", [b"/etc/passwd", b"../a", b"a/../../b", b"..", b".", b"", b"//a", b"a/.."])
+def test_names_that_lead_out_of_a_folder_are_refused(name: bytes) -> None:
+    assert "expected a relative name without '..'" in refused(header(name) + END)
+    long = header(b"L", len(name) + 1, b"L") + padded(name + b"\0") + header(b"short") + END
+    assert "expected a relative name without '..'" in refused(long)
+
+
+def test_names_that_no_filesystem_takes_are_refused() -> None:
+    for name in (b"x" * 5000, b"a\0b"):
+        record = b" path=" + name + b"\n"
+        length = next(n for n in range(5, 6000) if len(b"%d" % n + record) == n)
+        data = header(b"p", length, b"x") + padded(b"%d" % length + record) + header(b"a") + END
+        assert "expected a relative name" in refused(data)
+
+
+def test_a_member_beyond_the_end_of_the_file_is_named() -> None:
+    for size in (b"%011o\0" % 10_000_000, b"\x80" + b"\xff" * 11):
+        message = refused(header(b"first") + header(b"huge.jpg", size=size) + END)
+        assert "'huge.jpg' of " in message
+        assert "at byte 512, found its end at byte 2,048: it was cut short" in message
+
+
+@pytest.mark.parametrize("size", [b"-0000000001\0", b"0000000000x\0", b"0x000000001\0", b"\xff" * 12, b"1_000000000\0"])
+def test_a_size_that_is_no_number_is_refused(size: bytes) -> None:
+    assert "expected a header with a size" in refused(header(b"a", size=size) + END)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"x",
+        b"9 path=a\n"[:-1] + b"x",
+        b"0 path=a\n",
+        b"99 path=a\n",
+        b"-1 path=a\n",
+        b"6 path=a\n",
+        b"8 pathxa\n",
+        b"10 size=-1\n",
+    ],
+)
+def test_damaged_extended_headers_are_refused(records: bytes) -> None:
+    refused(header(b"p", len(records), b"x") + padded(records) + header(b"a") + END)
+
+
+def test_an_extended_header_without_its_member_or_without_measure_is_refused() -> None:
+    extended = header(b"p", 9, b"x") + padded(b"9 path=a\n")
+    assert "the member that an extended header announced" in refused(extended + END)
+    assert "at most 1,048,576 bytes" in refused(header(b"p", 1 << 30, b"L") + END)
+    assert "neither path nor size" in refused(header(b"g", 9, b"g") + padded(b"9 path=a\n") + header(b"a") + END)
+
+
+def test_archives_that_were_joined_are_refused_and_not_read_in_part() -> None:
+    message = refused(SOUND + SOUND)
+    assert "expected nothing after the end mark" in message
+    assert "tars were joined" in message
+
+
+def test_endless_zeros_end_the_archive_without_being_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(SOUND)
+    os.truncate(path, 1 << 40)  # sparse: it takes no room
+    with open_archive(path) as archive:
+        read, total = archive._read_at, 0
+
+        def counted(nbytes: int, offset: int) -> bytes:
+            nonlocal total
+            total += nbytes
+            return read(nbytes, offset)
+
+        archive._read_at = counted
+        assert len(list(members(archive))) == 2
+    assert total < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("content", "method"),
+    [
+        (gzip.compress(SOUND), "gzip"),
+        (b"BZh91AY&SY", "bzip2"),
+        (b"\xfd7zXZ\0\0", "xz"),
+        (b"\x28\xb5\x2f\xfd\x04", "zstd"),
+        (b"PK\x03\x04", "zip"),
+    ],
+)
+def test_a_compressed_archive_is_refused_with_the_way_out(tmp_path: Path, content: bytes, method: str) -> None:
+    (tmp_path / "x.tar").write_bytes(content)
+    message = f"x.tar: expected a plain tar, whose images are read where they lie, found one compressed by {method}. "
+    with pytest.raises(SourceError, match=re.escape(message)), open_archive(tmp_path / "x.tar"):
+        pass
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.tar")
+    for name in ("fifo.tar", "", "gone.tar"):
+        with pytest.raises(SourceError, match=r"expected a (readable )?tar, found"), open_archive(tmp_path / name):
+            pass
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_never_raises_anything_but_a_source_error(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sound = tar_of([("n" * 300, b"x" * 700), ("é.jpg", b"y" * 10), ("b", b"z" * 2000)], FORMATS["pax"])
+    for _ in range(700):
+        data = bytearray(sound)
+        for _ in range(int(rng.integers(1, 4))):
+            start = 512 * int(rng.integers(len(sound) // 512))
+            place = start + int(rng.choice([rng.integers(512), rng.integers(100, 160), rng.integers(0, 30)]))
+            data[place] = int(rng.integers(256))
+            block = bytes(data[start : start + 512])
+            total = sum(block[:148]) + 8 * 32 + sum(block[156:])
+            data[start + 148 : start + 156] = b"%06o\0 " % total  # so that the fault lies deeper than the checksum
+        try:
+            for member in walk(bytes(data)):
+                assert member.offset + member.nbytes <= len(data)
+        except SourceError:
+            pass
+
+
+# --- many -------------------------------------------------------------------------------------------------------------
+
+
+def test_walking_a_hundred_thousand_headers_takes_no_memory() -> None:
+    # The archive is made as it is read: 100,000 members of 100 kB, 10 GB.
+    count, stride = 100_000, 512 + 100_352
+
+    def read_at(nbytes: int, offset: int) -> bytes:
+        number, place = divmod(offset, stride)
+        block = header(b"n01440764_%d.JPEG" % number, stride - 512) if number < count else bytes(512)
+        return (block + bytes(nbytes))[place : place + nbytes]
+
+    archive = Archive("x.tar", read_at, 0, count * stride + 1024)
+    tracemalloc.start()
+    try:
+        found = sum(1 for _ in members(archive))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == count
+    assert peak < 200_000
+
+
+def test_generators_are_drained_in_order_on_threads() -> None:
+    names = set()
+
+    def walk_of(number: int) -> Generator[int, None, None]:
+        names.add(threading.current_thread().name.rpartition("_")[0])
+        yield from range(number)
+
+    assert drain(walk_of(number) for number in range(50)) == [list(range(number)) for number in range(50)]
+    assert names == {"shardio-scan"}
+
+
+def test_ctrl_c_ends_all_walks_at_their_next_item() -> None:
+    script = """
+import os, time
+from shardio.conversion.sources.tar import drain
+
+def endless():
+    os.write(1, b"walking\\n")
+    while True:
+        time.sleep(0.01)
+        yield 0
+
+drain(endless() for _ in range(40))
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "walking\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert stderr.rstrip().endswith("KeyboardInterrupt")
+    assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("error", [SourceError("damaged"), KeyboardInterrupt()])
+def test_an_error_in_one_walk_stops_the_others(error: BaseException) -> None:
+    closed = []
+
+    def endless() -> Generator[int, None, None]:
+        try:
+            while True:
+                time.sleep(0.001)
+                yield 0
+        finally:
+            closed.append(True)
+
+    def failing() -> Generator[int, None, None]:
+        time.sleep(0.05)
+        raise error
+        yield 0
+
+    with pytest.raises(type(error)):
+        drain([failing(), *(endless() for _ in range(5))])
+    assert len(closed) == 5

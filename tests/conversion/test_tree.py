@@ -1,0 +1,425 @@
+"""What a folder tree is taken to mean: classes, labels, order, splits; what is ignored and what is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import put
+
+from shardio.conversion.plan import ConvertOptions, make_plan
+from shardio.conversion.sources.collection import Collection, Source, read_file
+from shardio.conversion.sources.splits import SPLIT_NAMES
+from shardio.conversion.sources.tree import scan_tree
+from shardio.errors import DecodeError, SourceError
+
+ODD_NAMES = [b"a", b"a-b", b"a.b", b"a b", b"B", b"b", b"10", b"9", b"\xc3\xa9t\xc3\xa9", b"\xff\xfe", b"new\nline"]
+ODD_NAMES += [b'quo"te', b"it's", b"-rf", b"*", b"$(x)", b"%s", b"a\\b", b"~"]
+
+
+def keys(tree: Collection, split: str = "train") -> list[bytes]:
+    return [source.key for source in tree.splits[split]]
+
+
+def image_folder(root: bytes) -> tuple[list[bytes], list[tuple[bytes, int]]]:
+    """The class names and (path relative to `root`, label) as torchvision's ImageFolder lists them."""
+    text = os.fsdecode(root)
+    classes = sorted(entry.name for entry in os.scandir(text) if entry.is_dir())
+    listed = []
+    for label, name in enumerate(classes):
+        for folder, _, files in sorted(os.walk(os.path.join(text, name), followlinks=True)):
+            for file in sorted(files):
+                listed.append((os.fsencode(os.path.relpath(os.path.join(folder, file), text)), label))
+    return [os.fsencode(name) for name in classes], listed
+
+
+# --- labels and order -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_classes_labels_and_order_are_those_of_image_folder(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def name() -> bytes:
+        return bytes(ODD_NAMES[rng.integers(len(ODD_NAMES))])
+
+    for i in range(60):
+        folders = b"/".join(name() for _ in range(rng.integers(1, 4)))
+        put(tmp_path, folders + b"/%s%d.jpg" % (name(), i))
+    classes, listed = image_folder(os.fsencode(tmp_path))
+    tree = scan_tree(tmp_path)
+    assert [os.fsencode(name) for name in tree.classes] == classes, seed
+    assert [(source.key, source.label) for source in tree.splits["train"]] == listed, seed
+    assert tree.num_sources == 60
+    assert list(tree.splits) == ["train"]
+    assert not tree.ignored
+
+
+def test_linked_classes_folders_and_files_are_followed_as_image_folder_does(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    put(elsewhere, "one/1.jpg", "one/deep/2.jpg", "3.jpg")
+    put(root, "b/4.jpg", "c/5.jpg")
+    (root / "a").symlink_to(elsewhere / "one")
+    (root / "b" / "in").symlink_to(elsewhere / "one")
+    (root / "b" / "3.jpg").symlink_to(elsewhere / "3.jpg")
+    (root / "c" / "again").symlink_to(root / "b")
+    classes, listed = image_folder(os.fsencode(root))
+    tree = scan_tree(root)
+    assert [os.fsencode(name) for name in tree.classes] == classes == [b"a", b"b", b"c"]
+    assert [(source.key, source.label) for source in tree.splits["train"]] == listed
+    assert len(listed) == 11
+    assert not tree.ignored
+
+
+def test_an_empty_class_folder_keeps_its_label(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "b/", "c/2.jpg", "d/.hidden", "e/f/3.jpg")
+    tree = scan_tree(tmp_path)
+    assert tree.classes == ("a", "b", "c", "d", "e")
+    assert [source.label for source in tree.splits["train"]] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_odd_names_of_classes_and_files_are_kept_byte_for_byte(tmp_path: Path, name: bytes) -> None:
+    put(tmp_path, name + b"/" + name)
+    tree = scan_tree(tmp_path)
+    assert tree.splits["train"] == (Source(name + b"/" + name, 0),)
+    assert [os.fsencode(one) for one in tree.classes] == [name]
+    assert read_file(tmp_path / os.fsdecode(tree.splits["train"][0].key)) == b"x"
+
+
+def test_every_file_is_a_source_whatever_its_suffix(tmp_path: Path) -> None:
+    names = [b"a/%s" % name for name in (b"1.JPEG", b"2", b"3.txt", b"4.png", b"5.tar.gz")]
+    put(tmp_path, *names)
+    assert keys(scan_tree(tmp_path)) == names
+
+
+@pytest.mark.parametrize("given", ["images", "images/", "./images", "x/../images", "images//."])
+def test_keys_are_relative_to_the_root_however_it_is_written(
+    tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "images/a/b/1.jpg", "x/")
+    monkeypatch.chdir(tmp_path)
+    assert keys(scan_tree(Path(given))) == [b"a/b/1.jpg"]
+
+
+def test_a_root_that_is_a_link_or_no_utf8_is_read_as_any_other(tmp_path: Path) -> None:
+    root = tmp_path / os.fsdecode(b"\xff images")
+    put(root, "a/1.jpg")
+    (tmp_path / "link").symlink_to(root)
+    assert keys(scan_tree(root)) == keys(scan_tree(tmp_path / "link")) == [b"a/1.jpg"]
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+
+def test_val_and_test_use_the_labels_of_train(tmp_path: Path) -> None:
+    put(tmp_path, "train/a/1", "train/b/2", "train/c/3", "val/c/4", "val/a/5", "test/b/6")
+    tree = scan_tree(tmp_path)
+    assert tree.classes == ("a", "b", "c")
+    assert list(tree.splits) == ["train", "val", "test"]
+    assert tree.splits == {
+        "train": (Source(b"train/a/1", 0), Source(b"train/b/2", 1), Source(b"train/c/3", 2)),
+        "val": (Source(b"val/a/5", 0), Source(b"val/c/4", 2)),
+        "test": (Source(b"test/b/6", 1),),
+    }
+    assert tree.num_sources == 6
+
+
+@pytest.mark.parametrize("split", SPLIT_NAMES)
+def test_any_one_split_may_stand_alone(tmp_path: Path, split: str) -> None:
+    put(tmp_path, f"{split}/b/1", f"{split}/a/2")
+    tree = scan_tree(tmp_path)
+    assert tree.classes == ("a", "b")
+    assert dict(tree.splits) == {split: (Source(f"{split}/a/2".encode(), 0), Source(f"{split}/b/1".encode(), 1))}
+
+
+@pytest.mark.parametrize(("first", "second"), [("train", "val"), ("train", "test"), ("val", "test")])
+def test_a_class_unknown_to_the_first_split_is_named(tmp_path: Path, first: str, second: str) -> None:
+    put(tmp_path, f"{first}/a/1", f"{second}/a/2", f"{second}/new/3", f"{second}/other/4")
+    with pytest.raises(SourceError, match="unknown class 'new'") as caught:
+        scan_tree(tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / second / 'new'}: expected only classes of '{first}', ")
+    assert "2 unknown in all" in message
+
+
+def test_folders_named_like_splits_are_classes_if_they_hold_images_only(tmp_path: Path) -> None:
+    put(tmp_path, "train/1.jpg", "val/2.jpg", "dog/3.jpg")
+    tree = scan_tree(tmp_path)
+    assert tree.classes == ("dog", "train", "val")
+    assert keys(tree) == [b"dog/3.jpg", b"train/1.jpg", b"val/2.jpg"]
+
+
+def test_a_class_folder_of_a_split_may_be_named_like_a_split(tmp_path: Path) -> None:
+    put(tmp_path, "train/train/1.jpg", "train/val/2.jpg", "val/val/3.jpg")
+    tree = scan_tree(tmp_path)
+    assert tree.classes == ("train", "val")
+    assert tree.splits["val"] == (Source(b"val/val/3.jpg", 1),)
+
+
+def test_split_folders_may_be_links(tmp_path: Path) -> None:
+    put(tmp_path, "elsewhere/a/1.jpg", "root/")
+    (tmp_path / "root" / "train").symlink_to(tmp_path / "elsewhere")
+    assert keys(scan_tree(tmp_path / "root")) == [b"train/a/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "split"),
+    [
+        *(("train", "train"), ("Train", "train"), ("training", "train"), ("TRAINING", "train"), ("val", "val")),
+        *(("validation", "val"), ("Valid", "val"), ("dev", "val"), ("Test", "test"), ("testing", "test")),
+    ],
+)
+def test_known_words_for_splits_in_any_case_are_these_splits_with_their_keys(
+    tmp_path: Path, folders: str, split: str
+) -> None:
+    put(tmp_path, f"{folders}/a/deep/1.jpg", f"{folders}/b/2.jpg", content=folders.encode())
+    tree = scan_tree(tmp_path)
+    assert tree.classes == ("a", "b")
+    assert list(tree.splits) == [split]
+    assert [(source.key, source.label) for source in tree.splits[split]] == [
+        (f"{split}/a/deep/1.jpg".encode(), 0),
+        (f"{split}/b/2.jpg".encode(), 1),
+    ]
+    for source in tree.splits[split]:
+        assert tree.origin.read(source) == folders.encode()
+        assert (source.place is None) == (folders == split)
+    assert not tree.doubts
+
+
+def test_other_words_for_splits_give_the_sources_that_the_usual_ones_give(tmp_path: Path) -> None:
+    names = ("a/1.jpg", "b/2.jpg", "c/3.jpg")
+    for one, other in (("train", "Training"), ("val", "dev"), ("test", "TEST")):
+        put(tmp_path / "usual", *(f"{one}/{name}" for name in names))
+        put(tmp_path / "other", *(f"{other}/{name}" for name in names))
+    usual, other = scan_tree(tmp_path / "usual"), scan_tree(tmp_path / "other")
+    plans = [make_plan(Path("/out"), tree, ConvertOptions()).describe() for tree in (usual, other)]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize(("one", "other"), [("val", "validation"), ("Train", "train"), ("dev", "valid")])
+def test_two_folders_for_one_split_are_both_named(tmp_path: Path, one: str, other: str) -> None:
+    put(tmp_path, f"{one}/a/1.jpg", f"{other}/a/2.jpg", "test/a/3.jpg")
+    split = "train" if "rain" in one else "val"
+    message = (
+        f"{tmp_path}: expected one folder for the split '{split}', found '{one}' and '{other}'. Rename one of them"
+    )
+    with pytest.raises(SourceError, match=re.escape(message)):
+        scan_tree(tmp_path)
+
+
+# --- layouts that look like mistakes ----------------------------------------------------------------------------------
+
+
+def doubts(root: Path) -> str:
+    return "; ".join(scan_tree(root).doubts)
+
+
+@pytest.mark.parametrize("stranger", ["extra/1.jpg", "n01/1.jpg", "annotations/x/1.xml", "empty/"])
+def test_other_folders_beside_splits_are_doubted_and_left_out(tmp_path: Path, stranger: str) -> None:
+    put(tmp_path, "Train/a/1.jpg", "Train/b/2.jpg", stranger)
+    tree = scan_tree(tmp_path)
+    name = stranger.partition("/")[0]
+    assert doubts(tmp_path) == (
+        f"expected only split folders beside 'Train', found '{name}' (1 in all), which would be left out. "
+        "If all of them are classes, give a list of images and labels as SRC"
+    )
+    assert keys(tree) == [b"train/a/1.jpg", b"train/b/2.jpg"]
+    assert tree.ignored == {"folder beside the splits": 1}
+
+
+@pytest.mark.parametrize("split", ["Test", "val"])
+def test_a_split_of_images_without_class_folders_is_doubted_and_left_out(tmp_path: Path, split: str) -> None:
+    put(tmp_path, "train/a/1.jpg", "train/b/2.jpg", f"{split}/3.jpg", f"{split}/4.jpg")
+    tree = scan_tree(tmp_path)
+    assert doubts(tmp_path).startswith(
+        f"expected class folders with images in '{split}' ({split}/CLASS/IMAGE), found no"
+    )
+    assert list(tree.splits) == ["train"]
+    assert tree.ignored == {"outside of class folders": 2}
+
+
+def test_a_single_class_is_doubted_and_the_folder_is_named_that_may_be_meant(tmp_path: Path) -> None:
+    put(tmp_path, "one/a/1.jpg", "one/a/2.jpg", "high/imagenet/train/n01/1.jpg", "high/imagenet/val/n01/2.jpg")
+    put(tmp_path, "high/README", "high/__MACOSX/x", "classes/images/n01/1.jpg", "classes/images/n02/2.jpg")
+    put(tmp_path, "split/train/data/n01/1.jpg", "split/train/data/n02/1.jpg")
+    assert doubts(tmp_path / "one") == "expected at least two classes, found one, 'a'"
+    for name, class_, inside in (
+        ("high", "imagenet", "'train'"),
+        ("classes", "images", "'n01'"),
+        ("split", "train/data", "'n01'"),
+    ):
+        assert doubts(tmp_path / name) == (
+            f"expected at least two classes, found one, {class_.rpartition('/')[2]!r}. Give {tmp_path / name / class_} "
+            f"as SRC if its folders ({inside}, 2 in all) are classes or splits"
+        )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("n01/train/1.jpg", "n01/test/2.jpg", "n02/train/3.jpg"), ("a/1.jpg", "imagenet/Train/n/1", "imagenet/dev/")],
+)
+def test_class_folders_that_hold_folders_of_splits_are_doubted(tmp_path: Path, names: tuple[str, ...]) -> None:
+    put(tmp_path, *names)
+    assert doubts(tmp_path).startswith("expected class folders, found ")
+    assert "with folders named like splits, " in doubts(tmp_path)
+
+
+def test_class_folders_with_folders_of_other_names_are_not_doubted(tmp_path: Path) -> None:
+    put(tmp_path, "toys/train/1.jpg", "toys/car/2.jpg", "animals/dog/3.jpg", "train/1.jpg")
+    assert not doubts(tmp_path)
+
+
+# --- nothing to convert -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names", [(), ("1.jpg",), ("a/",), ("a/b/",), (".a/1.jpg",), ("a/.1.jpg",), ("train/",), ("train/a/",), ("a/.b/1",)]
+)
+def test_a_tree_without_images_in_class_folders_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    put(tmp_path, *names)
+    with pytest.raises(SourceError, match=r"expected class folders with images .*, found no image in any") as caught:
+        scan_tree(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path))
+
+
+def test_a_root_that_is_missing_or_a_file_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "file")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name, found in (("missing", "nothing"), ("dangling", "nothing"), ("file", "a file"), ("fifo", "a file")):
+        message = f"{tmp_path / name}: expected a folder of images, found {found}"
+        with pytest.raises(SourceError, match=f"^{re.escape(message)}$"):
+            scan_tree(tmp_path / name)
+
+
+# --- what is ignored, and counted -------------------------------------------------------------------------------------
+
+
+def ignored(root: Path) -> Mapping[str, int]:
+    return dict(scan_tree(root).ignored)
+
+
+def test_hidden_files_and_folders_are_ignored_and_counted(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "a/.DS_Store", "a/._1.jpg", ".git/HEAD", ".git/config", "a/.thumbs/1.jpg", ".DS_Store")
+    tree = scan_tree(tmp_path)
+    assert tree.classes == ("a",)
+    assert keys(tree) == [b"a/1.jpg"]
+    assert tree.ignored == {"hidden": 5}
+
+
+def test_what_systems_leave_behind_is_neither_a_class_nor_a_source_and_is_counted(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "b/2.jpg")
+    plain = scan_tree(tmp_path)
+    put(tmp_path, "__MACOSX/._a/x", "__MACOSX/a/1.jpg", "a/Thumbs.db", "b/desktop.ini", "a/@eaDir/1.jpg", "lost+found/")
+    put(tmp_path, "$RECYCLE.BIN/1.jpg", "System Volume Information/1", "a/.ipynb_checkpoints/1.jpg", "THUMBS.DB")
+    tree = scan_tree(tmp_path)
+    assert (tree.classes, tree.splits) == (plain.classes, plain.splits)
+    assert tree.ignored == {"of the system": 8, "hidden": 1}
+
+
+def test_files_outside_of_class_folders_are_ignored_and_counted(tmp_path: Path) -> None:
+    put(tmp_path / "flat", "README", "labels.csv", "a/1.jpg")
+    assert ignored(tmp_path / "flat") == {"outside of class folders": 2}
+    put(tmp_path / "split", "README", "train/synsets.txt", "train/a/1.jpg", "val/a/2.jpg", "val/3.jpg", "train/.x")
+    assert ignored(tmp_path / "split") == {"outside of class folders": 3, "hidden": 1}
+
+
+def test_fifos_and_sockets_are_ignored_without_being_opened(tmp_path: Path, open_socket: str) -> None:
+    put(tmp_path, "root/a/1.jpg")
+    os.mkfifo(tmp_path / "root" / "a" / "fifo.jpg")
+    os.mkfifo(tmp_path / "root" / "fifo.jpg")
+    os.rename(tmp_path / open_socket, tmp_path / "root" / "a" / "socket.jpg")
+    (tmp_path / "root" / "a" / "link.jpg").symlink_to("fifo.jpg")
+    (tmp_path / "root" / "a" / "null.jpg").symlink_to("/dev/null")
+    tree = scan_tree(tmp_path / "root")
+    assert keys(tree) == [b"a/1.jpg"]
+    assert tree.ignored == {"not a regular file": 4, "outside of class folders": 1}
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "sub", "../a", "../../src"])
+def test_links_to_a_folder_that_holds_them_are_counted_and_not_followed(tmp_path: Path, target: str) -> None:
+    put(tmp_path, "src/a/1.jpg", "src/a/sub/2.jpg", "src/b/3.jpg")
+    folder = tmp_path / "src" / "a" / "sub" if target == "sub" else tmp_path / "src" / "a"
+    (folder / "loop").symlink_to("../sub" if target == "sub" else target)
+    tree = scan_tree(tmp_path / "src")
+    assert tree.splits["train"] == (Source(b"a/1.jpg", 0), Source(b"a/sub/2.jpg", 0), Source(b"b/3.jpg", 1))
+    assert tree.ignored == {"symlink loop": 1}
+
+
+def test_links_out_of_a_split_to_its_parents_are_not_followed(tmp_path: Path) -> None:
+    put(tmp_path, "src/train/a/1.jpg", "src/train/b/2.jpg", "src/val/a/3.jpg")
+    (tmp_path / "src" / "train" / "a" / "loop").symlink_to("../..")
+    (tmp_path / "src" / "val" / "a" / "loop").symlink_to("..")
+    tree = scan_tree(tmp_path / "src")
+    assert keys(tree) == [b"train/a/1.jpg", b"train/b/2.jpg"]
+    assert keys(tree, "val") == [b"val/a/3.jpg"]
+    assert tree.ignored == {"symlink loop": 2}
+
+
+def test_classes_that_link_to_each_other_end(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "b/2.jpg")
+    (tmp_path / "a" / "to-b").symlink_to("../b")
+    (tmp_path / "b" / "to-a").symlink_to("../a")
+    tree = scan_tree(tmp_path)
+    assert keys(tree) == [b"a/1.jpg", b"a/to-b/2.jpg", b"b/2.jpg", b"b/to-a/1.jpg"]
+    assert tree.ignored == {"symlink loop": 2}
+
+
+@pytest.mark.parametrize("target", ["nowhere.jpg", "/nowhere/1.jpg", "2.jpg/3.jpg"])
+def test_dangling_links_are_sources_that_are_refused(tmp_path: Path, target: str) -> None:
+    put(tmp_path, "a/2.jpg")
+    (tmp_path / "a" / "1.jpg").symlink_to(target)
+    assert keys(scan_tree(tmp_path)) == [b"a/1.jpg", b"a/2.jpg"]
+    with pytest.raises(DecodeError, match=r"^unreadable: (No such file|Not a directory)"):
+        read_file(tmp_path / "a" / "1.jpg")
+
+
+def test_a_link_to_itself_is_a_source_that_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "a/2.jpg")
+    (tmp_path / "a" / "1.jpg").symlink_to("1.jpg")
+    assert keys(scan_tree(tmp_path)) == [b"a/1.jpg", b"a/2.jpg"]
+    with pytest.raises(DecodeError, match=r"^unreadable: Too many levels of symbolic links"):
+        read_file(tmp_path / "a" / "1.jpg")
+
+
+def test_a_link_to_itself_beside_the_classes_is_ignored_as_other_files_there(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg")
+    (tmp_path / "self").symlink_to("self")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    tree = scan_tree(tmp_path)
+    assert keys(tree) == [b"a/1.jpg"]
+    assert tree.ignored == {"outside of class folders": 2}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+@pytest.mark.parametrize("name", [".", "a", "a/b"])
+def test_a_folder_without_permission_is_named(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "root/a/b/1.jpg", "root/c/2.jpg")
+    (tmp_path / "root" / name).chmod(0)
+    try:
+        with pytest.raises(SourceError, match="expected a readable folder, found: Permission denied") as caught:
+            scan_tree(tmp_path / "root")
+    finally:
+        (tmp_path / "root" / name).chmod(0o755)
+    assert str(caught.value).startswith(f"{tmp_path / 'root' / name}: ")
+
+
+@pytest.mark.parametrize("name", ["", "a", "a/b"])
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "a/b/1.jpg", "c/2.jpg")
+    scandir, broken = os.scandir, tmp_path / name
+
+    def failing(path: str | os.PathLike[str]) -> object:
+        if Path(path) == broken:
+            raise OSError(5, "Input/output error", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(SourceError, match="expected a readable folder, found: Input/output error") as caught:
+        scan_tree(tmp_path)
+    assert str(caught.value).startswith(f"{broken}: ")

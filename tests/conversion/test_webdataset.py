@@ -1,0 +1,394 @@
+"""WebDataset tars: samples, labels, splits and keys; what is refused of samples one by one, and of tars as a whole."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import put
+from storages import CLASSES, draw_imagenet, images_of, tar_of, write_webdataset
+
+from shardio.conversion.sources.collection import Collection, Fault
+from shardio.conversion.sources.tree import scan_tree
+from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
+from shardio.errors import DecodeError, SourceError
+
+
+def write_tar(path: Path, *files: tuple[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tar_of(files))
+    return path
+
+
+def pair(name: str, label: str = "0", suffix: str = "jpg") -> list[tuple[str, bytes]]:
+    return [(f"{name}.cls", label.encode()), (f"{name}.{suffix}", name.encode())]
+
+
+def rows(found: Collection, split: str = "train") -> list[tuple[bytes, int]]:
+    return [(source.key, source.label) for source in found.splits[split]]
+
+
+def faults(found: Collection) -> dict[bytes, str]:
+    """Sources that will be refused, with what rejects.jsonl will say of them."""
+    refused = {}
+    for source in (source for sources in found.splits.values() for source in sources):
+        if isinstance(source.place, Fault):
+            with pytest.raises(DecodeError, match=r"^incomplete: ") as caught:
+                found.origin.read(source)
+            refused[source.key] = caught.value.detail
+    return refused
+
+
+def refused(src: Path) -> str:
+    with pytest.raises(SourceError) as caught:
+        scan_webdataset(src)
+    return str(caught.value)
+
+
+# --- samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_members_with_one_name_up_to_the_first_dot_are_a_sample(tmp_path: Path) -> None:
+    files = [
+        *pair("n01440764_1", "3", "JPEG"),
+        ("deep/x.png", b"png"),
+        ("deep/x.cls", b" 1\n"),
+        ("deep/x.txt", b"a caption"),
+        ("y.webp", b"webp"),
+        ("y.json", b'{"width": 3, "label": 0}'),
+        ("y.seg.png", b"another picture, not the image"),
+        ("z.CLS", b"2"),
+        ("z.Jpg", b"z"),
+    ]
+    found = scan_webdataset(write_tar(tmp_path / "x.tar", *files))
+    keys = [(b"3/n01440764_1.JPEG", 3), (b"1/deep/x.png", 1), (b"0/y.webp", 0), (b"2/z.Jpg", 2)]
+    assert rows(found) == keys
+    assert found.classes == ("0", "1", "2", "3")
+    assert found.ignored == {"neither image nor label": 2}
+    assert [found.origin.read(source) for source in found.splits["train"]] == [b"n01440764_1", b"png", b"webp", b"z"]
+    assert found.kind == "webdataset"
+
+
+def test_the_parts_of_a_sample_need_not_be_neighbours(tmp_path: Path) -> None:
+    files = [*pair("a", "x"), *pair("b", "y"), *pair("c", "x")]
+    found = scan_webdataset(write_tar(tmp_path / "x.tar", *sorted(files, key=lambda file: file[0][-3:])))
+    assert sorted(rows(found)) == [(b"x/a.jpg", 0), (b"x/c.jpg", 0), (b"y/b.jpg", 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ('{"label": 1}', 1),
+        ('{"class": "b", "x": [1]}', 1),
+        ('{"cls": " b\\n"}', 1),
+        ('{"class": "a", "label": "b"}', 1),
+        ('{"label": "1"}', 1),
+    ],
+)
+def test_labels_in_json_are_integers_or_names(text: str, label: int, tmp_path: Path) -> None:
+    other = "a" if "b" in text else "0"
+    files = [("1.jpg", b""), ("1.json", text.encode()), *pair("2", other)]
+    assert [found for _, found in rows(scan_webdataset(write_tar(tmp_path / "x.tar", *files)))] == [label, 0]
+
+
+def test_a_cls_comes_before_a_json(tmp_path: Path) -> None:
+    files = [*pair("1", "cat"), ("1.json", b'{"label": "dog"}'), ("1.txt", b"a dog")]
+    assert scan_webdataset(write_tar(tmp_path / "x.tar", *files)).classes == ("cat",)
+
+
+def test_hidden_members_are_counted_and_not_read(tmp_path: Path) -> None:
+    files = [*pair("1"), ("._1.jpg", b""), (".x/2.jpg", b""), ("dataset.json", b"{}"), ("README", b"")]
+    found = scan_webdataset(write_tar(tmp_path / "x.tar", *files))
+    assert found.ignored == {"hidden": 2, "neither image nor label": 2}
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_and_odd_names_are_kept(kind: int, tmp_path: Path) -> None:
+    name = "été/" + "x" * 90 + "/" + "y" * 90
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar_of(pair(name), kind))
+    assert rows(scan_webdataset(path)) == [(f"0/{name}.jpg".encode(), 0)]
+
+
+# --- samples that are refused -----------------------------------------------------------------------------------------
+
+
+def test_a_sample_without_its_image_or_label_is_a_source_that_is_refused(tmp_path: Path) -> None:
+    files = [
+        *pair("good", "7"),
+        ("no label.jpg", b""),
+        ("no label 2.jpg", b""),
+        ("no label 2.json", b'{"width": 3}'),
+        ("no image.cls", b"3"),
+        ("two.jpg", b""),
+        ("two.png", b""),
+        ("two.cls", b"3"),
+        ("twice.jpg", b""),
+        ("twice.jpg", b""),
+        ("twice.cls", b"3"),
+        ("labels.jpg", b""),
+        ("labels.cls", b"3"),
+        ("labels.cls", b"4"),
+    ]
+    found = scan_webdataset(write_tar(tmp_path / "train.tar", *files))
+    assert rows(found)[0] == (b"train/7/good.jpg", 7)
+    assert faults(found) == {
+        b"train/no label.jpg": "expected one label (.cls or .json) of the sample 'no label' in train.tar, found 0",
+        b"train/no label 2.jpg": "expected one label (.cls or .json) of the sample 'no label 2' in train.tar, found 0",
+        b"train/no image": "expected one image of the sample 'no image' in train.tar, found 0",
+        b"train/two.jpg": "expected one image of the sample 'two' in train.tar, found 2",
+        b"train/twice.jpg": "expected one image of the sample 'twice' in train.tar, found 2",
+        b"train/labels.jpg": "expected one label (.cls or .json) of the sample 'labels' in train.tar, found 2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("1.cls", b"", "expected a class name, or an integer from 0 to 999,999, found ''"),
+        ("1.cls", b"-1", "found '-1'"),
+        ("1.cls", b"1.0", "found '1.0'"),
+        ("1.cls", b"cat", "expected an integer, as other labels are, found 'cat'"),
+        ("1.cls", b"\xff\xfe", r"expected UTF-8, found b'\xff\xfe'"),
+        ("1.cls", b"9" * 5000, "found '999"),
+        ("1.json", b"{", "expected JSON, found: "),
+        ("1.json", b"[" * 100_000, "expected JSON, found: "),
+        ("1.json", b'{"label": [1, 2]}', "expected an integer or a name as 'label', found [1, 2]"),
+        ("1.json", b'{"label": true}', "expected an integer or a name as 'label', found True"),
+        ("1.json", b'{"label": 1.5}', "expected an integer or a name as 'label', found 1.5"),
+        ("1.json", b'{"label": null}', "expected an integer or a name as 'label', found None"),
+        ("1.json", b'{"label": "\\ud800"}', "expected JSON, found: "),
+        ("1.json", b"[1]", "expected one label (.cls or .json) of the sample '1' in x.tar, found 0"),
+        ("1.json", b'"' + b"x" * (1 << 20) + b'"', "expected one label (.cls or .json) of the sample '1' in x.tar"),
+        ("1.txt", b"0", "expected one label (.cls or .json) of the sample '1' in x.tar, found 0"),
+    ],
+)
+def test_a_label_that_is_none_refuses_its_sample_alone(name: str, content: bytes, found: str, tmp_path: Path) -> None:
+    files = [*pair("0", "0"), *pair("2", "1"), ("1.jpg", b""), (name, content)]
+    collection = scan_webdataset(write_tar(tmp_path / "x.tar", *files))
+    assert collection.num_sources == 3
+    ((key, detail),) = faults(collection).items()
+    assert key == b"1.jpg"
+    assert found in detail
+
+
+def test_a_class_of_val_that_train_does_not_have_refuses_its_samples(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train.tar", *pair("1", "cat"), *pair("2", "dog"))
+    write_tar(tmp_path / "val.tar", *pair("3", "cat"), *pair("4", "fish"))
+    found = scan_webdataset(tmp_path)
+    assert found.classes == ("cat", "dog")
+    detail = "the label of the sample '4.jpg' in val.tar: expected one of the classes of 'train', found 'fish'"
+    assert faults(found) == {b"val/4.jpg": detail}
+
+
+def test_a_split_of_refused_samples_alone_decides_about_no_class(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train.tar", ("1.jpg", b""))
+    write_tar(tmp_path / "val.tar", *pair("3", "cat"))
+    found = scan_webdataset(tmp_path)
+    assert found.classes == ("cat",)
+    assert list(faults(found)) == [b"train/1.jpg"]
+
+
+@pytest.mark.parametrize(
+    "files", [[], [("1.jpg", b"")], [("1.cls", b"0")], [("n01/1.JPEG", b""), ("n02/2.JPEG", b"")], [("1.txt", b"x")]]
+)
+def test_tars_without_a_single_sample_are_refused_with_the_way_out(
+    files: list[tuple[str, bytes]], tmp_path: Path
+) -> None:
+    message = refused(write_tar(tmp_path / "x.tar", *files))
+    assert message.startswith(f"{tmp_path / 'x.tar'}: expected samples of an image and a label (.cls or .json), found ")
+    assert "must be unpacked" in message
+    assert "--source ilsvrc" in message
+
+
+# --- tars -------------------------------------------------------------------------------------------------------------
+
+
+def names(found: Collection) -> Counter[str]:
+    """tar -> how many sources it has."""
+    return Counter(source.place.file.decode() for sources in found.splits.values() for source in sources)  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    for number in range(8, 12):
+        write_tar(tmp_path / "tars" / f"a-{number:03d}.tar", *pair(f"{number}"))
+    return tmp_path / "tars"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "numbers"),
+    [
+        ("a-{008..011}.tar", [8, 9, 10, 11]),
+        ("a-0{08,10}.tar", [8, 10]),
+        ("a-0{1{1,0},09}.tar", [11, 10, 9]),
+        ("{a-0{10..11},a-00{8,9}}.tar", [10, 11, 8, 9]),
+        ("a-{008..011.tar", None),
+        ("{a,a}-{009..010}.tar", [9, 10]),
+        ("a-01?.tar", [10, 11]),
+        ("a-[0-9]*[89].tar", [8, 9]),
+        ("{a-011,a-00*}.tar", [11, 8, 9]),
+        ("../tars/a-0{11..11}.tar", [11]),
+        ("../{tars}/x", None),
+        ("../{tars,tars}/a-008.tar", [8]),
+        ("a-008.tar", [8]),
+        ("", [8, 9, 10, 11]),
+    ],
+)
+def test_a_pattern_names_its_tars_in_its_order(pattern: str, numbers: list[int] | None, tars: Path) -> None:
+    if numbers is None:
+        assert "expected {FIRST..LAST} or {ONE,OTHER}, found '{" in refused(tars / pattern)
+        return
+    found = scan_webdataset(tars / pattern)
+    assert [key for key, _ in rows(found)] == [f"0/{number}.jpg".encode() for number in numbers]
+    assert [found.origin.read(source) for source in found.splits["train"]] == [str(n).encode() for n in numbers]
+
+
+def test_tars_that_a_pattern_names_and_that_are_missing_are_told(tars: Path) -> None:
+    message = refused(tars / "a-{000..011}.tar")
+    assert f"expected a file for each name, found none for '{tars}/a-000.tar' (8 missing in all)" in message
+    assert "found none for" in refused(tars / "b*.tar")
+    assert "expected at most 1,000,000 names, found more" in refused(tars / "a-{0..9999999999}-{0..9999999999}.tar")
+
+
+def test_what_exists_is_no_pattern(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "{0..1}[x]*?.tar", *pair("1"))
+    assert not is_pattern(path)
+    assert rows(scan_webdataset(path)) == [(b"0/1.jpg", 0)]
+
+
+def test_tars_of_a_folder_and_of_its_folders_are_read_and_other_files_counted(tmp_path: Path) -> None:
+    write_tar(tmp_path / "b.tar", *pair("1"))
+    write_tar(tmp_path / "a" / "c.tar", *pair("2"))
+    put(tmp_path, "sizes.json", "a/README", ".DS_Store", "a/.x", ".hidden/d.tar", "._b.tar", "a/deep/e.tar")
+    found = scan_webdataset(tmp_path)
+    assert names(found) == {"a/c.tar": 1, "b.tar": 1}
+    assert found.ignored == {"other file": 3, "hidden": 4}
+
+
+def test_a_damaged_tar_is_named(tars: Path) -> None:
+    path = tars / "a-009.tar"
+    path.write_bytes(path.read_bytes()[:1200])
+    assert refused(tars).startswith(f"{path}: expected ")
+    path.write_bytes(b"\x1f\x8b gzip")
+    assert "compressed by gzip. Decompress it; it need not be unpacked" in refused(tars)
+
+
+# --- splits and keys --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tar", "split"),
+    [
+        ("train-000000.tar", "train"),
+        ("imagenet1k-validation-63.tar", "val"),
+        ("imagenet_VAL_0.tar", "val"),
+        ("test.tar", "test"),
+        ("set-dev-0.tar", "val"),
+        ("Testing/000.tar", "test"),
+        ("val/000.tar", "val"),
+        ("validation/train-0.tar", "val"),
+    ],
+)
+def test_a_tar_tells_its_split_by_its_folder_or_its_name(tar: str, split: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / tar, *pair("1", "cat"))
+    assert dict(scan_webdataset(tmp_path).splits).keys() == {split}
+    assert rows(scan_webdataset(tmp_path), split) == [(f"{split}/cat/1.jpg".encode(), 0)]
+
+
+@pytest.mark.parametrize("tar", ["strain-0.tar", "0.tar", "training.tar.tar", "contest.tar"])
+def test_a_word_within_a_word_is_no_split(tar: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / tar, *pair("1", "cat"))
+    expected = b"train/cat/1.jpg" if tar.startswith("training") else b"cat/1.jpg"
+    assert rows(scan_webdataset(tmp_path)) == [(expected, 0)]
+
+
+def test_a_split_that_only_some_tars_tell_or_that_is_two_is_refused(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train-0.tar", *pair("1"))
+    write_tar(tmp_path / "more-0.tar", *pair("2"))
+    message = refused(tmp_path)
+    assert "found 'train-0.tar' of 'train' beside 'more-0.tar'. Put them in folders train, val, test" in message
+    (tmp_path / "more-0.tar").rename(tmp_path / "train-val-0.tar")
+    assert "train-val-0.tar: expected the name of one split in it, found train and val" in refused(tmp_path)
+
+
+def test_tars_in_which_no_label_is_one_are_refused_before_they_are_converted(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "0.tar", *pair("1", "3.0"), *pair("2", "1.0"))
+    message = "expected samples with a label, found none in 2: the label of the sample '1.jpg' in 0.tar: expected a"
+    assert refused(path).startswith(f"{path}: {message}")
+    path = write_tar(tmp_path / "0.tar", ("1.jpg", b"x"), ("1.json", b'{"label": [0.1, 0.9]}'))
+    assert "expected an integer or a name as 'label', found [0.1, 0.9] (a set has one class for each" in refused(path)
+
+
+def test_two_words_for_one_split_are_both_named(tmp_path: Path) -> None:
+    write_tar(tmp_path / "val-0.tar", *pair("1"))
+    write_tar(tmp_path / "Val-1.tar", *pair("2"))
+    assert list(scan_webdataset(tmp_path).splits) == ["val"]
+    write_tar(tmp_path / "validation-0.tar", *pair("3"))
+    assert "expected one word for the split 'val', found 'val' and 'validation'" in refused(tmp_path)
+    path = write_tar(tmp_path / "tars" / "0.tar", *pair("dev/a/1", "a"), *pair("valid/a/2", "a"))
+    assert "expected one word for the split 'val', found 'dev' and 'valid'" in refused(path)
+
+
+def test_the_first_folder_of_all_samples_tells_the_split_if_no_tar_does(tmp_path: Path) -> None:
+    files = [*pair("train/a/1", "a"), *pair("validation/a/2", "a"), *pair("train/b/3", "b")]
+    found = scan_webdataset(write_tar(tmp_path / "0.tar", *files))
+    assert rows(found) == [(b"train/a/1.jpg", 0), (b"train/b/3.jpg", 1)]
+    assert rows(found, "val") == [(b"val/a/2.jpg", 0)]
+    found = scan_webdataset(write_tar(tmp_path / "0.tar", *files, *pair("other/4", "a")))
+    assert [key for key, _ in rows(found)] == [
+        b"a/train/a/1.jpg",
+        b"a/validation/a/2.jpg",
+        b"b/train/b/3.jpg",
+        b"a/other/4.jpg",
+    ]
+
+
+@pytest.mark.parametrize("prefix", ["", "{class}/", "{split}/{class}/"])
+@pytest.mark.parametrize("in_name", [True, False])
+def test_names_with_and_without_the_folders_of_a_tree_give_the_keys_of_the_tree(
+    prefix: str, in_name: bool, tmp_path: Path
+) -> None:
+    tree = draw_imagenet(tmp_path / "imagenet")
+    for split in ("train", "val"):
+        files = []
+        for path in images_of(tree, split):
+            name = prefix.format_map({"class": path.parent.name, "split": split}) + path.name
+            files += [(name, b"x"), (name.replace(".JPEG", ".cls"), path.parent.name.encode())]
+        write_tar(tmp_path / "tars" / (f"{split}-0.tar" if in_name else f"{split}/0.tar"), *files)
+    found, expected = scan_webdataset(tmp_path / "tars"), scan_tree(tree)
+    assert found.classes == CLASSES
+    for split in ("train", "val"):
+        assert sorted(rows(found, split)) == sorted(rows(expected, split))
+
+
+def test_names_that_begin_anew_in_each_tar_are_told_apart_by_the_tar(tmp_path: Path) -> None:
+    for tar, label in (("train-0", "x"), ("train-1", "x"), ("val-0", "x")):
+        write_tar(tmp_path / f"{tar}.tar", *pair("000", label), *pair("001", "y"))
+    found = scan_webdataset(tmp_path)
+    assert [key for key, _ in rows(found)] == [
+        b"train/x/train-0/000.jpg",
+        b"train/y/train-0/001.jpg",
+        b"train/x/train-1/000.jpg",
+        b"train/y/train-1/001.jpg",
+    ]
+    write_tar(tmp_path / "one.tar", *pair("x/1", "x"), *pair("1", "x"))
+    assert "expected samples of different names in a tar, found 'x/one/1.jpg' twice" in refused(tmp_path / "one.tar")
+
+
+def test_a_set_of_a_usual_size_is_one_of_many_tars_in_order(tmp_path: Path) -> None:
+    tree = draw_imagenet(tmp_path / "imagenet", train=30)
+    src = write_webdataset(tree, tmp_path / "src", samples_per_tar=3)
+    assert len(list(src.glob("train-*.tar"))) == 40
+    found = scan_webdataset(src)
+    assert names(found) == {path.name: 3 for path in src.glob("train-*")} | {
+        "val-000000.tar": 3,
+        "val-000001.tar": 3,
+        "val-000002.tar": 2,
+    }
+    images = [path.name for path in images_of(tree, "train")]
+    assert [source.key.decode().rpartition("/")[2] for source in found.splits["train"]] == images
+    assert json.dumps(sorted(found.classes)) == json.dumps(list(CLASSES))

@@ -1,0 +1,330 @@
+"""The bytes of the format, written down here as literals: a change of any of them is a change of the format."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.format.layout import (
+    HEADER_NBYTES,
+    check_sample_shape,
+    index_dtype,
+    index_header,
+    index_name,
+    index_nbytes,
+    is_safe_name,
+    key_field_nbytes,
+    sample_nbytes,
+    shard_header,
+    shard_name,
+    shard_nbytes,
+)
+from shardio.format.manifest import load_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+"""Three samples in two shards, published once. No test writes here."""
+
+GOLDEN_PIXELS: tuple[tuple[int, ...], ...] = (
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17),
+    (255, 254, 253, 252, 251, 250, 0, 1, 2, 128, 127, 126, 64, 32, 16, 8, 4, 2),
+    (7, 77, 177, 9, 99, 199, 1, 10, 100, 2, 20, 200, 3, 30, 30, 5, 55, 155),
+)
+GOLDEN_LABELS = (0, 1, 0)
+GOLDEN_KEYS = (b"cat/tom.png", b"dog/rex.png", b"cat/garfield-\xc3\xbc.png")
+GOLDEN_WIDTHS = (500, 499, 3)
+GOLDEN_HEIGHTS = (375, 333, 2)
+GOLDEN_CRC32 = (3707076485, 2560197574, 3162116248)
+GOLDEN_DIGEST = "f93259f2ac6f31f0d46f83ad9df1404461f8fc4299c52d0f0afd4ac5b4293253"
+GOLDEN_SHA256 = {
+    "manifest.json": "24dc3011aae570032deacc20e2c293f37f71a820faafd91cfa8fa6bb10e0d964",
+    "rejects.jsonl": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    "train-00000.npy": "2e4687c0088ddcaedca680c63dce0cb9f2e1bda4a96baac8f08c048d905f6e89",
+    "train-00001.npy": "04495d06aa479de349eb59693b697c5977df765f3e0d61a98072b0b1e7ac495d",
+    "train-index.npy": "0f612d4d77c3df0ce1991fb166b23550ec7b1deae49d043caa8d58321bb61ffd",
+}
+
+
+def padded(text: bytes) -> bytes:
+    """A golden header: 4,096 bytes, spaces between the text and the newline at the end."""
+    return text + b" " * (4095 - len(text)) + b"\n"
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+def test_shard_headers_are_these_bytes() -> None:
+    small = padded(
+        b"\x93NUMPY\x01\x00\xf6\x0f{'descr': '|u1', 'fortran_order': False, 'shape': (2, 2, 3, 3), }",
+    )
+    assert shard_header(2, (2, 3, 3)) == small
+    assert hashlib.sha256(small).hexdigest() == "c517f8f4cdeb88b5c9cc214eadc0eab66ede55ed015d7c0853c17fad60b4cbf6"
+    imagenet = padded(
+        b"\x93NUMPY\x01\x00\xf6\x0f{'descr': '|u1', 'fortran_order': False, 'shape': (1281167, 256, 256, 3), }",
+    )
+    assert shard_header(1281167, (256, 256, 3)) == imagenet
+    assert hashlib.sha256(imagenet).hexdigest() == "8f49bd5ae10ea579256a310bca61eabc2fb75e65a3696b886e55efd54720b9a0"
+
+
+def test_index_headers_are_these_bytes() -> None:
+    small = padded(
+        b"\x93NUMPY\x01\x00\xf6\x0f{'descr': [('label', '<i8'), ('key', '|S20'), ('source_width', '<u4'), "
+        b"('source_height', '<u4'), ('crc32', '<u4')], 'fortran_order': False, 'shape': (3,), }"
+    )
+    assert index_header(3, 20) == small
+    assert hashlib.sha256(small).hexdigest() == "498506b4f14e9d64a1fd2b8ee6fd6ee5aebab43b06b852cd4b73b4748d2196fe"
+    imagenet = padded(
+        b"\x93NUMPY\x01\x00\xf6\x0f{'descr': [('label', '<i8'), ('key', '|S28'), ('source_width', '<u4'), "
+        b"('source_height', '<u4'), ('crc32', '<u4')], 'fortran_order': False, 'shape': (1281167,), }"
+    )
+    assert index_header(1281167, 28) == imagenet
+    assert hashlib.sha256(imagenet).hexdigest() == "6c52f7c3dfa6aea77cc93939b0924b3ad51160db5d959fa8366fc990f507bbb7"
+
+
+@pytest.mark.parametrize("num_samples", [1, 9, 10, 1281167, 10**10, 1 << 53])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (224, 224, 3), (65536, 65536, 65536)])
+def test_every_header_is_one_page(num_samples: int, shape: tuple[int, int, int]) -> None:
+    assert HEADER_NBYTES == 4096
+    assert len(shard_header(num_samples, shape)) == 4096
+    for key_nbytes in (4, 12, 65532):
+        assert len(index_header(num_samples, key_nbytes)) == 4096
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 1), (7, 11, 3), (32, 32, 3), (2, 1, 4)])
+@pytest.mark.parametrize("num_samples", [1, 2, 9, 10, 101])
+def test_numpy_maps_shards_as_they_are(tmp_path: Path, num_samples: int, shape: tuple[int, int, int]) -> None:
+    pixels = np.random.default_rng(num_samples).integers(0, 256, (num_samples, *shape), dtype=np.uint8)
+    path = tmp_path / "shard.npy"
+    path.write_bytes(shard_header(num_samples, shape) + pixels.tobytes())
+    assert path.stat().st_size == shard_nbytes(num_samples, shape) == 4096 + num_samples * sample_nbytes(shape)
+    mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    assert mapped.dtype == np.uint8
+    assert mapped.flags.c_contiguous
+    assert mapped.offset == 4096
+    np.testing.assert_array_equal(mapped, pixels, strict=True)
+
+
+@pytest.mark.parametrize("key_nbytes", [4, 12, 20, 252, 4092])
+@pytest.mark.parametrize("num_samples", [1, 3, 1000])
+def test_numpy_maps_indexes_as_they_are(tmp_path: Path, num_samples: int, key_nbytes: int) -> None:
+    rng = np.random.default_rng(key_nbytes)
+    rows = np.zeros(num_samples, index_dtype(key_nbytes))
+    rows["label"] = rng.integers(-(1 << 63), (1 << 63) - 1, num_samples)
+    rows["key"] = [bytes(rng.integers(1, 256, key_nbytes, dtype=np.uint8)) for _ in range(num_samples)]
+    for name in ("source_width", "source_height", "crc32"):
+        rows[name] = rng.integers(0, 1 << 32, num_samples)
+    path = tmp_path / "index.npy"
+    path.write_bytes(index_header(num_samples, key_nbytes) + rows.tobytes())
+    assert path.stat().st_size == index_nbytes(num_samples, key_nbytes)
+    mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    assert mapped.dtype == rows.dtype
+    assert mapped.dtype.names == ("label", "key", "source_width", "source_height", "crc32")
+    np.testing.assert_array_equal(mapped, rows)
+
+
+# --- index rows ------------------------------------------------------------------------------------------------------
+
+
+def test_index_fields_are_aligned_without_padding_for_every_key_length() -> None:
+    for longest in range(1, 301):
+        width = key_field_nbytes(longest)
+        assert longest <= width < longest + 8
+        assert width % 8 == 4
+        dtype = index_dtype(width)
+        assert dtype.fields is not None
+        assert dtype.itemsize == 8 + width + 3 * 4
+        assert dtype.itemsize % 8 == 0
+        offsets = {name: dtype.fields[name][1] for name in dtype.names or ()}
+        assert offsets == {
+            "label": 0,
+            "key": 8,
+            "source_width": 8 + width,
+            "source_height": 12 + width,
+            "crc32": 16 + width,
+        }
+        assert all(offset % dtype[name].alignment == 0 for name, offset in offsets.items())
+
+
+def test_index_dtype_takes_the_widths_that_key_field_nbytes_gives_and_no_other() -> None:
+    allowed = {key_field_nbytes(longest) for longest in range(301)}
+    for width in range(-4, 305):
+        if width in allowed:
+            assert index_dtype(width)["key"].itemsize == width
+        else:
+            with pytest.raises(ValueError, match=rf"must be 4 bytes more than a multiple of 8; found {width}$"):
+                index_dtype(width)
+
+
+# --- names and shapes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "A", "0", "train", "train-00000.npy", "a.b_c-d", "x..y", "val.", "9" * 200, "con", "-".join("ab")]
+)
+def test_safe_names_are_accepted(name: str) -> None:
+    assert is_safe_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "-rf",
+        "_x",
+        "/x",
+        "a/b",
+        "../x",
+        "a\\b",
+        "a b",
+        " a",
+        "a\n",
+        "a\0b",
+        "a:b",
+        "a*",
+        "a~",
+        "\u00fc",
+        "n\u0430me",
+        "\u0661",
+        "\ud800",
+        "9" * 201,
+        "x" * 300,
+    ],
+)
+def test_unsafe_names_are_refused(name: str) -> None:
+    assert not is_safe_name(name)
+
+
+def test_safe_characters_are_exactly_these() -> None:
+    first = {chr(code) for code in range(0x3000) if is_safe_name(chr(code))}
+    later = {chr(code) for code in range(0x3000) if is_safe_name("a" + chr(code))}
+    alphanumeric = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
+    assert first == alphanumeric
+    assert later == alphanumeric | set("._-")
+
+
+def test_file_names_come_from_the_split() -> None:
+    assert shard_name("train", 0) == "train-00000.npy"
+    assert shard_name("val", 12345) == "val-12345.npy"
+    assert shard_name("train", 100000) == "train-100000.npy"
+    assert index_name("train") == "train-index.npy"
+    assert all(is_safe_name(shard_name("t", number)) for number in (0, 99999, 10**6))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (256, 256, 3), (65536, 1, 65536)])
+def test_sample_shapes_are_accepted(shape: tuple[int, int, int]) -> None:
+    assert check_sample_shape(shape) == shape
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (),
+        (1,),
+        (2, 2),
+        (1, 2, 3, 4),
+        (0, 1, 1),
+        (1, -1, 1),
+        (1, 1, 65537),
+        (1.0, 1, 1),
+        (True, 1, 1),
+        ("1", 1, 1),
+        (None, 1, 1),
+        (np.int64(1), 1, 1),
+    ],
+)
+def test_other_sample_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"must be \(height, width, channels\), each from 1 to 65536; found") as caught:
+        check_sample_shape(shape)
+    assert repr(shape) in str(caught.value)
+
+
+# --- the golden set --------------------------------------------------------------------------------------------------
+
+
+def golden_array() -> np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]:
+    return np.array(GOLDEN_PIXELS, np.uint8).reshape(3, 2, 3, 3)
+
+
+def test_golden_files_are_the_published_ones() -> None:
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in GOLDEN.iterdir()}
+    assert found == GOLDEN_SHA256
+
+
+def test_golden_shards_are_a_header_and_the_pixels() -> None:
+    header = b"\x93NUMPY\x01\x00\xf6\x0f{'descr': '|u1', 'fortran_order': False, 'shape': (%d, 2, 3, 3), }"
+    first, second = (GOLDEN / "train-00000.npy").read_bytes(), (GOLDEN / "train-00001.npy").read_bytes()
+    assert first == padded(header % 2) + bytes(GOLDEN_PIXELS[0]) + bytes(GOLDEN_PIXELS[1])
+    assert second == padded(header % 1) + bytes(GOLDEN_PIXELS[2])
+
+
+def test_golden_index_is_a_header_and_three_rows_of_forty_bytes() -> None:
+    rows = (
+        b"\0\0\0\0\0\0\0\0" b"cat/tom.png\0\0\0\0\0\0\0\0\0" b"\xf4\x01\0\0" b"\x77\x01\0\0" b"\x85\x7f\xf5\xdc"
+        b"\x01\0\0\0\0\0\0\0" b"dog/rex.png\0\0\0\0\0\0\0\0\0" b"\xf3\x01\0\0" b"\x4d\x01\0\0" b"\xc6\x83\x99\x98"
+        b"\0\0\0\0\0\0\0\0" b"cat/garfield-\xc3\xbc.png\0" b"\x03\0\0\0" b"\x02\0\0\0" b"\x98\x10\x7a\xbc"
+    )  # fmt: skip
+    data = (GOLDEN / "train-index.npy").read_bytes()
+    assert data[4096:] == rows
+    assert data[:4096] == padded(
+        b"\x93NUMPY\x01\x00\xf6\x0f{'descr': [('label', '<i8'), ('key', '|S20'), ('source_width', '<u4'), "
+        b"('source_height', '<u4'), ('crc32', '<u4')], 'fortran_order': False, 'shape': (3,), }"
+    )
+
+
+def test_golden_set_opens_with_these_samples() -> None:
+    shards = open_shards(GOLDEN)
+    assert len(shards) == 3
+    assert shards.sample_shape == (2, 3, 3)
+    assert shards.classes == ("cat", "dog")
+    assert shards.digest == GOLDEN_DIGEST
+    for i, (image, label) in enumerate(shards):
+        assert tuple(image.ravel().tolist()) == GOLDEN_PIXELS[i]
+        assert label == GOLDEN_LABELS[i]
+    assert tuple(shards.labels.tolist()) == GOLDEN_LABELS
+    assert tuple(shards.index["key"].tolist()) == GOLDEN_KEYS
+    assert tuple(shards.index["source_width"].tolist()) == GOLDEN_WIDTHS
+    assert tuple(shards.index["source_height"].tolist()) == GOLDEN_HEIGHTS
+    assert tuple(shards.index["crc32"].tolist()) == GOLDEN_CRC32
+    out = np.zeros((3, 2, 3, 3), np.uint8)
+    shards.gather(np.array([2, 0, 1]), out)
+    np.testing.assert_array_equal(out, golden_array()[[2, 0, 1]])
+
+
+def test_golden_checksums_are_those_of_the_literals() -> None:
+    assert tuple(zlib.crc32(bytes(pixels)) for pixels in GOLDEN_PIXELS) == GOLDEN_CRC32
+    manifest = load_manifest(GOLDEN)
+    assert list(manifest.splits) == ["train"]
+    entries = [manifest.rejects, manifest.splits["train"].index, *manifest.splits["train"].shards]
+    published = {name: sha256 for name, sha256 in GOLDEN_SHA256.items() if name != "manifest.json"}
+    assert {entry.file: entry.sha256 for entry in entries} == published
+    assert verify(GOLDEN).ok
+
+
+def test_golden_set_is_readable_with_numpy_alone() -> None:
+    pixels = np.concatenate([np.load(GOLDEN / f"train-0000{n}.npy", mmap_mode="r") for n in range(2)])
+    np.testing.assert_array_equal(pixels, golden_array(), strict=True)
+    index = np.load(GOLDEN / "train-index.npy", mmap_mode="r", allow_pickle=False)
+    assert index["key"].tolist() == list(GOLDEN_KEYS)
+    assert index["label"].tolist() == list(GOLDEN_LABELS)
+
+
+def test_the_same_samples_give_the_golden_bytes_again(tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    with ShardWriter(out, (2, 3, 3), classes=["cat", "dog"], shard_nbytes=4096 + 2 * 18) as writer:
+        for i, pixels in enumerate(golden_array()):
+            size = (GOLDEN_HEIGHTS[i], GOLDEN_WIDTHS[i])
+            writer.append(pixels, GOLDEN_LABELS[i], key=GOLDEN_KEYS[i], source_size=size)
+    assert {path.name for path in out.iterdir()} == set(GOLDEN_SHA256)
+    # Not the manifest: it names the version of the package that wrote it.
+    for name in set(GOLDEN_SHA256) - {"manifest.json"}:
+        assert (out / name).read_bytes() == (GOLDEN / name).read_bytes(), name
+    assert load_manifest(out).digest == GOLDEN_DIGEST

@@ -1,0 +1,852 @@
+"""manifest.json: whatever bytes somebody else put there, the answer is a sound manifest or one clear FormatError."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio.errors import ConvertError, FormatError, SetNotFoundError
+from shardio.format.manifest import (
+    FileEntry,
+    IndexEntry,
+    Manifest,
+    RejectsEntry,
+    ShardEntry,
+    Split,
+    check_names_fit,
+    commit_manifest,
+    load_manifest,
+    parse_manifest,
+)
+
+Document = dict[str, Any]
+JsonPath = tuple[str | int, ...]
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def small_manifest() -> Manifest:
+    """Samples of (2, 3, 3) = 18 bytes; rows of 8 + 12 + 12 = 32 bytes."""
+    train = Split(
+        num_samples=3,
+        index=IndexEntry("train-index.npy", 4096 + 3 * 32, sha("ti"), 12),
+        shards=(
+            ShardEntry("train-00000.npy", 4096 + 2 * 18, sha("t0"), 2),
+            ShardEntry("train-00001.npy", 4096 + 18, sha("t1"), 1),
+        ),
+    )
+    val = Split(
+        num_samples=1,
+        index=IndexEntry("val-index.npy", 4096 + 24, sha("vi"), 4),
+        shards=(ShardEntry("val-00000.npy", 4096 + 18, sha("v0"), 1),),
+    )
+    return Manifest(
+        sample_shape=(2, 3, 3),
+        classes=("cat", "d\u00f6g", "\U0001f42d"),
+        splits={"train": train, "val": val},
+        rejects=RejectsEntry("rejects.jsonl", 77, sha("r"), 2),
+        provenance={"shardio": "0.1.0", "conversion": {"size": [2, 3], "share": 0.5, "seed": None}},
+    )
+
+
+def document() -> Document:
+    parsed: Document = json.loads(small_manifest().dumps())
+    return parsed
+
+
+def seal(changed: Document) -> Document:
+    """Give the document the digest of its own content, so that nothing but the change itself can be refused."""
+    content = {key: value for key, value in changed.items() if key not in ("digest", "provenance")}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return {**changed, "digest": sha(text)}
+
+
+def dump(value: object) -> bytes:
+    return json.dumps(value).encode("ascii")
+
+
+def at(root: Any, path: JsonPath) -> Any:
+    for step in path:
+        root = root[step]
+    return root
+
+
+def put(root: Any, path: JsonPath, value: object) -> None:
+    at(root, path[:-1])[path[-1]] = value
+
+
+def paths(value: object, prefix: JsonPath = ()) -> Iterator[JsonPath]:
+    """Every place in a JSON value, the value itself first."""
+    yield prefix
+    children: list[tuple[str | int, object]] = []
+    if isinstance(value, dict):
+        children = list(value.items())
+    elif isinstance(value, list):
+        children = list(enumerate(value))
+    for step, child in children:
+        yield from paths(child, (*prefix, step))
+
+
+def refused(data: bytes, most_characters: int = 2000) -> str:
+    """The message with which parse_manifest refuses these bytes: what was expected and what was found, in few words."""
+    with pytest.raises(FormatError) as caught:
+        parse_manifest(data)
+    message = str(caught.value)
+    assert "expected" in message or "must be" in message, message
+    assert "found" in message, message
+    assert len(message) < most_characters, f"{len(message)} characters: {message[:300]}"
+    return message
+
+
+# --- values and bytes ------------------------------------------------------------------------------------------------
+
+
+def test_a_manifest_comes_back_as_it_was() -> None:
+    manifest = small_manifest()
+    data = manifest.dumps()
+    again = parse_manifest(data)
+    assert again == manifest
+    assert again.digest == manifest.digest
+    assert again.dumps() == data
+    assert data.isascii()
+    assert data.endswith(b"}\n")
+
+
+def test_commit_publishes_what_load_reads(tmp_path: Path) -> None:
+    commit_manifest(tmp_path, small_manifest())
+    assert os.listdir(tmp_path) == ["manifest.json"]
+    assert load_manifest(tmp_path) == small_manifest()
+    assert load_manifest(str(tmp_path)) == small_manifest()
+    assert (tmp_path / "manifest.json").read_bytes() == small_manifest().dumps()
+
+
+def test_the_digest_is_sha256_of_the_canonical_content() -> None:
+    assert document() == seal(document())
+    assert small_manifest().digest == "bf7ec64952b424889f72655e123c7d55a9bab8f6760080adab068df381b86624"
+
+
+def test_the_digest_names_content_and_neither_provenance_nor_layout() -> None:
+    manifest = small_manifest()
+    assert replace(manifest, provenance={"by": "somebody else"}).digest == manifest.digest
+    backwards = dict(reversed(list(manifest.splits.items())))
+    assert replace(manifest, splits=backwards).digest == manifest.digest
+    assert parse_manifest(dump(document())).digest == manifest.digest
+    digests = {manifest.digest}
+    for path in paths(document()):
+        value = at(document(), path)
+        if path and path[0] in ("provenance", "digest"):
+            continue
+        if isinstance(value, (str, int)):
+            changed = document()
+            put(changed, path, value + 1 if isinstance(value, int) else value + "x")
+            digests.add(seal(changed)["digest"])
+    assert len(digests) == 1 + sum(
+        isinstance(at(document(), path), (str, int)) and path[0] not in ("provenance", "digest")
+        for path in paths(document())
+    )
+
+
+def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Manifest] = []
+    content = Manifest._content
+    monkeypatch.setattr(Manifest, "_content", lambda self: (calls.append(self), content(self))[1])
+    manifest = small_manifest()
+    digests = {manifest.digest for _ in range(10)}
+    assert digests == {replace(manifest).digest}
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("num_classes", "num_shards"), [(3, 1), (1000, 2), (10, 3000), (2000, 1000)])
+def test_the_size_of_a_manifest_is_foreseen_and_not_more_than_a_fifth_too_large(
+    num_classes: int, num_shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classes = tuple(f"n{i:08d} \u00e9" for i in range(num_classes))
+    shards = tuple(ShardEntry(f"train-{i:05d}.npy", 4096 + 7 * 18, sha(str(i)), 7) for i in range(num_shards))
+    index = IndexEntry("train-index.npy", 4096 + 7 * num_shards * 32, sha("i"), 12)
+    rejects = RejectsEntry("rejects.jsonl", 0, sha(""), 0)
+    manifest = Manifest((2, 3, 3), classes, {"train": Split(7 * num_shards, index, shards)}, rejects)
+    found: list[int] = []
+    monkeypatch.setattr("shardio.format.manifest._check_room", lambda nbytes, *others: found.append(nbytes))
+    check_names_fit(classes, (), [shard.file for shard in shards])
+    assert len(manifest.dumps()) - 1000 < found[0] < 1.2 * len(manifest.dumps())
+
+
+def test_a_manifest_that_no_reader_takes_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = small_manifest()
+    monkeypatch.setattr("shardio.format.manifest.MAX_MANIFEST_NBYTES", len(manifest.dumps()))
+    commit_manifest(tmp_path, manifest)
+    load_manifest(tmp_path)
+    other = replace(manifest, classes=(*manifest.classes, "bird"))
+    with pytest.raises(ConvertError, match=r"expected at most 1,\d+ bytes, found 1,\d+ for 4 classes and 3 shards"):
+        commit_manifest(tmp_path, other)
+    assert load_manifest(tmp_path) == manifest
+
+
+def test_nbytes_is_the_size_of_all_files_but_the_manifest() -> None:
+    assert small_manifest().nbytes == (4096 + 96) + (4096 + 36) + (4096 + 18) + (4096 + 24) + (4096 + 18) + 77
+
+
+def test_manifests_are_frozen() -> None:
+    manifest = small_manifest()
+    with pytest.raises(FrozenInstanceError, match="sample_shape"):
+        manifest.sample_shape = (1, 1, 1)  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError, match="nbytes"):
+        manifest.rejects.nbytes = 0  # type: ignore[misc]
+
+
+def test_entries_say_what_sha256sum_says() -> None:
+    entry = FileEntry("x", 3, sha("abc"))
+    assert entry.sha256 == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+_RECORDS: list[JsonPath] = [
+    (),
+    ("rejects",),
+    ("splits", "train"),
+    ("splits", "val"),
+    ("splits", "train", "index"),
+    ("splits", "train", "shards", 0),
+    ("splits", "train", "shards", 1),
+]
+
+
+@pytest.mark.parametrize("path", _RECORDS, ids=lambda path: ".".join(map(str, path)) or "top")
+def test_every_key_is_needed(path: JsonPath) -> None:
+    for key in at(document(), path):
+        changed = document()
+        del at(changed, path)[key]
+        message = refused(dump(changed if path == () else seal(changed)))
+        assert key in message, message
+        # The name and the version of the format are looked at before anything else.
+        assert "without" in message or key in ("format", "format_version"), message
+
+
+@pytest.mark.parametrize("path", _RECORDS, ids=lambda path: ".".join(map(str, path)) or "top")
+@pytest.mark.parametrize("key", ["extra", "", "File", "sha256 ", "__class__", "\ud800"])
+def test_no_other_key_is_taken(path: JsonPath, key: str) -> None:
+    changed = document()
+    at(changed, path)[key] = "x"
+    message = refused(dump(seal(changed)))
+    assert "with unknown" in message, message
+    assert repr(key) in message, message
+
+
+def test_a_set_needs_a_split() -> None:
+    changed = document()
+    changed["splits"] = {}
+    assert refused(dump(seal(changed))) == "splits: expected at least one, found none"
+
+
+@pytest.mark.parametrize("path", [*_RECORDS, ("splits",), ("provenance",)], ids=lambda path: ".".join(map(str, path)))
+def test_repeated_keys_are_refused_by_name(path: JsonPath) -> None:
+    inner = json.dumps(at(document(), path))
+    assert inner in json.dumps(document())
+    key = sorted(at(document(), path))[-1]
+    repeated = "{" + f"{json.dumps(key)}: 0, " + inner[1:]
+    message = refused(json.dumps(document()).replace(inner, repeated, 1).encode())
+    assert "distinct keys" in message, message
+    assert key in message, message
+
+
+def test_a_repeated_key_is_named_among_many() -> None:
+    keys = ", ".join(f'"k{i:02}": 0' for i in range(50))
+    text = dump(document()).decode().replace('"provenance": {', f'"provenance": {{{keys}, "k33": 1, ')
+    assert "k33" in refused(text.encode())
+
+
+# --- types -----------------------------------------------------------------------------------------------------------
+
+_NO_COUNT: list[object] = [
+    True,
+    False,
+    1.0,
+    1.5,
+    "1",
+    "",
+    None,
+    [],
+    {},
+    [1],
+    -1,
+    2**53 + 1,
+    2**64,
+    10**400,
+]
+_NO_STRING: list[object] = [True, 1, 1.5, None, [], {}, ["x"]]
+_NO_LIST: list[object] = [True, 1, 1.5, None, "x", {}, {"0": 1}]
+_NO_OBJECT: list[object] = [True, 1, 1.5, None, "x", [], [["file", "x"]]]
+_BAD_NAMES: list[object] = [
+    *_NO_STRING,
+    "",
+    ".",
+    "..",
+    "../x",
+    "/x",
+    "/etc/passwd",
+    ".hidden",
+    "a/b",
+    "a\\b",
+    "a\0b",
+    "a b",
+    "a\n",
+    "x" * 201,
+    "x" * 300,
+    "\u00fc",
+    "\uff0e\uff0e\uff0fx",
+    "\ud800",
+    "-x",
+]
+_NO_SHA256: list[object] = [
+    *_NO_STRING,
+    "",
+    "0" * 63,
+    "0" * 65,
+    "0" * 63 + "g",
+    "A" * 64,
+    "0" * 64 + "\n",
+    " " + "0" * 63,
+    "\u0660" * 64,
+]
+_WRONG: dict[str, list[object]] = {
+    "nbytes": _NO_COUNT,
+    "num_rejects": _NO_COUNT,
+    "num_samples": [*_NO_COUNT, 0],
+    "key_nbytes": [*_NO_COUNT, 0, 1, 3, 5, 8, 16, 65540],
+    "file": _BAD_NAMES,
+    "sha256": _NO_SHA256,
+    "shards": _NO_LIST,
+    "classes": _NO_LIST,
+    "index": _NO_OBJECT,
+    "rejects": _NO_OBJECT,
+    "splits": _NO_OBJECT,
+    "provenance": _NO_OBJECT,
+    "train": _NO_OBJECT,
+    "val": _NO_OBJECT,
+    "sample_shape": [*_NO_LIST, [], [2], [2, 3], [2, 3, 3, 1]],
+    "format": [*_NO_STRING, "", "Shardio", "shardio ", "x"],
+    "format_version": [*_NO_COUNT, 0, 2, 10**6],
+}
+
+
+def _name_of(path: JsonPath) -> str:
+    """As messages write it: splits.train.shards[0].nbytes"""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def _typed_places() -> list[tuple[JsonPath, list[object]]]:
+    places: list[tuple[JsonPath, list[object]]] = []
+    for path in paths(document()):
+        if path[:1] == ("classes",) and len(path) == 2:
+            places.append((path, _NO_STRING))
+        elif path[:1] == ("sample_shape",) and len(path) == 2:
+            places.append((path, [*_NO_COUNT, 0, 65537]))
+        elif path and (path[0] != "provenance" or len(path) == 1) and path[-1] in _WRONG:
+            places.append((path, _WRONG[str(path[-1])]))
+        elif path[:1] == ("splits",) and isinstance(path[-1], int):
+            places.append((path, _NO_OBJECT))
+    return places
+
+
+def test_every_field_is_among_the_typed_places() -> None:
+    untyped = set(paths(document())) - {path for path, _ in _typed_places()}
+    assert {path for path in untyped if path[:1] != ("provenance",)} == {(), ("digest",)}
+
+
+@pytest.mark.parametrize(("path", "wrong"), _typed_places(), ids=[_name_of(path) for path, _ in _typed_places()])
+def test_wrong_values_are_refused_by_field(path: JsonPath, wrong: list[object]) -> None:
+    for value in wrong:
+        changed = document()
+        put(changed, path, copy.deepcopy(value))
+        # The digest is right, so that only the check of this field can refuse it.
+        message = refused(dump(seal(changed)))
+        field = "sample_shape" if path[0] == "sample_shape" else _name_of(path)
+        assert message.startswith(f"{field}: "), f"{value!r}: {message}"
+        found = repr(value) if isinstance(value, (str, int, float, type(None))) else ""
+        assert found[:70] in message, f"{value!r}: {message}"
+
+
+@pytest.mark.parametrize("value", [None, True, 1, "", "0" * 64, "A" * 64, [], {}, ["x"]])
+def test_a_wrong_digest_is_refused(value: object) -> None:
+    message = refused(dump({**document(), "digest": value}))
+    assert message.startswith(f"digest: expected {small_manifest().digest}"), message
+    assert repr(value) in message
+
+
+@pytest.mark.parametrize("name", [name for name in _BAD_NAMES if isinstance(name, str)])
+def test_bad_split_names_are_refused(name: str) -> None:
+    changed = document()
+    changed["splits"][name] = changed["splits"].pop("train")
+    message = refused(dump(seal(changed)))
+    assert message.startswith("splits: expected a safe name"), message
+    assert repr(name)[:70] in message
+
+
+def test_any_class_name_is_a_class_name() -> None:
+    for name in ("", "a/b", "../x", "a\0b", "\udc80", "\udcff", "x" * 10_000, "n01440764", "\u00fc"):
+        changed = document()
+        changed["classes"] = [name]
+        assert parse_manifest(dump(seal(changed))).classes == (name,)
+    changed["classes"] = []
+    assert parse_manifest(dump(seal(changed))).classes == ()
+
+
+# --- parts that contradict each other --------------------------------------------------------------------------------
+
+
+def test_repeated_classes_are_refused_by_name() -> None:
+    changed = document()
+    changed["classes"] = ["cat", "dog", "mouse", "dog"]
+    message = refused(dump(seal(changed)))
+    assert message.startswith("classes: expected distinct names, found"), message
+    assert "dog" in message, message
+
+
+def _file_places() -> list[JsonPath]:
+    return [path for path in paths(document()) if path and path[-1] == "file"]
+
+
+@pytest.mark.parametrize("change", [str, str.upper, str.title])
+def test_no_two_files_have_one_name_even_in_another_case(change: Callable[[str], str]) -> None:
+    for path in _file_places():
+        for other in _file_places():
+            if path == other:
+                continue
+            changed = document()
+            name = change(at(changed, other))
+            put(changed, path, name)
+            message = refused(dump(seal(changed)))
+            assert "expected distinct names" in message, message
+            assert name.lower() in message.lower(), message
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "Manifest.json", "MANIFEST.JSON"])
+def test_no_file_is_the_manifest(name: str) -> None:
+    for path in _file_places():
+        changed = document()
+        put(changed, path, name)
+        message = refused(dump(seal(changed)))
+        assert f"{name!r}: expected distinct names" in message, message
+
+
+def test_a_split_counts_what_its_shards_count() -> None:
+    changed = document()
+    changed["splits"]["train"]["num_samples"] = 4
+    assert refused(dump(seal(changed))) == "splits.train.num_samples: expected the shards' sum 3, found 4"
+    changed = document()
+    changed["splits"]["train"]["shards"] = []
+    assert refused(dump(seal(changed))) == "splits.train.num_samples: expected the shards' sum 0, found 3"
+
+
+@pytest.mark.parametrize("delta", [-4096, -18, -1, 1, 18])
+def test_shard_sizes_follow_from_their_samples(delta: int) -> None:
+    changed = document()
+    changed["splits"]["train"]["shards"][1]["nbytes"] += delta
+    message = refused(dump(seal(changed)))
+    assert message == (
+        f"splits.train, train-00001.npy: nbytes: expected 4114 for 1 samples of (2, 3, 3), found {4114 + delta}"
+    )
+
+
+def test_index_sizes_follow_from_their_samples() -> None:
+    changed = document()
+    changed["splits"]["val"]["index"]["nbytes"] += 1
+    message = refused(dump(seal(changed)))
+    assert message == "splits.val, val-index.npy: nbytes: expected 4120, found 4121"
+    changed = document()
+    changed["splits"]["val"]["index"]["key_nbytes"] = 12
+    message = refused(dump(seal(changed)))
+    assert message == "splits.val, val-index.npy: nbytes: expected 4128, found 4120"
+
+
+def test_manifests_made_in_memory_are_checked_too() -> None:
+    manifest = small_manifest()
+    with pytest.raises(FormatError, match=r"expected the shards' sum 3, found 2"):
+        replace(manifest, splits={"train": replace(manifest.splits["train"], num_samples=2)})
+    with pytest.raises(ValueError, match=r"must be \(height, width, channels\).*found \(0, 3, 3\)"):
+        replace(manifest, sample_shape=(0, 3, 3))
+    with pytest.raises(FormatError, match=r"file 'train-index.npy': expected distinct names, found it twice"):
+        replace(manifest, rejects=replace(manifest.rejects, file="train-index.npy"))
+
+
+@pytest.mark.parametrize("version", [2, 3, 1000])
+def test_a_newer_version_is_named_whatever_else_it_has(version: int) -> None:
+    newer = {"format": "shardio", "format_version": version, "pages": [{}]}
+    assert refused(dump(newer)) == (f"format_version: expected 1 (a newer set needs a newer shardio), found {version}")
+
+
+# --- bytes that are no manifest --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b" \n",
+        b"{",
+        b"}",
+        b"{}",
+        b"[]",
+        b"0",
+        b"null",
+        b'"shardio"',
+        b"\0",
+        b"\x93NUMPY\x01\x00",
+        b"\xff\xfe{\0}\0",
+        b"\xef\xbb\xbf{}",
+        b"{'format': 'shardio'}",
+        b'{"format": "shardio",}',
+        b'{"format": "shardio"} {}',
+        b'{"format": "shardio", "format_version": 1} // x',
+        b"NaN",
+        b"<html>404 Not Found</html>",
+        "{\u00fc}".encode(),
+        b'{"format": "shardio", "format_version": ' + b"1" * 100_000 + b"}",
+        b'{"format": "shardio", "format_version": ' + b"1" * 4_000 + b"}",
+        b'{"format": "shardio", "format_version": 1e999}',
+        b'{"format": "shardio", "format_version": -0.0}',
+        b'{"format": "' + b"x" * 1_000_000 + b'"}',
+    ],
+    ids=lambda data: repr(data[:24]),
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    refused(data)
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("path", [("splits", "train", "num_samples"), ("rejects", "nbytes"), ("provenance", "x")])
+def test_constants_that_json_does_not_have_are_refused(path: JsonPath, constant: str) -> None:
+    changed = document()
+    put(changed, path, "HERE")
+    message = refused(dump(changed).replace(b'"HERE"', constant.encode()))
+    assert not message.startswith("digest"), message
+
+
+_BEYOND = {
+    "1e999": "numbers that float64 holds, found '1e999'",
+    "-1e999": "numbers that float64 holds, found '-1e999'",
+    "1" * 4301: "integers of at most 4300 digits, found '1111",
+    r'"\ud800"': r"lone surrogates stand for bytes (U+DC80 to U+DCFF), found '\ud800'",
+    r'"\udc7f"': r"found '\udc7f'",
+    r'"x\udd00x"': r"found 'x\udd00x'",
+    r'"\udfff"': r"found '\udfff'",
+    r'"\ude00\ud83d"': r"found '\ude00\ud83d'",
+    r'{"\ud800": 1}': r"found '\ud800'",
+    r'[[{"a": ["\ud800"]}]]': r"found '\ud800'",
+    "[" * 100 + "]" * 100: "objects and lists at most 100 deep, found deeper ones",
+    '{"x":' * 100 + "0" + "}" * 100: "objects and lists at most 100 deep, found deeper ones",
+}
+
+
+@pytest.mark.parametrize(("value", "expected"), _BEYOND.items(), ids=lambda text: text[:20])
+def test_a_provenance_that_could_not_be_written_or_shown_again_is_refused(value: str, expected: str) -> None:
+    changed = document()
+    changed["provenance"] = "HERE"
+    assert expected in refused(dump(changed).replace(b'"HERE"', f'{{"x": {value}}}'.encode()))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("1e308", "-0.0", "1e-999", "1" * 4300, "-" + "1" * 4299, '"\\udc80\\udcff"', '"\\ud83d\\ude00"', '"\\u0000"'),
+        *("[" * 99 + "]" * 99, '{"x":' * 99 + "0" + "}" * 99),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_provenance_that_is_taken_comes_back_from_what_is_written_of_it(value: str) -> None:
+    changed = document()
+    changed["provenance"] = "HERE"
+    manifest = parse_manifest(dump(changed).replace(b'"HERE"', f'{{"x": {value}}}'.encode()))
+    assert parse_manifest(manifest.dumps()) == manifest
+
+
+def test_a_class_name_that_stands_for_no_text_and_no_bytes_is_refused() -> None:
+    for name in ("\ud800", "a\udc7fb", "\udfff"):
+        for key in ("classes", "class_names"):
+            changed = document()
+            changed["classes"] = ["x"]
+            changed[key] = [name]
+            assert f"{key}[0]: expected text" in refused(dump(seal(changed)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"provenance": {"x": float("inf")}},
+        {"provenance": {"x": float("nan")}},
+        {"provenance": {"x": "\ud800"}},
+        {"classes": ("\ud800",)},
+        {"classes": (1,)},
+    ],
+    ids=str,
+)
+def test_what_nobody_could_open_is_not_published(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(FormatError, match=r"manifest\.json: .*expected .*; nothing is published$"):
+        commit_manifest(tmp_path, replace(small_manifest(), **changes))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_manifest_that_would_be_too_large_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.format.manifest.MAX_MANIFEST_NBYTES", 100)
+    with pytest.raises(ConvertError, match=r"manifest\.json: expected at most 100 bytes, found"):
+        commit_manifest(tmp_path, small_manifest())
+    assert os.listdir(tmp_path) == []
+
+
+def test_every_prefix_is_refused() -> None:
+    data = small_manifest().dumps()
+    complete = len(data.rstrip())
+    for length in range(complete):
+        refused(data[:length])
+    assert parse_manifest(data[:complete]) == small_manifest()
+
+
+@pytest.mark.parametrize("bracket", ["[", '{"x":', "[[", '[{"x":'])
+def test_a_hundred_thousand_brackets_are_refused(bracket: str) -> None:
+    for text in (bracket * 100_000, dump(document()).decode().replace('"train": ', '"train": ' + bracket * 100_000)):
+        refused(text.encode())
+
+
+def test_no_depth_of_nesting_gets_through_or_breaks_anything() -> None:
+    """Around the depth that the JSON parser just takes, the checks and messages behind it must not run out of stack."""
+    values = ("format", "format_version", "sample_shape", "classes", "digest", "splits", "rejects", "provenance")
+    for path in [
+        *((key,) for key in values),
+        ("classes", 0),
+        ("sample_shape", 0),
+        ("splits", "train", "shards", 0, "file"),
+    ]:
+        changed = document()
+        put(changed, path, "HERE")
+        before, after = dump(changed).split(b'"HERE"')
+        for depth in [*range(1, 20), *range(850, 1010)]:
+            # The length of messages is another test's matter.
+            refused(before + b"[" * depth + b"]" * depth + after, most_characters=10_000)
+    # In provenance anything may stand, down to what the parser takes: the digest does not depend on it.
+    changed = document()
+    changed["provenance"] = {"x": "HERE"}
+    before, after = dump(changed).split(b'"HERE"')
+    taken = 0
+    for depth in [*range(1, 20), *range(850, 1010)]:
+        data = before + b"[" * depth + b"]" * depth + after
+        try:
+            parsed = parse_manifest(data)
+        except FormatError:
+            assert re.search("found a fault|at most 100 deep, found deeper ones", refused(data))
+        else:
+            taken += 1
+            assert parsed.digest == small_manifest().digest
+    assert taken == 19
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("sample_shape",), [1] * 100_000),
+        (("sample_shape", 1), "x" * 100_000),
+        (("classes",), ["x" * 100_000] * 2),
+        (("rejects",), {f"key{i}": 0 for i in range(100_000)}),
+        (("rejects",), {"x" * 100_000: 0}),
+        (("digest",), "x" * 100_000),
+        (("splits",), {"x" * 100_000: 0}),
+        (("splits", "train", "num_samples"), int("1" * 4000)),
+    ],
+    ids=["long shape", "long side", "long classes", "many keys", "long key", "digest", "split", "integer"],
+)
+def test_messages_stay_short_whatever_was_found(path: JsonPath, value: object) -> None:
+    changed = document()
+    put(changed, path, value)
+    refused(dump(changed))
+
+
+def test_the_message_about_a_long_repeated_key_is_short() -> None:
+    keys = ", ".join(f'"{"x" * 10_000}{i}": 0' for i in range(20))
+    refused(dump(document()).replace(b"{", b"{" + f'{keys}, "digest": 0, '.encode(), 1))
+
+
+# --- mutations -------------------------------------------------------------------------------------------------------
+
+
+def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
+    mutated = bytearray(data)
+    for _ in range(rng.choice([1, 1, 1, 2, 5])):
+        place = rng.randrange(len(mutated))
+        kind = rng.randrange(6)
+        if kind == 0:
+            mutated[place] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            mutated[place] = rng.choice(b'{}[]",:0123456789-+.eE\\ \n\0truefalsn\xff')
+        elif kind == 2:
+            del mutated[place : place + rng.choice([1, 1, 3, 50])]
+        elif kind == 3:
+            mutated[place:place] = rng.choice([b"0", b'"', b",", b"9" * 30, b"NaN", b"[", b"{", b"\\u0000", b"-"])
+        elif kind == 4:
+            source = rng.randrange(len(mutated))
+            mutated[place:place] = mutated[source : source + rng.choice([1, 10, 100])]
+        else:
+            del mutated[place:]
+            mutated = mutated or bytearray(b"{")
+    return bytes(mutated)
+
+
+def mutate_value(rng: random.Random, value: Document) -> Document:
+    changed = copy.deepcopy(value)
+    odd: list[Any] = [
+        *(0, 1, -1, 2, 3, 18, 32, 2**53, 2**53 + 1, 10**30, 0.5, 1.0, True, False, None),
+        *("", "x", "../x", "train-00000.npy", "a\0b", "0" * 64, "\ud800"),
+    ]
+    for _ in range(rng.choice([1, 1, 1, 2, 4])):
+        places = [path for path in paths(changed) if path]
+        if not places:
+            break
+        path = rng.choice(places)
+        parent, step = at(changed, path[:-1]), path[-1]
+        kind = rng.randrange(6)
+        if kind == 0:
+            parent[step] = rng.choice([*odd, [], {}])
+        elif kind == 1:
+            del parent[step]
+        elif kind == 2:
+            parent[step] = copy.deepcopy(at(changed, rng.choice(places)))
+        elif kind == 3 and isinstance(parent, list):
+            parent.insert(rng.randrange(len(parent) + 1), copy.deepcopy(rng.choice([*odd, *parent])))
+        elif kind == 4 and isinstance(parent, dict):
+            parent[rng.choice(["x", "file", "train", "TRAIN", "", "nbytes"])] = copy.deepcopy(parent[step])
+        elif type(parent[step]) is int:
+            parent[step] += rng.choice([-1, 1, 18, 4096])
+    return changed
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_mutated_bytes_give_the_same_content_or_a_format_error(seed: int) -> None:
+    rng = random.Random(seed)
+    manifest = small_manifest()
+    accepted = 0
+    for number in range(100):
+        data = mutate_bytes(rng, manifest.dumps())
+        try:
+            parsed = parse_manifest(data)
+        except FormatError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, mutation {number}: {error!r} for {data!r}") from error
+        accepted += 1
+        assert parsed.digest == manifest.digest, f"seed {seed}, mutation {number}: {data!r}"
+        assert parse_manifest(parsed.dumps()) == parsed, f"seed {seed}, mutation {number}: {data!r}"
+    assert accepted < 60, "the mutations hardly change anything"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_mutated_values_give_the_same_content_or_a_format_error(seed: int) -> None:
+    rng = random.Random(seed)
+    manifest = small_manifest()
+    for number in range(100):
+        changed = mutate_value(rng, document())
+        for sealed in (False, True):
+            data = dump(seal(changed) if sealed else changed)
+            try:
+                parsed = parse_manifest(data)
+            except FormatError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, mutation {number}: {error!r} for {data!r}") from error
+            wanted = seal(changed)["digest"] if sealed else manifest.digest
+            assert parsed.digest == wanted, f"seed {seed}, mutation {number}: {data!r}"
+            assert parse_manifest(parsed.dumps()) == parsed, f"seed {seed}, mutation {number}: {data!r}"
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def load_fails(folder: Path) -> str:
+    """The FormatError of load_manifest, which must name the file; a call that waits for ever is a failure."""
+    previous = signal.signal(signal.SIGALRM, _blocked)
+    signal.alarm(20)
+    try:
+        with pytest.raises(FormatError) as caught:
+            load_manifest(folder)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+    message = str(caught.value)
+    assert message.startswith(f"{folder / 'manifest.json'}: "), message
+    assert "expected" in message
+    assert "found" in message
+    return message
+
+
+def _blocked(*args: object) -> None:
+    raise AssertionError("blocked")
+
+
+def test_errors_of_parsing_name_the_file(tmp_path: Path) -> None:
+    for data in (b"", b"{", dump({**document(), "format_version": 2}), dump({**document(), "digest": ""})):
+        (tmp_path / "manifest.json").write_bytes(data)
+        load_fails(tmp_path)
+
+
+def test_a_manifest_of_more_than_64_mib_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    assert load_fails(tmp_path).endswith(f"expected at most {64 << 20} bytes, found {(64 << 20) + 1}")
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # a TiB on paper
+    load_fails(tmp_path)
+
+
+def test_a_manifest_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sound.json").write_bytes(small_manifest().dumps())
+    path = tmp_path / "manifest.json"
+    path.symlink_to("sound.json")
+    assert load_fails(tmp_path).endswith("expected a regular file, found a symbolic link")
+    path.unlink()
+    path.symlink_to("nothing")
+    assert load_fails(tmp_path).endswith("expected a regular file, found a symbolic link")
+    path.unlink()
+    os.mkfifo(path)
+    assert "expected a regular file, found a FIFO" in load_fails(tmp_path)
+    path.unlink()
+    path.mkdir()
+    assert "expected a regular file, found a folder" in load_fails(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        ([], "this folder holds no shard set; `shardio convert SRC OUT` makes one"),
+        (["cat.jpg"], "this folder holds no shard set; `shardio convert SRC OUT` makes one"),
+        (
+            ["train-00000.npy", ".convert"],
+            "a conversion into this folder was not finished; the same `shardio convert` command",
+        ),
+    ],
+)
+def test_without_a_manifest_the_way_out_is_named(tmp_path: Path, files: list[str], hint: str) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(SetNotFoundError) as caught:
+        load_manifest(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'manifest.json'}: not found: {hint}")
+
+
+def test_a_missing_folder_and_a_file_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(SetNotFoundError, match=r"nowhere does not exist$"):
+        load_manifest(tmp_path / "nowhere")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SetNotFoundError, match=r"file is not a folder$"):
+        load_manifest(tmp_path / "file")

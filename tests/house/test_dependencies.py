@@ -1,0 +1,53 @@
+"""Packages that are slow to import, or need not be there, are imported in one place each."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from imports import MODULES, SOURCES, imports_in, modules_imported
+
+
+def packages_of(module: str) -> set[str]:
+    return {name.split(".")[0] for name in imports_in(SOURCES.get(module, ""))}
+
+
+@pytest.mark.parametrize(
+    ("package", "allowed"),
+    [
+        ("click", {"cli"}),
+        ("tqdm", {"cli"}),
+        ("PIL", {"conversion.images.decode", "loading.dataset"}),
+        ("simplejpeg", {"conversion.images.decode"}),
+        ("scipy", {"conversion.sources.ilsvrc"}),
+        ("distributed", {"conversion.engines.dask_cluster"}),
+        ("pyarrow", {"conversion.sources.arrow"}),
+        ("fsspec", {"sets.remote"}),
+        ("triton", {"augment.resample_cuda"}),
+    ],
+)
+def test_a_heavy_package_is_imported_only_where_it_is_wanted(package: str, allowed: set[str]) -> None:
+    users = {module for module in MODULES if package in packages_of(module)}
+    assert {module if module in allowed else module.split(".")[0] for module in users} <= allowed
+    assert users  # or the dependency could go
+
+
+def test_reading_a_set_needs_no_torch() -> None:
+    needed = {"reading.shardset"}
+    while more := {other for module in needed for other in modules_imported(module)} - needed:
+        needed |= more
+    assert "format.manifest" in needed
+    for module in needed:
+        assert packages_of(module).isdisjoint({"torch", "PIL", "simplejpeg", "click", "tqdm"}), module
+
+
+def test_no_module_imports_by_name_or_unpickles() -> None:
+    for module in MODULES - {"__init__"}:
+        imported = set(imports_in(SOURCES.get(module, "")))
+        assert imported.isdisjoint({"importlib", "pickle", "marshal", "shelve", "runpy"}), module
+        calls = {
+            node.func.id
+            for node in ast.walk(ast.parse(SOURCES.get(module, "")))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert calls.isdisjoint({"eval", "exec", "compile", "__import__"}), module

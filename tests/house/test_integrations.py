@@ -1,0 +1,586 @@
+"""The packages people train with, the real ones: the recipes of docs/integrations.md, and what the page says of each.
+
+A package that is not installed skips its tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import sample_pixels
+from torch.utils.data import DataLoader
+
+from shardio import ShardDataset, ShardLoader, ShardWriter
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+SHAPE = (6, 5, 3)
+# 16 batches of 32 and a rest; the validation's last batch on two ranks is one sample, and none.
+NUM_TRAIN, NUM_VAL = 520, 65
+BATCH_SIZE = 32
+FIVE_BATCHES = 100
+EPOCHS = 2
+SECONDS = 120
+
+# Runs before a recipe. A sample's label is its index, so the labels of the losses are what was trained on.
+# STOP_AFTER kills the process, as a scheduler would.
+RECORDER = """
+import json, os
+import torch
+import torch.nn.functional
+
+def rank():
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+def recording(scores, labels, *, original=torch.nn.functional.cross_entropy, steps=[], **options):
+    steps.append(labels.tolist())
+    if len(steps) == int(os.environ.get("STOP_AFTER", "0")):
+        os._exit(9)
+    with open(f"steps-{rank()}.jsonl", "a", encoding="ascii") as file:
+        file.write(json.dumps(steps[-1]) + "\\n")
+    return original(scores, labels, **options)
+
+torch.nn.functional.cross_entropy = recording
+"""
+
+# Runs after a recipe of several ranks. A thread of gloo in torch 2.13 may still let go of a Python object when the
+# interpreter is at its end, also after destroy_process_group, and torch then aborts the process.
+LAST = "\nimport os\nos._exit(0)\n"
+
+
+def sections() -> dict[str, list[str]]:
+    """The Python blocks under each heading of the page."""
+    parts = re.split(r"^## (.*)\n", PAGE, flags=re.MULTILINE)
+    blocks = {
+        title: re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for title, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    assert not re.search(r"^```python", parts[0], re.MULTILINE)
+    return blocks
+
+
+BLOCKS = sections()
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("integrations") / "out"
+    count = max(NUM_TRAIN, NUM_VAL)
+    with ShardWriter(out, SHAPE, classes=[f"c{i}" for i in range(count)], shard_nbytes=4096 + 100 * 90) as writer:
+        for split, size in (("train", NUM_TRAIN), ("val", NUM_VAL)):
+            for i in range(size):
+                writer.append(sample_pixels(i, SHAPE), i, split=split)
+    return out
+
+
+@pytest.fixture
+def reader(made_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as the page's reader has it, with the set in out/; it is the current folder."""
+    (tmp_path / "out").symlink_to(made_once)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def loader_of(**options: Any) -> ShardLoader:
+    return ShardLoader("out/", **{"batch_size": BATCH_SIZE, "device": "cpu", "num_threads": 1, **options})
+
+
+def labels_of(batches: Iterable[Any]) -> list[list[int]]:
+    return [batch[1].tolist() for batch in batches]
+
+
+def undisturbed(epochs: int = EPOCHS, **options: Any) -> list[list[int]]:
+    """The batches that a plain loop over the epochs reads."""
+    with loader_of(**options) as loader:
+        return [labels for _ in range(epochs) for labels in labels_of(loader)]
+
+
+def run(script: str, *, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in the current folder, on `ranks` processes of torchrun if there are to be more than one."""
+    Path("train.py").write_text(script, encoding="utf-8")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    # The processes of a test share this machine, and must not share a GPU.
+    settings = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "STOP_AFTER": "0"}
+    settings["TMPDIR"] = os.getcwd()  # torchrun leaves a folder of logs there
+    command = [sys.executable, *torchrun, "train.py"]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **settings, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # the ranks too: they hold the pipes open
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def succeed(result: subprocess.CompletedProcess[str]) -> None:
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+
+
+def trained_on(rank: int) -> list[list[int]]:
+    """The batches on which a rank has trained since this was last asked."""
+    path = Path(f"steps-{rank}.jsonl")
+    lines = path.read_text(encoding="ascii").splitlines()
+    path.unlink()
+    return [json.loads(line) for line in lines]
+
+
+def check_whole_epochs(per_rank: list[list[list[int]]]) -> None:
+    """Each rank had its part, and together each epoch's samples once."""
+    for rank, steps in enumerate(per_rank):
+        assert steps == undisturbed(rank=rank, world_size=len(per_rank))
+    global_batch = BATCH_SIZE * len(per_rank)
+    per_epoch = NUM_TRAIN // global_batch
+    for first in range(0, EPOCHS * per_epoch, per_epoch):
+        samples = [i for steps in per_rank for labels in steps[first : first + per_epoch] for i in labels]
+        assert len(samples) == len(set(samples)) == per_epoch * global_batch
+
+
+def check_resumed(script: str, ranks: int, saved_every: int, *, torchrun: bool = True) -> None:
+    """Kill the script in its second epoch: what was saved by then and what follows are two undisturbed epochs."""
+    per_epoch = NUM_TRAIN // (BATCH_SIZE * ranks)
+    assert per_epoch % saved_every, "the epoch's end would be a checkpoint, and not in its middle"
+    stop = per_epoch + saved_every + 3
+    started = ranks if torchrun else 1
+    assert run(script + LAST, ranks=started, STOP_AFTER=str(stop)).returncode != 0
+    kept = [trained_on(rank) for rank in range(ranks)]
+    assert [len(steps) for steps in kept] == [stop - 1] * ranks
+    succeed(run(script + LAST, ranks=started))
+    rest = [trained_on(rank) for rank in range(ranks)]
+    (saved,) = {per_epoch * EPOCHS - len(steps) for steps in rest}
+    assert per_epoch < saved < stop, "the resumed run did not begin in mid-epoch"
+    check_whole_epochs([before[:saved] + after for before, after in zip(kept, rest, strict=True)])
+
+
+def test_every_block_of_the_page_belongs_to_a_test() -> None:
+    counts = {title: len(blocks) for title, blocks in BLOCKS.items()}
+    assert counts == {"torch DDP": 1, "torchdata": 2, "Lightning": 2, "Accelerate": 1, "SPDL": 1}
+
+
+# torch
+
+
+def test_under_torchrun_it_goes_on_exactly_after_being_killed(reader: Path) -> None:
+    (block,) = BLOCKS["torch DDP"]
+    check_resumed(RECORDER + block, ranks=2, saved_every=3)
+
+
+def test_under_torchrun_each_rank_trains_on_its_part_and_the_models_stay_equal(reader: Path) -> None:
+    (block,) = BLOCKS["torch DDP"]
+    keep = "\ntorch.save([parameter.detach() for parameter in model.parameters()], f'model-{loader.world.rank}.pt')\n"
+    succeed(run(RECORDER + block + keep + LAST, ranks=2))
+    check_whole_epochs([trained_on(0), trained_on(1)])
+    first, second = (torch.load(f"model-{rank}.pt") for rank in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_mean_loss_of_an_empty_batch_is_not_a_number(reader: Path) -> None:
+    with loader_of(split="val", tail="short", shuffle=False, rank=0, world_size=2) as loader:
+        images, labels = list(loader)[-1]
+    assert len(images) == len(labels) == 0
+    assert torch.nn.functional.cross_entropy(torch.zeros(0, 9), labels).isnan()
+
+
+# torchdata
+
+# torchdata 0.11 calls torch.set_vital, which torch 2.13 has deprecated.
+set_vital = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+# torch and numpy have threads of their own, and Python from 3.12 on warns of forking with any.
+forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@set_vital
+def test_a_loader_is_stateful_as_torchdata_says_it(reader: Path) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    with loader_of() as loader:
+        assert isinstance(loader, stateful.Stateful)
+
+
+def test_the_torchdata_recipes_run(reader: Path) -> None:
+    pytest.importorskip("torchdata")
+    succeed(run("\n\n".join(BLOCKS["torchdata"])))
+
+
+@pytest.mark.parametrize("reading_ahead", [False, True])
+@pytest.mark.parametrize("stop", [0, 5, 16, 17, 20, 34])
+def test_nodes_over_a_loader_go_on_where_their_state_was_taken(stop: int, reading_ahead: bool, reader: Path) -> None:
+    nodes = pytest.importorskip("torchdata.nodes")
+
+    def build(loader: ShardLoader) -> Any:
+        source = nodes.IterableWrapper(loader)
+        return nodes.Loader(nodes.Prefetcher(source, 3) if reading_ahead else source)
+
+    expected = undisturbed(epochs=3, tail="short")
+    with loader_of(tail="short") as first, loader_of(tail="short") as second:
+        root = build(first)
+        batches = (batch for _ in range(3) for batch in root)
+        seen = labels_of(next(batches) for _ in range(stop))
+        state = json.dumps(root.state_dict())
+        resumed = build(second)
+        resumed.load_state_dict(json.loads(state))
+        batches = (batch for _ in range(3) for batch in resumed)
+        seen += labels_of(next(batches) for _ in range(len(expected) - stop))
+        assert seen == expected
+        del root, resumed, batches
+        gc.collect()
+
+
+def test_the_loader_counts_what_nodes_have_read_ahead(reader: Path) -> None:
+    nodes = pytest.importorskip("torchdata.nodes")
+    with loader_of() as loader:
+        root = nodes.Loader(nodes.Prefetcher(nodes.IterableWrapper(loader), 3))
+        batches = iter(root)
+        next(batches)
+        deadline = time.monotonic() + 10
+        while loader.state_dict()["consumed"] == BATCH_SIZE and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert loader.state_dict()["consumed"] > BATCH_SIZE
+        del root, batches
+        gc.collect()
+
+
+@forks
+@set_vital
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stateful_dataloader_over_a_shard_dataset_goes_on_in_mid_epoch(num_workers: int, reader: Path) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def build() -> Any:
+        return stateful.StatefulDataLoader(
+            ShardDataset("out/"), batch_size=BATCH_SIZE, shuffle=True, num_workers=num_workers
+        )
+
+    first = build()
+    batches = iter(first)
+    seen = labels_of(next(batches) for _ in range(5))
+    state = first.state_dict()
+    expected = seen + labels_of(batches)
+    second = build()
+    second.load_state_dict(state)
+    assert seen + labels_of(second) == expected
+    assert sorted(label for labels in expected for label in labels) == list(range(NUM_TRAIN))
+    del first, second, batches
+    gc.collect()  # of the pipes to workers that have ended
+
+
+# Lightning
+
+LIGHTNING = "\n".join(BLOCKS["Lightning"])
+# Lightning 2.6 asks isinstance(treespec, LeafSpec), which torch 2.13 has deprecated.
+leaf_spec = pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")
+# What a test resumes need not save again.
+saves_no_more = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning")
+
+
+@pytest.fixture
+def lightning(reader: Path) -> dict[str, Any]:
+    """What the page's first block defines, with five batches in an epoch."""
+    pytest.importorskip("lightning")
+    names: dict[str, Any] = {}
+    exec(BLOCKS["Lightning"][0], names)
+    names["ShardLoader"] = larger(FIVE_BATCHES)
+    return names
+
+
+def larger(batch_size: int, *, kind: type[ShardLoader] = ShardLoader, **also: Any) -> Callable[..., ShardLoader]:
+    """A ShardLoader, as the page makes it, but with these options."""
+    return lambda path, **options: kind(path, **{**options, "batch_size": batch_size, "device": "cpu", **also})
+
+
+def fit(names: dict[str, Any], *, checkpoint: str | None = None, **options: Any) -> list[list[int]]:
+    """The labels of the batches that the page's model is trained on."""
+    steps: list[list[int]] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for matrices as small as these, more are slower
+
+    class Model(names["Model"]):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            steps.append(batch[1].tolist())
+            return super().training_step(batch, batch_idx)
+
+    options = {"accelerator": "cpu", "devices": 1, "callbacks": [], "enable_checkpointing": False, **options}
+    trainer = names["L"].Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, **options)
+    data = names["Data"]()
+    try:
+        trainer.fit(Model(int(np.prod(SHAPE)), max(NUM_TRAIN, NUM_VAL)), datamodule=data, ckpt_path=checkpoint)
+    finally:
+        data.teardown("fit")  # which Lightning does not call after an error
+        torch.set_num_threads(threads)
+    return steps
+
+
+def test_lightning_goes_on_exactly_after_being_killed_on_two_ranks_of_its_own(reader: Path) -> None:
+    pytest.importorskip("lightning")
+    assert LIGHTNING.count('devices="auto"') == 1
+    script = RECORDER + LIGHTNING.replace('devices="auto"', 'devices=2, accelerator="cpu"')
+    counted = "print(trainer.callback_metrics['val_count'].item(), file=open(f'counted-{rank()}', 'w'))\n"
+    check_resumed(script + counted, ranks=2, saved_every=3, torchrun=False)
+    assert [Path(f"counted-{rank}").read_text() for rank in range(2)] == [f"{NUM_VAL:.1f}\n"] * 2
+
+
+SAVING = {
+    "in mid-epoch": {"every_n_train_steps": 3},
+    "at the last step": {"every_n_train_steps": 5},
+    "after validation": {"every_n_epochs": 1, "save_on_train_epoch_end": False},
+    "at the end of the epoch": {"every_n_epochs": 1, "save_on_train_epoch_end": True},
+}
+
+
+def check_every_checkpoint(names: dict[str, Any], when: str, stop: int, **options: Any) -> None:
+    """From each checkpoint it goes on with what an undisturbed run, which ends at `stop`, trains on after it."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    expected = undisturbed(epochs=3, batch_size=FIVE_BATCHES)[:stop]
+    saving = ModelCheckpoint("saved", filename="{step}", save_top_k=-1, **SAVING[when])
+    options["num_sanity_val_steps"] = 0
+    assert fit(names, callbacks=[saving], enable_checkpointing=True, **options) == expected
+    every = SAVING[when].get("every_n_train_steps", 5)
+    for step in range(every, stop, every):
+        assert fit(names, checkpoint=f"saved/step={step}.ckpt", **options) == expected[step:], step
+
+
+@leaf_spec
+@saves_no_more
+@pytest.mark.parametrize(
+    ("when", "validations"), [(when, n) for when in SAVING for n in (0, 1) if n or when != "after validation"]
+)
+def test_lightning_goes_on_exactly_from_every_checkpoint(
+    when: str, validations: int, lightning: dict[str, Any]
+) -> None:
+    check_every_checkpoint(lightning, when, 15, max_epochs=3, limit_val_batches=validations)
+
+
+@leaf_spec
+@saves_no_more
+@pytest.mark.parametrize("when", ["in mid-epoch", "at the last step"])
+def test_lightning_goes_on_exactly_where_max_steps_ends_the_training(when: str, lightning: dict[str, Any]) -> None:
+    check_every_checkpoint(lightning, when, 13, max_steps=13, max_epochs=-1, limit_val_batches=0)
+
+
+class PlainLoader(DataLoader[Any]):
+    """torch's own, in the order of the samples."""
+
+    def __init__(self, path: str, *, split: str = "train", **options: Any) -> None:
+        super().__init__(ShardDataset(path, split), batch_size=FIVE_BATCHES, drop_last=True)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+@leaf_spec
+@saves_no_more
+@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers:UserWarning")
+@pytest.mark.parametrize("kind", [PlainLoader, larger(FIVE_BATCHES)])
+def test_lightning_begins_an_epoch_twice_after_a_checkpoint_of_the_end_of_one_in_a_training_of_max_steps(
+    kind: Callable[..., Any], lightning: dict[str, Any]
+) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    lightning["ShardLoader"] = kind
+    options = {"max_steps": 8, "max_epochs": -1, "limit_val_batches": 0}
+    saving = ModelCheckpoint("saved", filename="{step}", save_top_k=-1, **SAVING["at the end of the epoch"])
+    expected = fit(lightning, callbacks=[saving], enable_checkpointing=True, **options)
+    resumed = fit(lightning, checkpoint="saved/step=5.ckpt", **options)
+    assert resumed[0] == expected[5]
+    assert resumed[1] != expected[6]
+
+
+@leaf_spec
+@saves_no_more
+def test_lightning_ends_a_resumed_epoch_too_early_if_batches_have_grown(lightning: dict[str, Any]) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    saving = ModelCheckpoint("saved", filename="{step}", save_top_k=-1, every_n_train_steps=2)
+    options = {"max_epochs": 1, "limit_val_batches": 0}
+    fit(lightning, callbacks=[saving], enable_checkpointing=True, **options)
+    lightning["ShardLoader"] = larger(160)
+    (batch,) = fit(lightning, checkpoint="saved/step=2.ckpt", **options)
+    assert 2 * len(batch) == 2 * 160 == NUM_TRAIN - 2 * FIVE_BATCHES
+
+
+@leaf_spec
+@saves_no_more
+def test_lightning_calls_iter_once_more_than_it_reads(lightning: dict[str, Any]) -> None:
+    begun: list[int] = []
+
+    class Counting(ShardLoader):
+        def __iter__(self) -> Any:
+            begun.append(1)
+            return super().__iter__()
+
+    lightning["ShardLoader"] = larger(FIVE_BATCHES, kind=Counting)
+    assert len(fit(lightning, max_epochs=2, limit_val_batches=0)) == 2 * 5
+    assert len(begun) == 3
+
+
+@leaf_spec
+@saves_no_more
+def test_lightning_repeats_the_same_batches_without_shuffling_and_refuses_to_overfit(lightning: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="You requested to overfit"), pytest.raises(ValueError, match="DataLoader"):
+        fit(lightning, max_epochs=2, overfit_batches=2, limit_val_batches=0)
+    lightning["ShardLoader"] = larger(FIVE_BATCHES, shuffle=False)
+    first, second, third, fourth = fit(lightning, max_epochs=2, limit_train_batches=2, limit_val_batches=0)
+    assert [first, second] == [third, fourth]
+
+
+# Accelerate
+
+
+@pytest.fixture
+def accelerate(reader: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    accelerate = pytest.importorskip("accelerate")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    return accelerate
+
+
+def test_accelerate_goes_on_exactly_after_being_killed_on_two_ranks_and_counts_each_sample_once(
+    accelerate: Any,
+) -> None:
+    (block,) = BLOCKS["Accelerate"]
+    check = f"""
+assert sorted(right) == list(range({NUM_VAL})), sorted(right)
+with ShardLoader("out/", **options, split="val", tail="pad") as padded:
+    assert sum(len(accelerator.gather_for_metrics(labels)) for _, labels in padded) == 2 * 2 * {BATCH_SIZE}
+with ShardLoader("out/", **options, split="val", tail="short") as short:
+    assert accelerator.reduce(torch.tensor(sum(len(labels) for _, labels in short)), "sum") == {NUM_VAL}
+"""
+    check_resumed(RECORDER + block + check, ranks=2, saved_every=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"split_batches": True, "even_batches": False},
+        {"dispatch_batches": True},
+        {"use_stateful_dataloader": True, "use_seedable_sampler": True},
+    ],
+)
+@set_vital
+def test_accelerate_prepares_a_loader_by_leaving_it_alone(options: dict[str, Any], accelerate: Any) -> None:
+    accelerator = accelerate.Accelerator(dataloader_config=accelerate.DataLoaderConfiguration(**options))
+    with loader_of() as loader:
+        assert accelerator.prepare(loader) is loader
+        assert labels_of(loader) == undisturbed(epochs=1)
+
+
+def test_what_accelerate_wants_a_dataloader_for_refuses_a_loader(accelerate: Any) -> None:
+    accelerator = accelerate.Accelerator()
+    with loader_of() as loader:
+        with pytest.raises(AttributeError, match="drop_last"):
+            accelerator.prepare_data_loader(loader)
+        with pytest.raises((TypeError, ValueError)):
+            next(iter(accelerate.skip_first_batches(loader)))
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 16, 17, 31])
+def test_accelerate_saves_and_loads_the_place_of_a_registered_loader(stop: int, accelerate: Any) -> None:
+    expected = undisturbed(epochs=3)
+    with loader_of() as first, loader_of() as second:
+        accelerator = accelerate.Accelerator()
+        accelerator.register_for_checkpointing(first)
+        batches = (batch for _ in range(3) for batch in first)
+        seen = labels_of(next(batches) for _ in range(stop))
+        accelerator.save_state("checkpoint")
+        accelerator = accelerate.Accelerator()
+        accelerator.register_for_checkpointing(second)
+        accelerator.load_state("checkpoint")
+        while (batches := iter(second)).epoch < 3:
+            seen += labels_of(batches)
+        assert seen == expected
+
+
+def test_a_rest_of_accumulated_gradients_is_completed_by_the_next_epoch(accelerate: Any) -> None:
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=5)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    stepped = []
+    with loader_of() as loader:
+        for step, _ in enumerate(batch for _ in range(2) for batch in loader):
+            with accelerator.accumulate(model):
+                if accelerator.sync_gradients:
+                    stepped.append(step + 1)
+    assert stepped == [5, 10, 15, 20, 25, 30]
+
+
+# SPDL
+
+
+def test_the_spdl_recipe_runs(reader: Path) -> None:
+    pytest.importorskip("spdl.pipeline")
+    succeed(run(BLOCKS["SPDL"][0]))
+
+
+def spdl_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "spdl" in thread.name]
+
+
+def test_batches_stay_valid_in_an_spdl_pipeline_and_each_sample_comes_once(reader: Path) -> None:
+    spdl = pytest.importorskip("spdl.pipeline")
+
+    def slowly(batch: Any) -> Any:
+        time.sleep(0.002)  # so that the source is ahead of the stage
+        return batch
+
+    with loader_of(batch_size=8, tail="short", prefetch=1) as loader:
+        builder = spdl.PipelineBuilder().add_source(loader).pipe(slowly, concurrency=3).add_sink(2)
+        pipeline = builder.build(num_threads=3)
+        with pipeline.auto_stop():
+            batches = list(pipeline)
+        assert sorted(label for labels in labels_of(batches) for label in labels) == list(range(NUM_TRAIN))
+        for images, labels in batches:
+            for image, label in zip(images, labels.tolist(), strict=True):
+                assert np.array_equal(image.permute(1, 2, 0).numpy(), sample_pixels(label, SHAPE))
+
+
+@pytest.mark.parametrize("stop", [1, 5, 16])
+def test_a_place_that_travels_through_spdl_is_exact(stop: int, reader: Path) -> None:
+    pytest.importorskip("spdl.pipeline")
+    names: dict[str, Any] = {}
+    exec(BLOCKS["SPDL"][0].split("\n\n\nwith ")[0], names)
+    expected = undisturbed(epochs=1)
+    with loader_of() as loader:
+        batches = names["pipeline"](loader)
+        with batches.auto_stop():
+            items = list(islice(batches, stop))
+    seen = labels_of(items)
+    with loader_of() as loader:
+        loader.load_state_dict(items[-1][2])
+        batches = names["pipeline"](loader)
+        with batches.auto_stop():
+            seen += [labels.tolist() for _, labels, _ in batches][: len(expected) - stop]
+    assert seen == expected
+
+
+def test_an_spdl_pipeline_that_is_stopped_early_leaves_nothing_running(reader: Path) -> None:
+    spdl = pytest.importorskip("spdl.pipeline")
+    with loader_of(batch_size=8) as loader:
+        pipeline = spdl.PipelineBuilder().add_source(loader).add_sink(2).build(num_threads=1)
+        with pipeline.auto_stop():
+            next(iter(pipeline))
+        deadline = time.monotonic() + 10
+        while spdl_threads() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not spdl_threads()
+        assert loader.state_dict()["consumed"] < NUM_TRAIN

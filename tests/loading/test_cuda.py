@@ -1,0 +1,485 @@
+"""The lines of shardio.loading.cuda, run on a simulated device that does what it is asked as late, and in any order, as
+it may.
+
+tests/loading/test_gpu.py runs them on a GPU, where there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import simulated_cuda
+import torch
+from conftest import sample_pixels
+from simulated_cuda import Event, Simulation, Stream, Tensor
+
+import shardio.loading.cuda
+import shardio.loading.loader
+from shardio.loading.cuda import CudaCopier, PinnedSlot, numa_node
+from shardio.loading.loader import ShardLoader
+from shardio.loading.prefetch import MOST_AHEAD, CopyCounts, DevicePrefetch, Tensors
+from shardio.loading.ring import Ring, Slot
+from shardio.system.direct import ALIGNMENT
+
+SHAPE = (6, 5, 3)
+BATCH = 5
+NUM_SAMPLES = 47
+NBYTES = BATCH * (int(np.prod(SHAPE)) + 8 + 8)
+POISON = 0xEE
+PICTURES = torch.from_numpy(np.stack([sample_pixels(i, SHAPE) for i in range(NUM_SAMPLES)])).permute(0, 3, 1, 2)
+
+
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Simulation]:
+    """simulate(seed, haste): a device that shardio.loading.cuda takes for CUDA's."""
+
+    def make(seed: int = 0, haste: float = 0.4) -> Simulation:
+        simulation = Simulation(seed, haste)
+        monkeypatch.setattr(shardio.loading.cuda, "torch", simulation.torch())
+        return simulation
+
+    return make
+
+
+@pytest.fixture
+def loader_on(
+    simulate: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch, make_set: Callable[..., Path]
+) -> Iterator[Callable[..., tuple[Simulation, ShardLoader]]]:
+    """A simulation and a loader whose batches go there. Its slots are spoiled as soon as they are released."""
+    release = Ring.release
+
+    def poison(ring: Ring, slot: Slot) -> None:
+        slot.images.fill(POISON)
+        slot.labels.fill(-POISON)
+        slot.indices.fill(-POISON)
+        release(ring, slot)
+
+    monkeypatch.setattr(Ring, "release", poison)
+    with contextlib.ExitStack() as stack:
+
+        def make(seed: int = 0, haste: float = 0.4, **options: object) -> tuple[Simulation, ShardLoader]:
+            simulation = simulate(seed, haste)
+            monkeypatch.setattr(shardio.loading.loader, "_make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
+            path = make_set(NUM_SAMPLES, SHAPE)
+            loader = ShardLoader(path, BATCH, device="cpu", seed=seed, return_indices=True, **options)  # type: ignore[arg-type]
+            return simulation, stack.enter_context(loader)
+
+        yield make
+
+
+class Check:
+    """Work of the consumer: the batch is looked at when the device gets to it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.seen: list[int] = []
+        self._launch = simulation.launch
+
+    def __call__(self, batch: tuple[Tensor, ...]) -> None:
+        self._launch(self._look, *batch)
+
+    def _look(self, images: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor) -> None:
+        assert torch.equal(images, PICTURES[indices])
+        assert torch.equal(labels, indices % 7)
+        self.seen += indices.tolist()
+
+
+def write_and_look(simulation: Simulation, nbytes: int, value: int) -> None:
+    """A tensor of the consumer's own: written, looked at later, and dropped before either has happened."""
+    tensor = simulation.empty((nbytes,), dtype=torch.uint8, device="simulated")
+    simulation.launch(lambda memory: memory.fill_(value), tensor)
+    for _ in range(3):
+        simulation.launch(lambda memory: None, tensor)
+
+    def look(memory: torch.Tensor) -> None:
+        assert (memory == value).all(), "somebody else has written here"
+
+    simulation.launch(look, tensor)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("haste", [0.0, 0.4, 0.95])
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+def test_every_byte_arrives_whenever_the_device_gets_to_it(
+    prefetch: int, haste: float, seed: int, loader_on: Callable[..., tuple[Simulation, ShardLoader]]
+) -> None:
+    simulation, loader = loader_on(seed, haste, prefetch=prefetch, tail="short")
+    check = Check(simulation)
+    expected = []
+    for epoch in range(3):
+        expected += [i for batch in loader._sampler.batches(epoch) for i in batch.tolist()]
+        for number, batch in enumerate(loader):
+            check(batch)
+            del batch
+            for tensor in PICTURES[:BATCH].nbytes, BATCH * 8:
+                write_and_look(simulation, tensor, number)
+    simulation.synchronize()
+    assert check.seen == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_stream_may_change_from_batch_to_batch(
+    seed: int, loader_on: Callable[..., tuple[Simulation, ShardLoader]]
+) -> None:
+    simulation, loader = loader_on(seed, 0.2, prefetch=2)
+    rng = random.Random(seed)
+    streams = [simulation.default, Stream(simulation), Stream(simulation)]
+    check = Check(simulation)
+    for _ in range(4):
+        iterator = iter(loader)
+        for number in range(len(loader)):
+            with simulation.stream(rng.choice(streams)):
+                batch = next(iterator)
+                write_and_look(simulation, BATCH * 8, number)
+                check(batch)
+                del batch
+                write_and_look(simulation, PICTURES[:BATCH].nbytes, number)
+    simulation.synchronize()
+    assert len(check.seen) == 4 * len(loader) * BATCH
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
+def test_memory_of_a_dropped_batch_returns_though_the_device_is_far_behind(
+    prefetch: int, loader_on: Callable[..., tuple[Simulation, ShardLoader]]
+) -> None:
+    simulation, loader = loader_on(haste=0.0, prefetch=prefetch)
+    check = Check(simulation)
+    for _ in range(5):
+        for batch in loader:
+            check(batch)
+            del batch
+    # Started and not yet taken; reserved; in the caller's hands.
+    assert simulation.most_allocated <= (max(1, prefetch) + 1 + 1) * NBYTES
+    assert simulation.allocated == 0
+    simulation.synchronize()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
+def test_the_host_is_held_back_after_a_bounded_number_of_steps(
+    prefetch: int, loader_on: Callable[..., tuple[Simulation, ShardLoader]]
+) -> None:
+    simulation, loader = loader_on(haste=0.0, prefetch=prefetch, weights=[1.0] * NUM_SAMPLES, num_draws=30 * BATCH)
+    done: list[int] = []
+    most = 0
+    for number, batch in enumerate(loader):
+        most = max(most, number - len(done))
+        simulation.launch(lambda images: done.append(1), batch[0])
+    assert 2 <= most <= MOST_AHEAD + prefetch + 2
+    assert loader.stats()["slots"] <= loader._ring.capacity
+    simulation.synchronize()
+
+
+def test_a_steady_loop_makes_no_new_slot(loader_on: Callable[..., tuple[Simulation, ShardLoader]]) -> None:
+    for haste in (0.0, 0.5, 1.0):
+        simulation, loader = loader_on(haste=haste)
+        for _ in range(20):
+            for batch in loader:
+                simulation.launch(lambda images: None, batch[0])
+        assert loader.stats()["slots"] <= loader._ring.capacity
+        simulation.synchronize()
+
+
+# DevicePrefetch by hand, where the order of events matters.
+
+
+class Counts(SimpleNamespace):
+    copy_seconds = 0.0
+
+
+class Hand:
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.copier = CudaCopier("simulated")  # type: ignore[arg-type]
+        self.ring = Ring(8, lambda: self.copier.new_slot(BATCH, SHAPE))
+        self.counts: CopyCounts = Counts()
+        self.prefetch = DevicePrefetch(self.copier, self.ring, self.counts)
+
+    def start(self, value: int) -> None:
+        slot = self.ring.acquire()
+        slot.images.fill(value)
+        slot.labels.fill(value)
+        slot.indices.fill(value)
+        self.prefetch.start(slot, BATCH)
+
+    def look(self, tensors: Tensors, value: int, when: Callable[[], bool] = lambda: True) -> None:
+        def run(*values: torch.Tensor) -> None:
+            assert all((one == value).all() for one in values)
+
+        self.simulation.launch(run, *tensors, when=when)
+
+
+@pytest.fixture
+def hand(simulate: Callable[..., Simulation]) -> Hand:
+    return Hand(simulate(haste=0.0))
+
+
+def test_a_batch_that_was_late_is_copied_during_the_step_before_it(hand: Hand) -> None:
+    stepping = True
+    hand.start(1)
+    hand.look(hand.prefetch.take(), 1, when=lambda: not stepping)
+    hand.start(2)  # when it was due
+    second = hand.prefetch._transfers[0]
+    while hand.simulation.step():
+        pass
+    assert second.done()  # type: ignore[attr-defined]
+    hand.look(hand.prefetch.take(), 2)
+    hand.start(3)
+    third = hand.prefetch._transfers[0]
+    while hand.simulation.step():
+        pass
+    assert not third.done()  # its memory may be that of the first
+    stepping = False
+    hand.prefetch.close()
+    hand.simulation.synchronize()
+
+
+def test_copying_is_timed_without_what_it_waits_for(hand: Hand) -> None:
+    for _ in range(500):
+        hand.simulation.launch(lambda: None)
+    hand.start(1)
+    hand.prefetch.take()
+    assert hand.counts.copy_seconds == 0.0
+    hand.prefetch.close()
+    assert 0.004 <= hand.counts.copy_seconds < 0.05  # three copies and an event, and what else came between them
+    hand.simulation.synchronize()
+
+
+def test_copy_seconds_are_those_of_all_iterators(loader_on: Callable[..., tuple[Simulation, ShardLoader]]) -> None:
+    simulation, loader = loader_on(haste=1.0)
+    assert loader.stats()["copy_seconds"] == 0.0
+    seen = []
+    for _ in range(3):
+        assert len(list(loader)) == len(loader)
+        seen.append(loader.stats()["copy_seconds"])
+    assert seen[0] >= len(loader) * 0.004
+    assert seen == sorted(set(seen))
+    simulation.synchronize()
+
+
+def test_the_consumer_waits_for_its_own_batch_only(hand: Hand) -> None:
+    """Events are used again with their slots: once a copy is known to be done, they may belong to a later one."""
+    hand.start(1)
+    hand.simulation.synchronize()
+    hand.prefetch.reclaim(0)
+    held = True
+    hand.simulation.launch(lambda: None, when=lambda: not held)
+    hand.start(2)
+    hand.start(3)  # into memory for which it waits
+    assert hand.ring.num_made == 2
+    hand.look(hand.prefetch.take(), 1)
+    held = False
+    queue = hand.simulation.default.queue
+    assert len([run for when, run in queue if not when()]) == 0
+    hand.look(hand.prefetch.take(), 2)
+    hand.look(hand.prefetch.take(), 3)
+    hand.prefetch.close()
+    hand.simulation.synchronize()
+
+
+def test_a_batch_that_nobody_takes_is_not_copied_into_memory_of_others(hand: Hand) -> None:
+    hand.simulation.slow = hand.copier._stream
+    for value in (1, 2, 3):
+        hand.start(value)
+    hand.prefetch.close()
+    for value in range(4):
+        write_and_look(hand.simulation, PICTURES[:BATCH].nbytes, value)
+    hand.simulation.synchronize()
+    assert hand.ring.num_free == hand.ring.num_made
+
+
+def test_an_interrupt_while_waiting_for_copies_endangers_no_memory(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    hand.simulation.slow = hand.copier._stream
+    for value in (1, 2, 3):
+        hand.start(value)
+    with monkeypatch.context() as patch:
+        patch.setattr(Event, "synchronize", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hand.prefetch.close()
+    for value in range(4):
+        write_and_look(hand.simulation, PICTURES[:BATCH].nbytes, value)
+    del hand.prefetch
+    for value in range(4):
+        write_and_look(hand.simulation, PICTURES[:BATCH].nbytes, value)
+    hand.simulation.synchronize()
+
+
+def test_an_interrupt_while_a_batch_is_taken_endangers_no_memory(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(device: object) -> Stream:
+        raise KeyboardInterrupt
+
+    hand.simulation.slow = hand.copier._stream
+    hand.start(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shardio.loading.cuda.torch.cuda, "current_stream", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hand.prefetch.take()
+    gc.collect()
+    with monkeypatch.context() as patch:
+        patch.setattr(DevicePrefetch, "reclaim", lambda self, most_copying: None)
+        hand.prefetch.close()
+    del hand.prefetch
+    for value in range(4):
+        write_and_look(hand.simulation, PICTURES[:BATCH].nbytes, value)
+    hand.simulation.synchronize()
+
+
+@pytest.mark.parametrize("copied", [0, 1, 2])
+def test_an_interrupt_while_starting_a_copy_endangers_no_memory(
+    copied: int, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Tensor.copy_
+    calls = 0
+
+    def interrupted(tensor: Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+        nonlocal calls
+        calls += 1
+        copy(tensor, source, non_blocking)
+        if calls > copied:
+            raise KeyboardInterrupt
+
+    hand.simulation.slow = hand.copier._stream
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "copy_", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            hand.start(1)
+    gc.collect()  # the frames that the exception has kept, and what was reserved in them
+    hand.prefetch.close()
+    for value in range(4):
+        write_and_look(hand.simulation, PICTURES[:BATCH].nbytes, value)
+        write_and_look(hand.simulation, BATCH * 8, value)
+    hand.simulation.synchronize()
+
+
+# Slots, and where they lie.
+
+
+def test_slots_begin_on_a_page_and_their_arrays_are_their_tensors(hand: Hand) -> None:
+    slot = hand.copier.new_slot(BATCH, SHAPE)
+    assert isinstance(slot, PinnedSlot)
+    for tensor, array in zip(slot.tensors, (slot.images, slot.labels, slot.indices), strict=True):
+        assert array.ctypes.data == tensor.data_ptr()
+        assert array.ctypes.data % ALIGNMENT == 0
+        assert array.shape == tensor.shape
+        array.fill(77)
+        assert (tensor == 77).all()
+    assert slot.images.dtype == np.uint8
+    assert slot.labels.dtype == slot.indices.dtype == np.int64
+
+
+def test_memory_that_begins_on_a_page_is_taken_as_it_is(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def empty(shape: tuple[int, ...] | int, dtype: torch.dtype, device: str, pin_memory: bool) -> torch.Tensor:
+        nbytes = torch.empty(shape, dtype=dtype).nbytes
+        asked.append(nbytes)
+        raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+        start = -raw.data_ptr() % ALIGNMENT
+        return raw[start : start + nbytes].view(dtype).view(shape)
+
+    monkeypatch.setattr(shardio.loading.cuda.torch, "empty", empty)
+    hand.copier.new_slot(BATCH, SHAPE)
+    assert asked == [BATCH * int(np.prod(SHAPE)), BATCH * 8, BATCH * 8]
+
+
+def test_slots_are_made_while_the_device_s_node_is_preferred(
+    simulate: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = simulate()
+    preferred: list[int | None] = []
+    asked = []
+
+    @contextlib.contextmanager
+    def preferring_node(node: int | None) -> Iterator[None]:
+        preferred.append(node)
+        yield
+        preferred.pop()
+
+    def empty(*shape: object, **options: object) -> object:
+        asked.append(list(preferred))
+        return simulation.empty(*shape, **options)  # type: ignore[arg-type]
+
+    def node_of_pci_device(*address: int) -> int:
+        assert address == (0x10, 0xDC, 3)
+        return 1
+
+    properties = SimpleNamespace(pci_domain_id=0x10, pci_bus_id=0xDC, pci_device_id=3)
+    monkeypatch.setattr(shardio.loading.cuda.torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(shardio.loading.cuda.torch, "empty", empty)
+    monkeypatch.setattr(shardio.loading.cuda, "preferring_node", preferring_node)
+    monkeypatch.setattr(shardio.loading.cuda, "node_of_pci_device", node_of_pci_device)
+    CudaCopier("simulated").new_slot(BATCH, SHAPE)  # type: ignore[arg-type]
+    assert len(asked) >= 3
+    assert all(nodes == [1] for nodes in asked)
+    assert preferred == []
+
+
+def test_a_torch_that_tells_no_pci_address_leaves_the_node_unknown(hand: Hand) -> None:
+    assert numa_node(torch.device("cuda", 0)) is None
+
+
+# The double itself.
+
+
+def test_the_double_notices_memory_that_is_used_again_too_early() -> None:
+    simulation = Simulation(haste=0.0)
+    other = Stream(simulation)
+    tensor = simulation.empty((8,), dtype=torch.uint8, device="simulated")
+    simulation.slow = other
+    other.wait_stream(simulation.default)
+    with simulation.stream(other):
+        simulation.launch(lambda memory: None, tensor)
+    del tensor  # without record_stream
+    write_and_look(simulation, 8, 1)
+    with pytest.raises(AssertionError, match="after it had been used by a later one"):
+        simulation.synchronize()
+
+
+def test_the_double_keeps_memory_for_the_streams_that_were_recorded() -> None:
+    simulation = Simulation(haste=0.0)
+    other = Stream(simulation)
+    tensor = simulation.empty((8,), dtype=torch.uint8, device="simulated")
+    other.wait_stream(simulation.default)
+    with simulation.stream(other):
+        simulation.launch(lambda memory: None, tensor)
+    tensor.record_stream(other)
+    del tensor
+    write_and_look(simulation, 8, 1)
+    assert simulation.most_allocated == 16
+    simulation.synchronize()
+    write_and_look(simulation, 8, 2)
+    assert simulation.most_allocated == 16
+    simulation.synchronize()
+
+
+def test_the_double_notices_a_wait_for_ever() -> None:
+    simulation = Simulation()
+    simulation.launch(lambda: None, when=lambda: False)
+    event = simulation.default.record_event()
+    with pytest.raises(AssertionError, match="cannot happen"):
+        event.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("double", "real"), [(simulated_cuda.Stream, torch.cuda.Stream), (simulated_cuda.Event, torch.cuda.Event)]
+)
+def test_the_double_is_called_as_torch_is(double: type, real: type) -> None:
+    methods = [name for name, value in vars(double).items() if inspect.isfunction(value) and name[0] != "_"]
+    assert methods
+    for name in methods:
+        ours = list(inspect.signature(getattr(double, name)).parameters)
+        theirs = inspect.signature(getattr(real, name)).parameters
+        assert ours == list(theirs)[: len(ours)], name
+        assert all(theirs[more].default is not inspect.Parameter.empty for more in list(theirs)[len(ours) :]), name
+    assert {"enable_timing", "blocking"} <= inspect.signature(torch.cuda.Event.__new__).parameters.keys()
+    for name in ("current_stream", "stream", "get_device_properties"):
+        assert len(inspect.signature(getattr(torch.cuda, name)).parameters) == 1

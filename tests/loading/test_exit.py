@@ -1,0 +1,350 @@
+"""Interpreters that end with a loader at work: at once, with the exit code they should have, and without a word more.
+
+Each script runs in an interpreter of its own, with warnings as errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import shardio
+
+# A hang shows itself with the stacks of all threads before the test gives up.
+HANG_SECONDS = 30
+DEADLINE_SECONDS = 45
+
+WATCHDOG = f"""
+import faulthandler
+faulthandler.dump_traceback_later({HANG_SECONDS}, exit=True)
+"""
+PROLOGUE = """
+import os, sys, threading
+from shardio import ShardLoader
+path = sys.argv[1]
+"""
+
+
+@pytest.fixture
+def set_path(make_set: Callable[..., Path]) -> Path:
+    return make_set(1000, (4, 4, 3), 300)
+
+
+@pytest.fixture
+def start(set_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """start(script): an interpreter that runs the script, with the set's path in `path`."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(script: str, prologue: str = WATCHDOG + PROLOGUE) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-X", "faulthandler", "-c", prologue + script, str(set_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            # A launcher's variables would change the order; PYTHONWARNINGS what is an error.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it may have forked
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    return process.returncode, out, err
+
+
+def interrupt_when_ready(process: subprocess.Popen[str], asleep: bool = False) -> None:
+    """Ctrl-C when the script has written a line, and, if `asleep`, when its main thread waits for something.
+
+    A signal that arrives when a thread is about to wait, but does not yet, is not noticed before the wait ends. CPython
+    has no way around that.
+    """
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], DEADLINE_SECONDS)
+    assert ready, "the script did not get ready"
+    assert process.stdout.readline() == "ready\n", finish(process)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while asleep and state_of(process.pid) != "S":
+        assert time.monotonic() < deadline, "the script does not wait"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+
+
+def state_of(pid: int) -> str:
+    """Of the main thread: S is asleep, R is running or about to."""
+    return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def check_traceback(err: str, last_line: str, tracebacks: int = 1) -> None:
+    """One traceback and nothing else: no second error, no thread's complaint, no `Exception ignored`."""
+    lines = err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):", err
+    assert lines[-1] == last_line, err
+    assert err.count("Traceback") <= tracebacks, err
+    assert "ignored" not in err, err
+    assert "shardio-gather" not in err, err
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def test_a_script_may_end_in_the_middle_of_an_epoch(start: Start) -> None:
+    script = """
+loader = ShardLoader(path, 4, device="cpu", prefetch=8)
+iterator = iter(loader)
+for _ in range(3):
+    images, labels = next(iterator)
+print(len(iterator))
+"""
+    assert finish(start(script)) == (0, "247\n", "")
+
+
+def test_an_exception_in_the_loop_is_all_that_is_printed(start: Start) -> None:
+    script = """
+loader = ShardLoader(path, 4, device="cpu")
+for images, labels in loader:
+    raise ArithmeticError("loss is nan")
+"""
+    code, out, err = finish(start(script))
+    assert (code, out) == (1, "")
+    check_traceback(err, "ArithmeticError: loss is nan")
+
+
+def test_sys_exit_in_the_loop_keeps_its_code(start: Start) -> None:
+    script = """
+with ShardLoader(path, 4, device="cpu") as loader:
+    for images, labels in loader:
+        sys.exit(3)
+"""
+    assert finish(start(script)) == (3, "", "")
+
+
+def test_forgotten_iterators_and_held_batches_do_not_keep_the_interpreter(start: Start) -> None:
+    script = """
+import builtins
+import torch
+loaders = [ShardLoader(path, 4, device="cpu", num_threads=n) for n in (1, 2, 3)]
+iterators = [iter(loader) for loader in loaders for _ in range(2)]
+held = [next(iterator) for iterator in iterators for _ in range(3)]
+held.append(held)                       # a cycle
+builtins.kept = next(iterators[0])      # outlives this module
+torch.kept = next(iterators[1])[0][1:]  # outlives most modules
+sys.kept = [iterators[2], loaders[0]]
+loaders[2].close()
+abandoned = ShardLoader(path, 4, device="cpu")
+next(iter(abandoned))
+del abandoned
+
+def generator():
+    for batch in ShardLoader(path, 4, device="cpu"):
+        yield batch
+
+suspended = generator()
+next(suspended)
+"""
+    assert finish(start(script)) == (0, "", "")
+
+
+def test_an_error_in_a_gather_thread_ends_the_script_with_its_traceback(start: Start) -> None:
+    script = """
+from shardio import ShardSet
+def gather(shards, indices, out, windows):
+    raise OSError(5, "the disk is gone")
+ShardSet.gather = gather
+for batch in ShardLoader(path, 4, device="cpu", num_threads=2):
+    pass
+"""
+    code, out, err = finish(start(script))
+    assert (code, out) == (1, "")
+    check_traceback(err, "OSError: [Errno 5] the disk is gone")
+    assert "in gather" in err
+
+
+def test_ctrl_c_while_it_iterates_ends_it(start: Start) -> None:
+    # What is held is not finalised: an interrupt that arrives in a finaliser is looked at in
+    # tests/loading/test_ring.py.
+    script = """
+loader = ShardLoader(path, 1, device="cpu", num_threads=2)
+held = []
+while True:
+    for batch in loader:
+        held.append(batch)
+        if len(held) == 10:
+            print("ready", flush=True)
+"""
+    process = start(script)
+    interrupt_when_ready(process)
+    code, _, err = finish(process)
+    assert code == -signal.SIGINT
+    # It may have arrived while some other error was handled, which is then told first.
+    check_traceback(err, "KeyboardInterrupt", tracebacks=2)
+
+
+def test_ctrl_c_while_it_waits_for_a_batch_ends_it(start: Start) -> None:
+    script = """
+from shardio import ShardSet
+go_on = threading.Event()
+gather = ShardSet.gather
+def slow(shards, indices, out, windows):
+    print("ready", flush=True)
+    go_on.wait()
+    gather(shards, indices, out, windows)
+ShardSet.gather = slow
+loader = ShardLoader(path, 4, device="cpu", num_threads=1)
+try:
+    next(iter(loader))
+finally:
+    go_on.set()
+"""
+    process = start(script)
+    interrupt_when_ready(process, asleep=True)
+    code, out, err = finish(process)
+    assert code == -signal.SIGINT
+    assert set(out.split()) <= {"ready"}  # what was queued may still have been begun
+    check_traceback(err, "KeyboardInterrupt")
+
+
+TERMINATED = """
+import signal
+def stop(number, frame):
+    global left
+    left -= 1
+    if left >= 0:
+        raise SystemExit(143)  # as job launchers have it
+signal.signal(signal.SIGALRM, stop)
+left = {signals}
+loader = ShardLoader(path, 4, device="cpu", num_threads=3, prefetch=4)
+for _ in loader:
+    break
+signal.setitimer(signal.ITIMER_REAL, {delay}, {interval})
+while True:
+    for _ in loader:
+        pass
+"""
+
+
+@pytest.mark.parametrize("delay", [0.0001, 0.003, 0.0111, 0.0503])
+def test_a_signal_handler_that_exits_ends_the_script_with_its_code_and_without_a_word(
+    start: Start, delay: float
+) -> None:
+    assert finish(start(TERMINATED.format(signals=1, delay=delay, interval=0))) == (143, "", "")
+
+
+def test_a_storm_of_signal_handlers_that_exit_does_not_keep_the_interpreter(start: Start) -> None:
+    # When Python has given its handlers up, a signal would end the process as it ends any other.
+    prologue = "import atexit, signal\natexit.register(signal.setitimer, signal.ITIMER_REAL, 0)\n" + WATCHDOG + PROLOGUE
+    code, out, err = finish(start(TERMINATED.format(signals=30, delay=0.01, interval=0.002), prologue))
+    assert (code, out) == (143, "")
+    assert "cannot join" not in err, err
+    assert "Timeout" not in err, err
+
+
+def test_a_forked_child_ends_as_usual_and_its_parent_too(start: Start) -> None:
+    script = """
+import warnings
+loader = ShardLoader(path, 4, device="cpu", num_threads=2)
+iterator = iter(loader)
+next(iterator)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of fork with threads: that is what is tried
+    child = os.fork()
+if not child:
+    try:
+        next(iterator)
+    except RuntimeError as error:
+        print(error, flush=True)
+    sys.exit(7)  # the usual way out, with all that runs at exit
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(code, sum(1 for batch in iterator))
+"""
+    # Without the watchdog: its thread is not there in the child, which would wait for it at exit.
+    assert finish(start(script, PROLOGUE)) == (
+        0,
+        "this ShardLoader was made before fork(): make it in the process that uses it\n7 249\n",
+        "",
+    )
+
+
+def test_importing_shardio_imports_nothing_else(start: Start) -> None:
+    script = """
+import sys
+before = set(sys.modules)
+import shardio
+others = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
+print(*sorted(others))
+"""
+    assert finish(start(script, prologue="")) == (0, "shardio\n", "")
+
+
+def test_everything_public_is_imported_by_a_star() -> None:
+    namespace: dict[str, object] = {}
+    exec("from shardio import *", namespace)
+    names = namespace.keys() - {"__builtins__"}
+    assert {"ShardLoader", "convert", "open_shards", "FormatError"} <= names
+    assert names == set(shardio.__all__)
+    assert all(namespace[name] is getattr(shardio, name) for name in names)
+
+
+def test_training_imports_neither_decoders_nor_the_command_line(start: Start) -> None:
+    # torch itself imports tqdm where it is installed: what counts is what shardio adds to numpy and torch.
+    script = """
+import sys
+import numpy, torch, torch.utils.data
+before = set(sys.modules)
+from shardio import ShardDataset, ShardLoader, open_shards
+for images, labels in ShardLoader(sys.argv[1], 4, device="cpu"):
+    pass
+ShardDataset(sys.argv[1])[0], open_shards(sys.argv[1])[0]
+new = set(sys.modules) - before
+print(*sorted({name.partition(".")[0] for name in new} - set(sys.stdlib_module_names)))
+print(*sorted({"PIL", "simplejpeg", "click"} & set(sys.modules)))
+print(*sorted(name for name in new if name.startswith("shardio.")))
+"""
+    code, out, err = finish(start(script, prologue=""))
+    assert (code, err) == (0, "")
+    packages, unwanted, modules = out.splitlines()
+    assert set(packages.split()) <= {"numpy", "shardio", "torch", "zlib_ng"}  # the last for check="sample"
+    assert unwanted == ""
+    converting = {
+        "cli",
+        "converter",
+        "dask_cluster",
+        "decode",
+        "executors",
+        "jpeg",
+        "parts",
+        "plan",
+        "resize",
+        "runfile",
+        "setwriter",
+        "shardtask",
+        "sources",
+        "torchthreads",
+        "workers",
+    }
+    assert {name.removeprefix("shardio.") for name in modules.split()} & converting == set()
+
+
+def test_opening_a_set_does_not_import_torch(start: Start) -> None:
+    script = """
+import sys
+from shardio import open_shards
+print(len(open_shards(sys.argv[1])), *sorted({"torch", "PIL", "simplejpeg", "click", "tqdm"} & set(sys.modules)))
+"""
+    assert finish(start(script, prologue="")) == (0, "1000\n", "")

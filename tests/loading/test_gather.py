@@ -1,0 +1,523 @@
+"""Threads that fill slots: every byte right, every error delivered, every slot given back exactly once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from conftest import sample_pixels
+from numpy.typing import NDArray
+
+import shardio.loading.gather
+from shardio.loading.gather import GatherThreads, Pending
+from shardio.loading.ring import Slot, new_slot
+from shardio.order.windows import Windows
+from shardio.reading.readers import MappedReader, Reader
+from shardio.reading.shardset import open_shards
+
+SHAPE = (6, 5, 3)
+DEADLINE_SECONDS = 10
+NOBODY = -99
+
+
+class StandIn:
+    """As much of a Reader as gathering needs; `before` is called with the indices of a part before it is copied."""
+
+    def __init__(self, before: Callable[[NDArray[np.int64]], None] = lambda indices: None) -> None:
+        self.before = before
+
+    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return indices * 3
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        self.before(indices)
+        out[:] = indices.astype(np.uint8)[:, None, None, None]
+
+
+def stand_in(before: Callable[[NDArray[np.int64]], None] = lambda indices: None) -> Reader:
+    return cast(Reader, StandIn(before))
+
+
+def fresh_slot(batch_size: int = 9) -> Slot:
+    slot = new_slot(batch_size, SHAPE)
+    slot.images.fill(0xEE)
+    slot.labels.fill(NOBODY)
+    slot.indices.fill(NOBODY)
+    return slot
+
+
+def in_time(work: Callable[[], Any]) -> Any:
+    """What `work` returns or raises; what would block for ever is a failure of this test and not the end of all."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive(), "it blocks for ever"
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def check(slot: Slot, indices: NDArray[np.int64]) -> None:
+    """The slot holds what the stand-in gives for these indices, and nothing behind them was touched."""
+    size = len(indices)
+    assert (slot.images[:size] == indices.astype(np.uint8)[:, None, None, None]).all()
+    assert np.array_equal(slot.labels[:size], indices * 3)
+    assert np.array_equal(slot.indices[:size], indices)
+    assert (slot.images[size:] == 0xEE).all()
+    assert (slot.labels[size:] == NOBODY).all()
+    assert (slot.indices[size:] == NOBODY).all()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+def test_batches_of_every_size_are_right(num_threads: int, make_set: Callable[..., Path]) -> None:
+    reader = MappedReader(open_shards(make_set(34)))
+    pictures = np.stack([sample_pixels(i) for i in range(34)])
+    threads = GatherThreads(num_threads)
+    rng = np.random.default_rng(num_threads)
+    batches = [(rng.integers(0, 34, size), fresh_slot()) for size in range(10) for _ in range(3)]
+    submitted = [threads.submit(reader, indices, slot) for indices, slot in batches]
+    for pending, (indices, slot) in zip(submitted, batches, strict=True):
+        size = len(indices)
+        assert pending.size == size
+        assert pending.wait() is slot
+        assert pending.done()
+        assert np.array_equal(slot.images[:size], pictures[indices])
+        assert np.array_equal(slot.labels[:size], indices % 7)
+        assert np.array_equal(slot.indices[:size], indices)
+        assert (slot.images[size:] == 0xEE).all()
+        assert (slot.labels[size:] == NOBODY).all()
+        assert (slot.indices[size:] == NOBODY).all()
+    threads.close()
+
+
+@pytest.mark.parametrize(("num_threads", "size"), list(product([1, 2, 3, 4], range(10))))
+def test_a_batch_is_split_over_all_threads_as_evenly_as_can_be(num_threads: int, size: int) -> None:
+    parts: list[int] = []
+    threads = GatherThreads(num_threads)
+    threads.submit(stand_in(lambda indices: parts.append(len(indices))), np.arange(size), fresh_slot()).wait()
+    threads.close()
+    assert sum(parts) == size
+    assert len(parts) == max(1, min(num_threads, size))
+    assert max(parts) - min(parts) <= 1
+
+
+def test_batches_are_served_in_the_order_in_which_they_were_asked_for() -> None:
+    served: list[int] = []
+    threads = GatherThreads(1)
+    reader = stand_in(lambda indices: served.extend(indices.tolist()))
+    for pending in [threads.submit(reader, np.array([number]), fresh_slot()) for number in range(50)]:
+        pending.wait()
+    threads.close()
+    assert served == list(range(50))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_an_error_reaches_wait_with_its_traceback_and_no_other_batch(num_threads: int) -> None:
+    def before(indices: NDArray[np.int64]) -> None:
+        if 13 in indices:
+            raise OSError(5, "the disk is gone")
+
+    threads = GatherThreads(num_threads)
+    batches = [(np.arange(start, start + 4), fresh_slot()) for start in range(0, 40, 4)]
+    submitted = [threads.submit(stand_in(before), indices, slot) for indices, slot in batches]
+    released: list[Slot] = []
+    for pending, (indices, slot) in zip(submitted, batches, strict=True):
+        if 13 not in indices:
+            assert pending.wait() is slot
+            check(slot, indices)
+            continue
+        with pytest.raises(OSError, match="the disk is gone") as caught:
+            pending.wait()
+        names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert names[-2:] == ["read", "before"]
+        assert pending.done()
+        pending.abandon(released.append)
+        pending.abandon(released.append)
+        assert released == [slot]
+    assert len(released) == 1
+    threads.close()
+
+
+def test_an_index_that_does_not_exist_is_an_error_of_its_batch_alone(make_set: Callable[..., Path]) -> None:
+    reader = MappedReader(open_shards(make_set(20)))
+    threads = GatherThreads(2)
+    before, wrong, after = (
+        threads.submit(reader, np.array(indices), fresh_slot()) for indices in ([0, 19], [5, 20], [7, 8])
+    )
+    assert before.wait().labels[:2].tolist() == [0, 19 % 7]
+    with pytest.raises(IndexError, match="indices must be from 0 to 19; found 20 to 20"):
+        wrong.wait()
+    assert after.wait().labels[:2].tolist() == [0, 1]
+    threads.close()
+
+
+def test_a_wait_that_failed_fails_again() -> None:
+    pending = Pending(fresh_slot(), 9, 1)
+
+    def fail() -> None:
+        raise LookupError("no such row")
+
+    pending.run_part(fail)
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no such row"):
+            pending.wait()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_abandoned_slot_returns_once_whenever_it_is_abandoned(parts: int, fails: bool) -> None:
+    def copy() -> None:
+        copied.append(1)
+        if fails:
+            raise LookupError("no such row")
+
+    for done_before, again_after in product(range(parts + 1), range(parts + 2)):
+        case = f"{done_before=} {again_after=}"
+        slot = fresh_slot()
+        pending = Pending(slot, 9, parts)
+        released: list[Slot] = []
+        copied: list[int] = []
+        for number in range(parts + 1):
+            if number == done_before:
+                pending.abandon(released.append)
+            if number == again_after:
+                pending.abandon(released.append)
+            first = min(done_before, again_after)
+            finished = number == parts and first <= number
+            assert released == ([slot] if finished else []), (case, number)
+            assert pending.done() == (number == parts), (case, number)
+            if number < parts:
+                pending.run_part(copy)
+        pending.abandon(released.append)
+        assert released == [slot], case
+        # Nobody wants what comes after: it need not be copied.
+        assert len(copied) == min(done_before, again_after, parts), case
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_a_whole_batch_is_finished_once_after_its_last_part(parts: int) -> None:
+    slot = fresh_slot()
+    calls: list[tuple[Slot, int]] = []
+    pending = Pending(slot, 9, parts, lambda *arguments: calls.append(arguments))
+    for _ in range(parts):
+        assert not calls
+        assert not pending.done()
+        pending.run_part(lambda: None)
+    assert calls == [(slot, 9)]
+    assert pending.done()
+    assert pending.wait() is slot
+
+
+def test_a_batch_that_failed_or_that_nobody_wants_is_not_finished() -> None:
+    def fail() -> None:
+        raise LookupError("no such row")
+
+    def finish(slot: Slot, size: int) -> None:
+        pytest.fail("it is of no use")
+
+    failed, unwanted = (Pending(fresh_slot(), 9, 2, finish) for _ in range(2))
+    failed.run_part(fail)
+    unwanted.run_part(lambda: unwanted.abandon(lambda slot: None))
+    for pending in (failed, unwanted):
+        pending.run_part(lambda: None)
+        assert pending.done()
+    with pytest.raises(LookupError, match="no such row"):
+        failed.wait()
+
+
+def test_an_error_while_a_batch_is_finished_is_raised_by_whoever_waits() -> None:
+    def fail(slot: Slot, size: int) -> None:
+        raise LookupError("nothing to finish it with")
+
+    pending = Pending(fresh_slot(), 9, 1, fail)
+    pending.run_part(lambda: None)
+    assert pending.done()
+    assert pending.failed()
+    with pytest.raises(LookupError, match="nothing to finish it with"):
+        pending.wait()
+
+
+def test_a_slot_abandoned_while_its_batch_is_finished_returns_when_that_is_done() -> None:
+    slot = fresh_slot()
+    released: list[Slot] = []
+
+    def finish(slot: Slot, size: int) -> None:
+        pending.abandon(released.append)
+        assert released == []
+
+    pending = Pending(slot, 9, 1, finish)
+    pending.run_part(lambda: None)
+    assert released == [slot]
+    assert not pending.failed()
+
+
+def test_two_last_parts_at_the_same_time_finish_a_batch_once() -> None:
+    for _ in range(300):
+        calls: list[int] = []
+        together = threading.Barrier(2)
+        pending = Pending(fresh_slot(), 9, 2, lambda slot, size: calls.append(size))  # noqa: B023
+        threads = [threading.Thread(target=pending.run_part, args=(together.wait,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        in_time(pending.wait)
+        for thread in threads:
+            thread.join()
+        assert calls == [9]
+
+
+def test_a_slot_that_was_taken_is_not_given_back() -> None:
+    slot = fresh_slot()
+    pending = Pending(slot, 9, 1)
+    pending.run_part(lambda: None)
+    assert pending.wait() is slot
+    pending.abandon(lambda slot: pytest.fail("the consumer has the slot"))
+
+
+def test_a_batch_abandoned_from_within_its_own_part_returns_after_it() -> None:
+    # As a finaliser does that happens to run in a gather thread.
+    slot = fresh_slot()
+    pending = Pending(slot, 9, 1)
+    released: list[Slot] = []
+
+    def copy() -> None:
+        pending.abandon(released.append)
+        assert released == []
+
+    in_time(lambda: pending.run_part(copy))
+    assert released == [slot]
+    assert pending.done()
+
+
+def test_a_slot_abandoned_while_a_thread_writes_to_it_returns_when_the_thread_is_done() -> None:
+    entered, go_on, returned = threading.Event(), threading.Event(), threading.Event()
+    released: list[Slot] = []
+
+    def before(indices: NDArray[np.int64]) -> None:
+        entered.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+
+    def release(slot: Slot) -> None:
+        released.append(slot)
+        returned.set()
+
+    threads = GatherThreads(1)
+    slot = fresh_slot()
+    pending = threads.submit(stand_in(before), np.arange(9), slot)
+    assert entered.wait(DEADLINE_SECONDS)
+    in_time(lambda: pending.abandon(release))  # does not wait for the thread
+    assert released == []
+    assert not pending.done()
+    go_on.set()
+    assert returned.wait(DEADLINE_SECONDS)
+    threads.close()
+    assert released == [slot]
+    check(slot, np.arange(9))  # the last write was before the return
+
+
+def test_a_batch_abandoned_before_its_turn_is_not_copied() -> None:
+    entered, go_on, returned = threading.Event(), threading.Event(), threading.Event()
+    released: list[Slot] = []
+    copied: list[int] = []
+
+    def before(indices: NDArray[np.int64]) -> None:
+        copied.extend(indices.tolist())
+        entered.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+
+    def release(slot: Slot) -> None:
+        released.append(slot)
+        returned.set()
+
+    threads = GatherThreads(1)
+    first = threads.submit(stand_in(before), np.array([1]), fresh_slot())
+    slot = fresh_slot()
+    second = threads.submit(stand_in(before), np.array([2]), slot)
+    assert entered.wait(DEADLINE_SECONDS)
+    second.abandon(release)
+    assert released == []  # its turn is still to come: the queue holds it
+    go_on.set()
+    first.wait()
+    assert returned.wait(DEADLINE_SECONDS)
+    threads.close()
+    assert released == [slot]
+    assert copied == [1]
+
+
+def test_abandoning_in_a_race_with_the_last_part_returns_the_slot_once() -> None:
+    rounds = 2000
+    batches = [(fresh_slot(1), Pending(fresh_slot(1), 1, 2)) for _ in range(rounds)]
+    released: list[list[Slot]] = [[] for _ in range(rounds)]
+    barrier = threading.Barrier(3)
+
+    def part() -> None:
+        for _, pending in batches:
+            barrier.wait(DEADLINE_SECONDS)
+            pending.run_part(lambda: None)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=part, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for (_, pending), into in zip(batches, released, strict=True):
+            barrier.wait(DEADLINE_SECONDS)
+            pending.abandon(into.append)
+        for thread in threads:
+            thread.join(DEADLINE_SECONDS)
+            assert not thread.is_alive()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [len(into) for into in released] == [1] * rounds
+
+
+def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on, closing = threading.Event(), threading.Event(), threading.Event()
+
+    def before(indices: NDArray[np.int64]) -> None:
+        entered.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+
+    threads = GatherThreads(1)
+    running = threads.submit(stand_in(before), np.arange(4), slot := fresh_slot())
+    queued = [threads.submit(stand_in(before), np.arange(4), fresh_slot()) for _ in range(3)]
+    assert entered.wait(DEADLINE_SECONDS)
+    (worker,) = threads._threads
+    wait = worker.wait
+    monkeypatch.setattr(worker, "wait", lambda: (closing.set(), wait()))
+    closer = threading.Thread(target=threads.close, daemon=True)
+    closer.start()
+    assert closing.wait(DEADLINE_SECONDS)
+    assert closer.is_alive()  # it waits for what is being copied
+    go_on.set()
+    closer.join(DEADLINE_SECONDS)
+    assert not closer.is_alive()
+    assert running.wait() is slot
+    check(slot, np.arange(4))
+    for pending in queued:
+        with pytest.raises(RuntimeError, match="the loader was closed while a batch was being gathered"):
+            in_time(pending.wait)
+        released: list[Slot] = []
+        pending.abandon(released.append)
+        assert len(released) == 1
+    assert not any(thread.is_alive() for thread in threads._threads)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+def test_closing_may_be_repeated(num_threads: int) -> None:
+    threads = GatherThreads(num_threads)
+    assert threads.num_threads == num_threads
+    mine = [thread for thread in threading.enumerate() if thread.name.startswith("shardio-gather-")]
+    assert len(mine) == num_threads
+    assert all(thread.daemon for thread in mine)
+    in_time(threads.close)
+    in_time(threads.close)
+    assert not any(thread.is_alive() for thread in mine)
+
+
+def test_what_is_submitted_after_closing_fails_instead_of_waiting_for_ever() -> None:
+    threads = GatherThreads(2)
+    threads.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        in_time(lambda: threads.submit(stand_in(), np.arange(4), fresh_slot()).wait())
+
+
+def test_a_gather_thread_may_close_its_own_threads() -> None:
+    # The finaliser of a forgotten loader may run in any thread.
+    threads = GatherThreads(2)
+    done = threads.submit(stand_in(lambda indices: threads.close()), np.array([3]), fresh_slot())
+    in_time(done.wait)
+    for thread in threads._threads:
+        thread.join(DEADLINE_SECONDS)
+        assert not thread.is_alive()
+
+
+def test_an_idle_thread_holds_no_batch() -> None:
+    threads = GatherThreads(1)
+    reader = stand_in()
+    slot = fresh_slot()
+    dead = threading.Event()
+    weakref.finalize(slot, dead.set)
+    threads.submit(reader, np.arange(9), slot).wait()
+    del slot
+    assert dead.wait(DEADLINE_SECONDS)
+    threads.close()
+
+
+class Interrupted(BaseException):
+    """What a signal handler might raise."""
+
+
+class InterruptAt:
+    """A profile function that raises Interrupted at its event number `point`.
+
+    The interpreter calls signal handlers when a Python function is entered and when a C function has returned, and a
+    profile function too. `asleep` is set when the profiled thread is about to wait.
+    """
+
+    # Not what else may run meanwhile: callbacks of weak references, say.
+    files = (shardio.loading.gather.__file__, threading.__file__)
+
+    def __init__(self, point: int, asleep: threading.Event) -> None:
+        self.point = point
+        self.asleep = asleep
+        self.fired = False
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and getattr(argument, "__name__", "") in {"acquire", "get"}:
+            self.asleep.set()
+        elif event in {"call", "c_return"} and not self.fired and frame.f_code.co_filename in self.files:
+            self.fired = self.point == 0
+            self.point -= 1
+            if self.fired:
+                raise Interrupted
+
+
+@pytest.mark.parametrize("point", range(20))
+def test_an_interrupt_anywhere_in_wait_arrives_and_blocks_nobody(point: int) -> None:
+    asleep = threading.Event()
+    interrupt = InterruptAt(point, asleep)
+    pending = Pending(fresh_slot(), 9, 1)
+
+    def part() -> None:
+        asleep.wait(0.02)  # not for ever: a wait may fall asleep without a call that shows
+        pending.run_part(lambda: None)
+
+    thread = threading.Thread(target=part, daemon=True)
+    thread.start()
+    outcome: BaseException | None = None
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        pending.wait()
+    except BaseException as error:
+        outcome = error
+    finally:
+        sys.setprofile(before)
+        asleep.set()
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive(), "the part that ends the batch blocks for ever"
+    # Late points lie behind the end of wait().
+    assert outcome is None or isinstance(outcome, Interrupted), repr(outcome)
+    assert interrupt.fired or point > 1
+    released: list[Slot] = []
+    in_time(lambda: pending.abandon(released.append))
+    assert len(released) <= 1

@@ -1,0 +1,1080 @@
+"""Batches on the CPU: right, for as long as anybody holds them, whatever happens to the iteration."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import re
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import sample_pixels
+from hold_batches import hold_batches
+from numpy.typing import NDArray
+
+import shardio.loading.gather
+import shardio.loading.loader
+import shardio.loading.ring
+from shardio.errors import LaunchError, SetNotFoundError
+from shardio.loading.loader import LoaderIterator, ShardLoader
+from shardio.loading.ring import Ring, Slot
+from shardio.order.orders import GlobalShuffle, make_order
+from shardio.order.sampler import Sampler, Tail
+from shardio.reading.shardset import ShardSet
+from shardio.system.kernels import kernels_in_use
+
+NUM_SAMPLES = 47
+SHAPE = (6, 5, 3)
+POISON = 0xEE
+DEADLINE_SECONDS = 10
+Batch = tuple[torch.Tensor, ...]
+MakeLoader = Callable[..., ShardLoader]
+
+
+@pytest.fixture
+def loader_of(make_set: Callable[..., Path]) -> MakeLoader:
+    """loader_of(batch_size, ...): a loader on the CPU of 47 samples in five shards."""
+
+    def make(batch_size: int, num_samples: int = NUM_SAMPLES, **options: Any) -> ShardLoader:
+        options = {"device": "cpu", "return_indices": True, **options}
+        return ShardLoader(make_set(num_samples, SHAPE), batch_size, **options)
+
+    return make
+
+
+def pictures(num_samples: int = NUM_SAMPLES) -> torch.Tensor:
+    return torch.from_numpy(np.stack([sample_pixels(i, SHAPE) for i in range(num_samples)])).permute(0, 3, 1, 2)
+
+
+EXPECTED = pictures()
+
+
+def check(batch: Batch, expected: torch.Tensor = EXPECTED) -> None:
+    images, labels, indices = batch
+    assert torch.equal(images, expected[indices])
+    assert torch.equal(labels, indices % 7)
+
+
+def order_of(batches: list[Batch]) -> list[list[int]]:
+    return [indices.tolist() for _, _, indices in batches]
+
+
+def order_expected(loader: ShardLoader, epoch: int) -> list[list[int]]:
+    return [indices.tolist() for indices in loader._sampler.batches(epoch)]
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the ring takes back or hands out is spoiled first: whoever still looks at it will see."""
+    acquire, release = Ring.acquire, Ring.release
+
+    def spoil(slot: Slot) -> Slot:
+        slot.images.fill(POISON)
+        slot.labels.fill(-POISON)
+        slot.indices.fill(-POISON)
+        return slot
+
+    monkeypatch.setattr(Ring, "acquire", lambda ring: spoil(acquire(ring)))
+    monkeypatch.setattr(Ring, "release", lambda ring, slot: release(ring, spoil(slot)))
+
+
+def test_a_slow_consumer_that_keeps_some_batches_sees_no_wrong_byte() -> None:
+    assert hold_batches(1500, seed=1) == []
+
+
+def test_a_slot_that_is_taken_too_soon_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lend(ring: Ring, slot: Slot, size: int) -> NDArray[np.uint8]:
+        ring.release(slot)
+        return slot.images[:size]
+
+    monkeypatch.setattr(Ring, "lend", lend)
+    assert any("comparisons failed" in problem for problem in hold_batches(200, seed=1))
+
+
+def living_slots(loader: ShardLoader) -> Callable[[], int]:
+    """How many of the slots that the loader makes from now on are alive."""
+    made: list[weakref.ref[Slot]] = []
+    make = loader._ring._make
+
+    def counted() -> Slot:
+        slot = make()
+        made.append(weakref.ref(slot))
+        return slot
+
+    loader._ring._make = counted
+    return lambda: sum(ref() is not None for ref in made)
+
+
+def gather_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("shardio")}
+
+
+# What a batch is.
+
+
+@pytest.mark.parametrize("samples_per_shard", [1, 7, 10, 47, 100])
+def test_every_sample_comes_out_as_it_was_written(samples_per_shard: int, make_set: Callable[..., Path]) -> None:
+    path = make_set(NUM_SAMPLES, SHAPE, samples_per_shard)
+    with ShardLoader(path, 5, tail="short", device="cpu", return_indices=True) as loader:
+        seen = []
+        for batch in loader:
+            check(batch)
+            seen += batch[2].tolist()
+    assert sorted(seen) == list(range(NUM_SAMPLES))
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 3), (1, 1, 1), (1, 9, 3), (8, 1, 1), (4, 4, 4)])
+def test_images_are_uint8_in_channels_last_memory(shape: tuple[int, int, int], make_set: Callable[..., Path]) -> None:
+    height, width, channels = shape
+    with ShardLoader(make_set(9, shape), 4, shuffle=False, device="cpu") as loader:
+        for number, batch in enumerate(loader):
+            assert len(batch) == 2
+            images, labels = batch
+            assert images.shape == (4, channels, height, width)
+            assert images.dtype == torch.uint8
+            assert images.stride() == (height * width * channels, 1, width * channels, channels)
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert labels.shape == (4,)
+            assert labels.dtype == torch.int64
+            assert labels.is_contiguous()
+            for i in range(4):
+                position = 4 * number + i
+                assert np.array_equal(images[i].permute(1, 2, 0).numpy(), sample_pixels(position, shape))
+                assert labels[i] == position % 7
+        assert number == 1
+
+
+def test_indices_come_as_a_third_tensor_when_they_are_asked_for(loader_of: MakeLoader) -> None:
+    with loader_of(6) as loader:
+        for batch, order in zip(loader, order_expected(loader, 0), strict=True):
+            _, _, indices = batch
+            assert indices.dtype == torch.int64
+            assert indices.tolist() == order
+
+
+def test_a_batch_belongs_to_the_caller_who_may_write_to_it(loader_of: MakeLoader) -> None:
+    with loader_of(5) as loader:
+        for _ in range(3):
+            for batch in loader:
+                check(batch)
+                for tensor in batch:
+                    tensor.fill_(1)
+
+
+# How long a batch is valid.
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+def test_a_list_of_all_batches_is_right(num_threads: int, prefetch: int, loader_of: MakeLoader, poison: None) -> None:
+    with loader_of(3, num_threads=num_threads, prefetch=prefetch, tail="short") as loader:
+        held = [batch for _ in range(4) for batch in loader]
+        assert order_of(held) == [order for epoch in range(4) for order in order_expected(loader, epoch)]
+        for batch in held:
+            check(batch)
+    for batch in held:
+        check(batch)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_consumer_that_keeps_what_it_likes_never_sees_a_wrong_byte(
+    seed: int, loader_of: MakeLoader, poison: None
+) -> None:
+    rng = random.Random(seed)
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []  # (any view of a batch, what it must show)
+    count = 0
+    with loader_of(4, seed=seed, num_threads=1 + seed, prefetch=seed) as loader:
+        while count < 1000:
+            for batch in loader:
+                check(batch)
+                count += 1
+                images, _, indices = batch
+                expected = EXPECTED[indices]
+                kind = rng.randrange(6)
+                if kind == 0:
+                    held.append((images, expected))
+                elif kind == 1:
+                    held.append((images[1:3], expected[1:3]))
+                elif kind == 2:
+                    held.append((images.detach()[:, 0], expected[:, 0]))
+                elif kind == 3:
+                    held.append((torch.from_numpy(images.numpy()[2]), expected[2]))
+                while held and rng.random() < 0.5:
+                    held.pop(rng.randrange(len(held)))
+                for view, shown in held:
+                    assert torch.equal(view, shown), f"{seed=} {count=}"
+    for view, shown in held:
+        assert torch.equal(view, shown), seed
+
+
+def test_labels_and_indices_do_not_hold_the_slot_of_their_images(loader_of: MakeLoader) -> None:
+    with loader_of(4, prefetch=0) as loader:
+        alive = living_slots(loader)
+        kept = [batch[1:] for batch in loader]
+        assert alive() <= loader._ring.capacity
+        for (labels, indices), order in zip(kept, order_expected(loader, 0), strict=True):
+            assert indices.tolist() == order
+            assert torch.equal(labels, indices % 7)
+
+
+def test_batches_outlive_their_loader(loader_of: MakeLoader, poison: None) -> None:
+    loader = loader_of(4)
+    held = list(islice(loader, 3))
+    ring = weakref.ref(loader._ring)
+    del loader
+    gc.collect()
+    assert ring() is None
+    for batch in held:
+        check(batch)
+
+
+def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity(loader_of: MakeLoader) -> None:
+    with loader_of(4, prefetch=2) as loader:
+        alive = living_slots(loader)
+        held = [batch for _ in range(5) for batch in loader]
+        assert alive() >= len(held)
+        held.clear()
+        assert alive() <= loader._ring.capacity
+        for _ in range(5):
+            for batch in loader:
+                check(batch)
+                # Ahead of the consumer, at work, in its hands, and the one before, which it still holds.
+                assert alive() <= loader._ring.capacity + 1
+
+
+# Order.
+
+
+def test_threads_and_prefetch_change_no_byte(loader_of: MakeLoader) -> None:
+    runs = []
+    for num_threads in (1, 2, 4):
+        for prefetch in (0, 1, 3):
+            with loader_of(5, seed=3, num_threads=num_threads, prefetch=prefetch) as loader:
+                assert loader.num_threads == num_threads
+                runs.append([tuple(tensor.tolist() for tensor in batch) for _ in range(2) for batch in loader])
+    assert all(run == runs[0] for run in runs)
+
+
+def test_seeds_give_different_orders_and_the_same_seed_the_same(loader_of: MakeLoader) -> None:
+    orders = []
+    for seed in (0, 1, 2, 0):
+        with loader_of(5, seed=seed) as loader:
+            orders.append(order_of(list(loader)))
+    assert orders[0] == orders[3]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_epochs_follow_each_other(loader_of: MakeLoader) -> None:
+    with loader_of(5) as loader:
+        for epoch in range(4):
+            iterator = iter(loader)
+            assert iterator.epoch == epoch
+            assert order_of(list(iterator)) == order_expected(loader, epoch)
+
+
+def test_set_epoch_repeats_an_epoch_and_the_next_follows_it(loader_of: MakeLoader) -> None:
+    with loader_of(5) as loader:
+        first = order_of(list(loader))
+        loader.set_epoch(7)
+        assert order_of(list(loader)) == order_expected(loader, 7)
+        assert order_of(list(loader)) == order_expected(loader, 8)
+        loader.set_epoch(0)
+        assert order_of(list(loader)) == first
+        # An epoch that was left early counts as begun.
+        next(iter(loader))
+        assert order_of(list(loader)) == order_expected(loader, 2)
+
+
+def test_a_negative_epoch_is_refused_and_leaves_the_loader_usable(loader_of: MakeLoader) -> None:
+    with loader_of(5) as loader:
+        with pytest.raises(ValueError, match=r"epoch must be from 0 to .* found -1"):
+            loader.set_epoch(-1)
+        loader.set_epoch(1)
+        assert order_of(list(loader)) == order_expected(loader, 1)
+
+
+def test_without_shuffling_samples_come_in_source_order(loader_of: MakeLoader) -> None:
+    with loader_of(5, shuffle=False, tail="short") as loader:
+        for _ in range(2):
+            assert sum(order_of(list(loader)), []) == list(range(NUM_SAMPLES))  # noqa: RUF017
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad", "short"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_ranks_share_an_epoch(tail: Tail, world_size: int, loader_of: MakeLoader) -> None:
+    ranks = []
+    for rank in range(world_size):
+        with loader_of(4, rank=rank, world_size=world_size, tail=tail, num_threads=2) as loader:
+            assert (loader.world.rank, loader.world.world_size) == (rank, world_size)
+            batches = list(loader)
+            assert len(batches) == len(loader)
+            for batch in batches:
+                check(batch)
+            ranks.append(order_of(batches))
+    assert len({len(batches) for batches in ranks}) == 1
+    whole = Sampler(GlobalShuffle(NUM_SAMPLES, 0), 4 * world_size, tail=tail)
+    steps = [sum(parts, []) for parts in zip(*ranks, strict=True)]  # noqa: RUF017
+    assert steps == [indices.tolist() for indices in whole.batches(0)]
+
+
+def test_rank_and_world_size_come_from_the_launcher(loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with loader_of(4) as loader:
+        assert order_of(list(loader)) == [
+            indices.tolist() for indices in Sampler(GlobalShuffle(NUM_SAMPLES, 0), 4, rank=1, world_size=3).batches(0)
+        ]
+
+
+def test_a_loader_that_was_made_before_its_rank_was_known_is_refused_when_it_is_read(
+    loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(4) as loader, loader_of(4, rank=0, world_size=1) as told:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+        message = "made as rank 0 of 1, told by default, but torch.distributed says rank 1 of 3: make the loader after"
+        with pytest.raises(LaunchError, match=message):
+            iter(loader)
+        assert len(list(told)) == NUM_SAMPLES // 4
+
+
+def test_asking_for_an_iterator_begins_no_epoch(loader_of: MakeLoader) -> None:
+    with loader_of(4) as loader:
+        before = loader.state_dict()
+        first, second = iter(loader), iter(loader)
+        assert first.epoch == second.epoch == 0
+        assert len(first) == len(second) == NUM_SAMPLES // 4
+        assert loader.state_dict() == before
+        next(second)
+        next(first)  # the next one that begins has the next epoch, whichever was asked for first
+        assert (second.epoch, first.epoch) == (0, 1)
+        loader.set_epoch(9)
+        third = iter(loader)
+        loader.set_epoch(5)
+        assert order_of(list(third)) == order_expected(loader, 5)
+
+
+@pytest.mark.parametrize(("tail", "sizes"), [("drop", [20, 20]), ("pad", [20, 20, 20]), ("short", [20, 20, 7])])
+def test_the_tail_is_dropped_filled_or_short(tail: Tail, sizes: list[int], loader_of: MakeLoader) -> None:
+    with loader_of(20, tail=tail, num_threads=3) as loader:
+        assert len(loader) == len(sizes)
+        batches = list(loader)
+        assert [len(images) for images, _, _ in batches] == sizes
+        for batch in batches:
+            check(batch)
+        assert order_of(batches) == order_expected(loader, 0)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("start", [0, 30])
+def test_the_repeats_of_a_padded_epoch_can_be_told(world_size: int, start: int, loader_of: MakeLoader) -> None:
+    with loader_of(1) as whole:
+        expected = sum(order_of(list(whole)), [])[start:]  # noqa: RUF017
+    fresh: list[int] = []
+    for rank in range(world_size):
+        with loader_of(10, tail="pad", rank=rank, world_size=world_size) as loader:
+            loader.load_state_dict({**loader.state_dict(), "consumed": start})
+            for step, (_, _, indices) in enumerate(loader, start=1):
+                assert len(indices) == 10
+                assert not loader.num_repeats or step == -(-len(expected) // (10 * world_size))
+                fresh += indices[: len(indices) - loader.num_repeats].tolist()
+    assert sorted(fresh) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": "block"},
+        {"shuffle": "block", "block_size": 4, "window_blocks": 3},
+        {"indices": np.array([40, 3, 3, 17, 0])},
+        {"indices": torch.tensor([40, 3, 17, 0]), "shuffle": False},
+        {"weights": [0, 0, 1, 2] + 43 * [0.0], "num_draws": 30},
+        {"weights": torch.tensor([1.0, 2.0]), "indices": [46, 45]},
+    ],
+)
+def test_every_order_comes_as_it_was_asked_for(options: dict[str, Any], loader_of: MakeLoader) -> None:
+    expected = make_order(NUM_SAMPLES, **options)
+    with loader_of(4, tail="short", **options) as loader:
+        for epoch in range(2):
+            batches = list(loader)
+            for batch in batches:
+                check(batch)
+            got = sum(order_of(batches), [])  # noqa: RUF017
+            assert got == expected(epoch, np.arange(expected.num_samples)).tolist()
+
+
+@pytest.mark.parametrize(("tail", "sizes"), [("pad", [100]), ("short", [47])])
+def test_a_batch_larger_than_the_set(tail: Tail, sizes: list[int], loader_of: MakeLoader) -> None:
+    with loader_of(100, tail=tail) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            assert [len(labels) for _, labels, _ in batches] == sizes
+            for batch in batches:
+                check(batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "global_batch_size"),
+    [({"batch_size": 48}, 48), ({"batch_size": 12, "rank": 3, "world_size": 4}, 48), ({"batch_size": 10**9}, 10**9)],
+)
+def test_a_loader_that_would_drop_everything_is_refused(
+    options: dict[str, Any], global_batch_size: int, loader_of: MakeLoader
+) -> None:
+    message = f"47 samples are fewer than the global batch of {global_batch_size}, .*use a smaller batch_size"
+    with pytest.raises(ValueError, match=message):
+        loader_of(**options)
+
+
+def test_ranks_without_a_sample_get_empty_batches(loader_of: MakeLoader) -> None:
+    sizes = []
+    for rank in range(5):
+        with loader_of(1, num_samples=3, rank=rank, world_size=5, tail="short") as loader:
+            images, labels, indices = next(iter(loader))
+            assert images.shape == (len(labels), SHAPE[2], *SHAPE[:2])
+            assert images.dtype == torch.uint8
+            assert labels.shape == indices.shape == (len(images),)
+            sizes.append(len(images))
+    assert sorted(sizes) == [0, 0, 1, 1, 1]
+
+
+def test_two_iterators_at_once_are_two_epochs(loader_of: MakeLoader, poison: None) -> None:
+    with loader_of(4, num_threads=2) as loader:
+        one, two = iter(loader), iter(loader)
+        batches: list[list[Batch]] = [[], []]
+        rng = random.Random(0)
+        while len(one) or len(two):
+            which = rng.randrange(2)
+            batches[which] += islice((one, two)[which], rng.randint(1, 3))
+        assert {one.epoch, two.epoch} == {0, 1}
+        for iterator, read in zip((one, two), batches, strict=True):
+            assert order_of(read) == order_expected(loader, iterator.epoch)
+            for batch in read:
+                check(batch)
+
+
+# Arguments.
+
+
+def test_length_is_that_of_the_epoch_and_of_what_is_left(loader_of: MakeLoader) -> None:
+    with loader_of(5, tail="short") as loader:
+        assert len(loader) == 10
+        iterator = iter(loader)
+        for left in range(10, 0, -1):
+            assert len(iterator) == left
+            next(iterator)
+        for _ in range(3):
+            assert len(iterator) == 0
+            with pytest.raises(StopIteration):
+                next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cuda", r"expected one that torch .* sees here, no CUDA device; found 'cuda'\. .*device=None"),
+        ("cuda:7", "no CUDA device; found 'cuda:7'"),
+        ("cuda:99999", "no CUDA device; found 'cuda:99999'"),
+        (torch.device("cuda", 1), "no CUDA device; found device"),
+        ("gpu", 'device must be "cpu", "cuda" or "cuda:N"; found .gpu.'),
+        (3.5, 'device must be "cpu", "cuda" or "cuda:N"; found 3.5'),
+        ("mps", 'device must be a CPU or a CUDA device; found mps: with device="cpu"'),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused_in_words(
+    device: Any, expected: str, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=expected):
+        loader_of(5, device=device)
+
+
+def test_a_gpu_that_is_not_here_is_refused_with_those_that_are(
+    loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"cuda:0 to cuda:1; found 'cuda:2'\. .*CUDA_VISIBLE_DEVICES"):
+        loader_of(5, device="cuda:2")
+
+
+@pytest.mark.parametrize("state", [None, 3, []])
+def test_what_is_no_state_is_refused_in_words(state: Any, loader_of: MakeLoader) -> None:
+    with loader_of(5) as loader, pytest.raises(TypeError, match=r"expected a dict that state_dict\(\) has given"):
+        loader.load_state_dict(state)
+
+
+def test_transform_makes_of_the_images_what_it_likes_in_the_consuming_thread(loader_of: MakeLoader) -> None:
+    calls: list[tuple[int, torch.dtype, threading.Thread]] = []
+
+    def transform(images: torch.Tensor) -> torch.Tensor:
+        calls.append((len(images), images.dtype, threading.current_thread()))
+        return images.float() / 255
+
+    with loader_of(20, transform=transform, tail="short") as loader:
+        for images, labels, indices in loader:
+            assert torch.equal(images, EXPECTED[indices].float() / 255)
+            assert torch.equal(labels, indices % 7)
+    assert calls == [(size, torch.uint8, threading.current_thread()) for size in (20, 20, 7)]
+
+
+def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: None) -> None:
+    calls = itertools.count(1)
+
+    def transform(images: torch.Tensor) -> torch.Tensor:
+        if next(calls) == 4:
+            raise ArithmeticError("transform failed")
+        return images
+
+    with loader_of(5, transform=transform) as loader:
+        seen = []
+        with pytest.raises(ArithmeticError, match="transform failed"):  # noqa: PT012
+            for batch in loader:
+                seen.append(batch)
+        assert loader.state_dict()["consumed"] == 3 * 5  # the fourth was not received
+        seen += loader
+        assert len(seen) == 3 + 9
+        for batch in seen:
+            check(batch)
+
+
+@pytest.mark.parametrize("event", ["line", "return"])
+def test_an_interrupt_anywhere_in_next_leaves_a_true_state(event: str, loader_of: MakeLoader) -> None:
+    """At every line of the loader's code. Only behind the counting of a batch can that batch be lost."""
+    lost = at = 0
+    while True:
+        with loader_of(5, tail="short", num_threads=1) as loader:
+            iterator = iter(loader)
+            received = order_of([next(iterator), next(iterator)])
+            events = 0
+
+            def trace(frame: FrameType, kind: str, argument: object, at: int = at) -> Any:
+                nonlocal events
+                if not frame.f_code.co_filename.endswith("shardio/loading/loader.py"):
+                    return None
+                if kind == event:
+                    events += 1
+                    if events == at + 1:
+                        raise KeyboardInterrupt
+                return trace
+
+            sys.settrace(trace)
+            try:
+                received += order_of([next(iterator)])
+            except KeyboardInterrupt:
+                sys.settrace(None)
+            else:
+                sys.settrace(None)
+                break
+            state = loader.state_dict()
+            counted = state["consumed"] // 5
+            assert counted in (len(received), len(received) + 1)
+            lost += counted - len(received)
+            expected = order_expected(loader, 0)
+            assert order_of(list(iterator)) in ([], expected[counted:]), at
+            loader.load_state_dict(state)
+            assert order_of(list(loader)) == expected[counted:], at
+        at += 1
+    assert at > 8
+    assert lost <= 4
+
+
+def test_a_profile_shows_the_stages(loader_of: MakeLoader) -> None:
+    with (
+        loader_of(20, transform=lambda images: images + 1) as loader,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        list(loader)
+    names = [event.name for event in profile.events()]
+    assert names.count("shardio.wait") == names.count("shardio.transform") == len(loader)
+
+
+def test_stats_count_the_slots(loader_of: MakeLoader) -> None:
+    with loader_of(4, prefetch=2) as loader:
+        held = list(loader)
+        assert loader.stats()["slots"] == len(held)
+        assert loader.stats()["slots_free"] == 0
+        del held
+        gc.collect()
+        assert loader.stats()["slots_free"] == 4  # as many as a steady loop needs; the others were freed
+
+
+def test_the_state_says_what_the_next_epoch_will_be(loader_of: MakeLoader) -> None:
+    def place(loader: ShardLoader) -> tuple[int, int]:
+        state = loader.state_dict()
+        return state["epoch"], state["consumed"]
+
+    with loader_of(5) as loader:
+        next(iter(loader))
+        assert place(loader) == (0, 5)
+        loader.set_epoch(1)
+        assert place(loader) == (1, 0)
+        old = iter(loader)
+        next(old)
+        loader.set_epoch(7)
+        next(old)  # it goes on, but the loader was sent elsewhere
+        assert place(loader) == (7, 0)
+        list(old)
+        assert place(loader) == (7, 0)
+        state = {**loader.state_dict(), "consumed": 10}
+        loader.load_state_dict(state)
+        assert place(loader) == (7, 10)
+        loader.set_epoch(7)
+        assert place(loader) == (7, 10)
+        assert iter(loader).epoch == 7
+        assert len(iter(loader)) == (NUM_SAMPLES - 10) // 5
+        before = iter(loader)
+        loader.set_epoch(8)
+        assert (before.epoch, len(before)) == (8, NUM_SAMPLES // 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_threads": 0}, ValueError, "num_threads must be at least 1 and prefetch at least 0; found 0, 2$"),
+        ({"prefetch": -1, "num_threads": 2}, ValueError, "prefetch at least 0; found 2, -1$"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1; found 0$"),
+        ({"tail": "cut"}, ValueError, "tail must be one of drop, pad, short; found 'cut'$"),
+        ({"seed": -1}, ValueError, r"seed must be from 0 to 2\*\*64 - 1; found -1$"),
+        ({"rank": 1}, LaunchError, "expected rank and world_size together, found rank=1, world_size=None$"),
+        ({"rank": 3, "world_size": 3}, LaunchError, "expected a rank from 0 to world_size - 1, found rank 3 of 3"),
+        ({"device": "meta"}, ValueError, "device must be a CPU or a CUDA device; found meta:"),
+        ({"crop": (3,)}, ValueError, r"crop must be an integer or \(height, width\); found \(3,\)$"),
+        ({"rank": "0", "world_size": 2}, TypeError, "rank and world_size must be integers; found '0', 2$"),
+        ({"prefetch": 1.5}, TypeError, "prefetch must be an integer; found 1.5$"),
+        ({"num_threads": "2"}, TypeError, "num_threads must be an integer; found '2'$"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer; found 2.5$"),
+        ({"batch_size": "256"}, TypeError, "batch_size must be an integer; found '256'$"),
+        ({"transform": 3}, TypeError, "transform must be something to call with each batch of images; found 3$"),
+        ({"digest": 4}, ValueError, "digest must be the 64 .*; found 4$"),
+        ({"split": "test"}, SetNotFoundError, "expected a split 'test', found train$"),
+    ],
+)
+def test_impossible_loaders_are_refused_and_leave_nothing(
+    options: dict[str, Any], error: type[Exception], message: str, loader_of: MakeLoader
+) -> None:
+    with pytest.raises(error, match=message):
+        loader_of(**{"batch_size": 4, **options})
+
+
+def test_a_folder_without_a_set_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SetNotFoundError, match=re.escape(str(tmp_path / "nothing"))):
+        ShardLoader(tmp_path / "nothing", 4, device="cpu")
+
+
+def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
+    with loader_of(10, tail="short", num_threads=2) as loader:
+        before = loader.stats()
+        assert before == {
+            "batches": 0,
+            "images": 0,
+            "nbytes": 0,
+            "wait_seconds": 0.0,
+            "gather_seconds": 0.0,
+            "copy_seconds": 0.0,
+            "read_ahead_batches": 0,
+            "num_threads": 2,
+            "device": "cpu",
+            "io": "mmap",
+            "io_reason": "the set is in the page cache",
+            "read_nbytes": 0,
+            "read_retries": 0,
+            "damaged": 0,
+            "read_ahead_hits": None,
+            "kernels": kernels_in_use(),
+            "staging": None,
+            "slots": 0,
+            "slots_free": 0,
+        }
+        for _ in range(2):
+            list(loader)
+        next(iter(loader))
+        stats = loader.stats()
+        assert (stats["batches"], stats["images"]) == (11, 2 * NUM_SAMPLES + 10)
+        assert stats["nbytes"] == stats["images"] * int(np.prod(SHAPE))
+        assert stats["read_nbytes"] >= stats["nbytes"]  # and what was read ahead
+        assert stats["gather_seconds"] > 0
+        assert stats["wait_seconds"] > 0
+        assert before["batches"] == 0  # a copy, not a window
+
+
+# Errors, and ends of all kinds.
+
+
+class FailingGather:
+    """Takes the place of ShardSet.gather, and raises for the batches that hold a certain sample."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sample: int | None = None
+        self._gather = ShardSet.gather
+        monkeypatch.setattr(ShardSet, "gather", lambda *arguments: self.gather(*arguments))
+
+    def gather(self, shards: ShardSet, indices: NDArray[np.int64], *how: Any) -> None:
+        if self.sample in indices:
+            self.read_from_a_lost_disk()
+        self._gather(shards, indices, *how)
+
+    def read_from_a_lost_disk(self) -> None:
+        raise OSError(5, "the disk is gone")
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("failing_step", [0, 1, 4, 8])
+def test_an_error_while_gathering_is_raised_where_its_batch_was_due(
+    failing_step: int,
+    prefetch: int,
+    num_threads: int,
+    loader_of: MakeLoader,
+    poison: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing = FailingGather(monkeypatch)
+    with loader_of(5, num_threads=num_threads, prefetch=prefetch) as loader:
+        failing.sample = order_expected(loader, 0)[failing_step][2]
+        iterator = iter(loader)
+        seen = [next(iterator) for _ in range(failing_step)]
+        with pytest.raises(OSError, match="the disk is gone") as caught:
+            next(iterator)
+        names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert names[-2:] == ["gather", "read_from_a_lost_disk"]
+        assert len(iterator) == 0
+        assert list(iterator) == []  # over, as a generator would be
+        failing.sample = None
+        seen += loader
+        assert order_of(seen) == order_expected(loader, 0)[:failing_step] + order_expected(loader, 1)
+        for batch in seen:
+            check(batch)
+
+
+def test_an_error_in_a_batch_that_nobody_takes_is_nobody_s(
+    loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = FailingGather(monkeypatch)
+    with loader_of(5, prefetch=4) as loader:
+        failing.sample = order_expected(loader, 0)[3][0]
+        for number, batch in enumerate(loader):
+            check(batch)
+            if number == 2:
+                break
+        failing.sample = None
+        for batch in loader:
+            check(batch)
+
+
+def test_a_closed_loader_refuses_to_go_on(loader_of: MakeLoader, poison: None) -> None:
+    loader = loader_of(5)
+    iterator = iter(loader)
+    held = [next(iterator), next(iterator)]
+    assert not loader.closed
+    loader.close()
+    assert loader.closed
+    loader.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="this ShardLoader was closed"):
+            next(iterator)
+    with pytest.raises(RuntimeError, match="this ShardLoader was closed"):
+        next(iter(loader))
+    assert loader.closed
+    for batch in held:
+        check(batch)
+    assert len(loader) == 9
+
+
+def test_an_iterator_that_was_at_its_end_stays_there_after_closing(loader_of: MakeLoader) -> None:
+    loader = loader_of(5)
+    iterator = iter(loader)
+    list(iterator)
+    loader.close()
+    assert list(iterator) == []
+
+
+def test_leaving_the_with_block_closes_also_after_an_error(loader_of: MakeLoader) -> None:
+    with loader_of(5) as loader:
+        assert not loader.closed
+    assert loader.closed
+    with pytest.raises(ArithmeticError, match="mine"), loader_of(5) as loader:  # noqa: PT012
+        next(iter(loader))
+        raise ArithmeticError("mine")
+    assert loader.closed
+    assert not gather_threads()
+
+
+def test_forgetting_the_loader_ends_its_threads(loader_of: MakeLoader) -> None:
+    loader = loader_of(5, num_threads=3)
+    next(iter(loader))
+    threads = gather_threads()
+    assert len(threads) == 3
+    del loader
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_an_iterator_keeps_its_loader_at_work(loader_of: MakeLoader) -> None:
+    iterator = iter(loader_of(5))
+    gc.collect()
+    assert len(gather_threads()) > 0
+    for batch in iterator:
+        check(batch)
+    del iterator
+    assert not gather_threads()
+
+
+def test_a_loader_in_a_reference_cycle_is_forgotten_by_the_collector(loader_of: MakeLoader) -> None:
+    loader = loader_of(5)
+    iterator = iter(loader)
+    next(iterator)
+    cycle: list[Any] = [loader, iterator]
+    cycle.append(cycle)
+    threads = gather_threads()
+    del loader, iterator, cycle
+    gc.collect()
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_leaving_a_hundred_epochs_early_leaves_nothing(loader_of: MakeLoader, poison: None) -> None:
+    with loader_of(3, num_threads=2, prefetch=2) as loader:
+        alive = living_slots(loader)
+        threads = gather_threads()
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for turn in range(100):
+            for number, batch in enumerate(loader):
+                check(batch)
+                if number == turn % 7:
+                    break
+            # In the caller's hands, free, on their way; and what the threads had begun of the epoch before.
+            assert alive() <= 1 + loader._ring.capacity + 3 + 2, turn
+        assert gather_threads() == threads
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        for batch in list(loader):
+            check(batch)
+    del batch
+    assert alive() <= loader._ring.capacity
+
+
+def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader) -> None:
+    with loader_of(3, num_threads=1, prefetch=2) as loader:
+        ring = loader._ring
+        alive = living_slots(loader)
+        iterator = iter(loader)
+        batch = next(iterator)
+        # One thread serves batches in order: when this one is there, so are those that the iterator asked for.
+        loader._threads.submit(loader._reader, np.arange(3), marker := ring.acquire()).wait()
+        assert alive() == 1 + 2 + 1  # the batch, two ahead of it, and the marker
+        del iterator, batch
+        assert alive() == 4  # none was thrown away,
+        slots = [ring.acquire() for _ in range(3)]
+        assert alive() == 4  # and none had to be made
+        assert marker not in slots
+
+
+# Interrupts. A handler runs when a Python function is entered or a C function has returned; so does a profile function.
+
+
+class Interrupted(BaseException):
+    """What a signal handler might raise."""
+
+
+class InterruptAt:
+    """A profile function that raises Interrupted at event number `point` of shardio's reading half and of threading."""
+
+    files = (
+        shardio.loading.loader.__file__,
+        shardio.loading.gather.__file__,
+        shardio.loading.ring.__file__,
+        threading.__file__,
+    )
+
+    def __init__(self, point: int) -> None:
+        self.left = point
+        self.fired = False
+
+    def __call__(self, frame: FrameType | None, event: str, argument: Any) -> None:
+        if self.fired or event not in {"call", "c_return"} or frame is None:
+            return
+        if frame.f_code.co_filename not in self.files:
+            return
+        while frame is not None:  # what a finaliser raises cannot arrive: tests/loading/test_ring.py looks at batches
+            if frame.f_code.co_name == "__del__":
+                return
+            frame = frame.f_back
+        self.fired = self.left == 0
+        self.left -= 1
+        if self.fired:
+            raise Interrupted
+
+
+def consume(loader: ShardLoader, interrupt: InterruptAt, held: list[Batch]) -> BaseException | None:
+    before = sys.getprofile()
+    sys.setprofile(interrupt)
+    try:
+        for batch in loader:
+            held.append(batch)
+            if len(held) == 3:
+                break
+    except BaseException as error:
+        return error
+    finally:
+        sys.setprofile(before)
+    return None
+
+
+def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: MakeLoader, poison: None) -> None:
+    point, fired = 0, True
+    while fired:
+        loader = loader_of(5, prefetch=1, num_threads=2)
+        outcome: list[BaseException | None] = []
+        held: list[Batch] = []
+        interrupt = InterruptAt(point)
+
+        def work(loader: ShardLoader, interrupt: InterruptAt, held: list[Batch], outcome: list[Any]) -> None:
+            outcome.append(consume(loader, interrupt, held))
+            held += loader
+
+        thread = threading.Thread(target=work, args=(loader, interrupt, held, outcome), daemon=True)
+        thread.start()
+        thread.join(DEADLINE_SECONDS)
+        closer = threading.Thread(target=loader.close, daemon=True)
+        closer.start()
+        closer.join(DEADLINE_SECONDS)
+        for stuck in gather_threads():
+            stuck.name = "for ever"  # a failure of this test, and not of those that come after it
+        assert not thread.is_alive(), f"interrupted at point {point}, the next epoch hangs"
+        assert not closer.is_alive(), f"interrupted at point {point}, closing hangs"
+        fired = interrupt.fired
+        assert [type(error) for error in outcome] == [Interrupted if fired else type(None)], (point, outcome)
+        assert len(held) in range(9, 13)
+        for batch in held:
+            check(batch)
+        point += 1
+    assert point > 50
+
+
+def wait_until_main_sleeps() -> None:
+    """A signal that arrives when a thread is about to wait, but does not yet, is not noticed before the wait ends."""
+    stat = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while stat.read_text().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < deadline, "nobody waits"
+        time.sleep(0.01)
+
+
+def test_an_interrupt_while_waiting_for_a_batch_arrives(loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    gather = ShardSet.gather
+
+    def slow(shards: ShardSet, indices: NDArray[np.int64], *how: Any) -> None:
+        if not go_on.is_set():
+            wait_until_main_sleeps()  # in next(), for this batch
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert go_on.wait(DEADLINE_SECONDS)
+        gather(shards, indices, *how)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(ShardSet, "gather", slow)
+    with loader_of(5, num_threads=1) as loader:
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            with pytest.raises(Interrupted):
+                next(iter(loader))
+            go_on.set()
+            monkeypatch.setattr(ShardSet, "gather", gather)
+            for batch in loader:
+                check(batch)
+        finally:
+            go_on.set()
+            loader.close()
+            signal.signal(signal.SIGUSR1, before)
+
+
+# Fork.
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What `work` returns in a forked child, or the repr of what it raises."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        # That is what is tried here: fork in a process that has threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            try:
+                answer = work()
+            except BaseException as error:
+                answer = repr(error)
+            os.write(write, answer.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        answered, _, _ = select.select([read], [], [], DEADLINE_SECONDS)
+        if not answered:
+            os.kill(child, signal.SIGKILL)
+        assert answered, "the child hangs"
+        return os.read(read, 65536).decode()
+    finally:
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+FORKED = "RuntimeError('this ShardLoader was made before fork(): make it in the process that uses it')"
+
+
+def test_a_loader_from_before_a_fork_refuses_to_work_in_the_child(loader_of: MakeLoader) -> None:
+    with loader_of(5) as loader:
+        iterator = iter(loader)
+        check(next(iterator))
+        assert in_child(lambda: str(next(iterator))) == FORKED
+        assert in_child(lambda: str(next(iter(loader)))) == FORKED
+        assert in_child(lambda: str(list(loader))) == FORKED
+        for batch in iterator:  # the parent's goes on
+            check(batch)
+
+
+def test_a_forked_child_can_close_and_forget_what_it_cannot_use(loader_of: MakeLoader) -> None:
+    loader = loader_of(5)
+    iterator: LoaderIterator | None = iter(loader)
+    held = next(iterator)
+
+    def work() -> str:
+        nonlocal loader, iterator, held
+        check(held)  # memory, not threads
+        loader.close()
+        del held
+        iterator = None
+        del loader
+        gc.collect()
+        return "done"
+
+    assert in_child(work) == "done"
+    check(held)
+    loader.close()
+
+
+def test_a_forked_child_can_make_a_loader_of_its_own(loader_of: MakeLoader) -> None:
+    def work() -> str:
+        with loader_of(5) as own:
+            for batch in own:
+                check(batch)
+            return f"{own.stats()['batches']} batches"
+
+    with loader_of(5) as loader:
+        next(iter(loader))
+        assert in_child(work) == "9 batches"

@@ -1,0 +1,315 @@
+"""The loader with each way of reading: the same batches, errors that name files, and nothing left over."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import sample_pixels
+from numpy.typing import NDArray
+
+import shardio.reading.choose
+import shardio.reading.readers
+from shardio.errors import FormatError
+from shardio.loading.loader import ShardLoader
+from shardio.order.windows import Windows
+from shardio.reading.choose import Io
+from shardio.reading.readers import MappedReader, direct_alignment
+from shardio.system.machine import usable_cores
+
+NUM_SAMPLES = 47
+SHAPE = (6, 5, 3)
+DEADLINE_SECONDS = 10
+IOS: list[Io] = ["auto", "mmap", "pread", "direct"]
+MakeLoader = Callable[..., ShardLoader]
+
+
+@pytest.fixture
+def loader_of(make_set: Callable[..., Path]) -> MakeLoader:
+    """loader_of(io, ...): a loader on the CPU of 47 samples in five shards."""
+
+    def make(io: Io, batch_size: int = 5, shape: tuple[int, int, int] = SHAPE, **options: Any) -> ShardLoader:
+        path = make_set(NUM_SAMPLES, shape)
+        if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
+            pytest.skip("O_DIRECT does not work here")
+        return ShardLoader(path, batch_size, io=io, device="cpu", return_indices=True, **options)
+
+    return make
+
+
+def check(batch: tuple[torch.Tensor, ...], shape: tuple[int, int, int] = SHAPE) -> list[int]:
+    images, labels, indices = batch
+    for image, label, index in zip(images, labels.tolist(), indices.tolist(), strict=True):
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), sample_pixels(index, shape))
+        assert label == index % 7
+    numbers: list[int] = indices.tolist()
+    return numbers
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("io", IOS)
+@pytest.mark.parametrize("shape", [SHAPE, (64, 64, 1), (16, 32, 1), (1, 1, 1)])
+def test_all_ways_of_reading_give_the_same_batches(io: Io, shape: tuple[int, int, int], loader_of: MakeLoader) -> None:
+    for options in (
+        {"shuffle": True, "tail": "short"},
+        {"shuffle": "block", "block_size": 4, "window_blocks": 3, "tail": "pad"},
+        {"shuffle": False, "tail": "drop"},
+        {"weights": np.arange(NUM_SAMPLES), "num_draws": 90},
+        {"indices": [3, 3, 9, 46, 0, 3, 17], "tail": "short", "prefetch": 0, "num_threads": 1},
+    ):
+        with loader_of("mmap", shape=shape, **options) as usual:
+            expected = [check(batch, shape) for _ in range(2) for batch in usual]
+        with loader_of(io, shape=shape, **options) as loader:
+            held = [batch for _ in range(2) for batch in loader]
+            assert [check(batch, shape) for batch in held] == expected
+            stats = loader.stats()
+        assert stats["io"] == ("mmap" if io == "auto" else io)
+        assert stats["read_retries"] == 0
+        assert stats["read_nbytes"] >= len(set(itertools.chain.from_iterable(expected))) * int(np.prod(shape))
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_a_state_goes_on_with_another_way_of_reading(io: Io, loader_of: MakeLoader) -> None:
+    with loader_of("mmap", tail="short") as loader:
+        whole = [check(batch) for batch in loader]
+    with loader_of("mmap", tail="short") as loader:
+        iterator = iter(loader)
+        seen = [check(next(iterator)) for _ in range(4)]
+        state = loader.state_dict()
+    with loader_of(io, tail="short", batch_size=5) as loader:
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        seen += [check(next(iterator)) for _ in range(2)]
+        state = loader.state_dict()  # what was read ahead is not in it
+        assert state["consumed"] == 30
+    with loader_of("auto", tail="short") as loader:
+        loader.load_state_dict(state)
+        seen += [check(batch) for batch in loader]
+    assert seen == whole
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_iterators_that_are_dropped_and_loaders_that_are_closed_leave_nothing(io: Io, loader_of: MakeLoader) -> None:
+    before = descriptors()
+    with loader_of(io, batch_size=3, prefetch=3) as loader:
+        for turn in range(30):
+            for number, batch in enumerate(loader):
+                check(batch)
+                if number == turn % 7:
+                    break
+        assert descriptors() - before <= 6  # the shards, and the index
+    assert descriptors() == before
+    loader = loader_of(io)
+    next(iter(loader))
+    del loader
+    assert descriptors() == before
+    iterator = iter(loader := loader_of(io))
+    next(iterator)
+    loader.close()
+    with pytest.raises(RuntimeError, match="this ShardLoader was closed"):
+        next(iterator)
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("io", ["pread", "direct"])
+def test_reads_wait_in_more_threads_than_copies_and_what_is_asked_for_is_obeyed(io: Io, loader_of: MakeLoader) -> None:
+    with loader_of(io) as loader, loader_of("mmap") as mapped, loader_of(io, num_threads=3) as three:
+        assert loader.num_threads == 8
+        assert mapped.num_threads == min(4, usable_cores())
+        assert three.num_threads == 3
+
+
+def test_stats_say_what_was_chosen_and_why(loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loader_of("auto") as loader:
+        assert (loader.stats()["io"], loader.stats()["io_reason"]) == ("mmap", "the set is in the page cache")
+    with loader_of("pread") as loader:
+        assert loader.stats()["io_reason"] == "asked for by io='pread'"
+    monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path: "lustre")
+    with loader_of("auto") as loader:
+        assert loader.stats()["io"] == "pread"
+        assert loader.stats()["io_reason"].startswith("lustre is a network filesystem")
+
+
+def test_only_the_samples_to_read_need_fit_in_memory(loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shardio.reading.choose, "memory_left", lambda: 20 * 90)
+    monkeypatch.setattr("shardio.reading.shardset.ShardSet.resident_share", lambda shards: 0.5)
+    with loader_of("auto") as loader:
+        assert loader.stats()["io"] in ("direct", "pread")
+        assert "do not fit" in loader.stats()["io_reason"]
+    with loader_of("auto", indices=torch.arange(15)) as loader:
+        assert loader.stats()["io"] == "mmap"
+
+
+def test_another_io_is_refused(loader_of: MakeLoader) -> None:
+    io: Any = "fast"
+    with pytest.raises(ValueError, match="io must be one of auto, mmap, pread, direct; found 'fast'"):
+        loader_of(io)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize("io", ["pread", "direct"])
+def test_a_shard_that_is_cut_in_the_middle_of_an_epoch_is_an_error_where_its_batch_was_due(
+    io: Io, loader_of: MakeLoader
+) -> None:
+    with loader_of(io, shuffle=False, prefetch=0, num_threads=1) as loader:
+        seen = []
+        with pytest.raises(FormatError, match=r"train-00002\.npy: expected 4996 bytes.*found 4096") as caught:  # noqa: PT012
+            for batch in loader:
+                seen.append(check(batch))
+                if len(seen) == 2:
+                    os.truncate(loader.shards.path / "train-00002.npy", 4096)
+        assert list(itertools.chain.from_iterable(seen)) == list(range(20))
+        assert "copy the file again" in str(caught.value).lower()
+
+
+@pytest.mark.parametrize("io", ["pread", "direct"])
+def test_an_error_that_passes_is_counted_and_one_that_stays_is_raised(
+    io: Io, loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv = os.preadv
+    failures = [3]
+
+    def sometimes(descriptor: int, buffers: Any, offset: int) -> int:
+        if failures[0]:
+            failures[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(shardio.reading.readers, "RETRY_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(shardio.reading.readers, "_rowread", None)  # which reads without os.preadv
+    with loader_of(io, tail="short", num_threads=1) as loader:
+        monkeypatch.setattr(os, "preadv", sometimes)
+        assert sorted(itertools.chain.from_iterable(check(batch) for batch in loader)) == list(range(NUM_SAMPLES))
+        assert loader.stats()["read_retries"] == 3
+        failures[0] = 1000
+        with pytest.raises(OSError, match=r"reading sample \d+ at byte \d+ failed \(attempts: 4\)") as caught:
+            list(loader)
+        assert caught.value.errno == errno.EIO
+        assert "train-0000" in str(caught.value.filename)
+        failures[0] = 0
+        list(loader)
+
+
+# Read-ahead.
+
+
+class Announced:
+    """Notes what is announced and what is read, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[tuple[str, tuple[int, ...]]] = []
+        read = MappedReader.read
+
+        def noting(reader: MappedReader, indices: NDArray[np.int64], *how: Any) -> None:
+            self.events.append(("read", tuple(indices.tolist())))
+            read(reader, indices, *how)
+
+        monkeypatch.setattr(MappedReader, "reads_ahead", lambda reader: True)
+        monkeypatch.setattr(MappedReader, "read", noting)
+        monkeypatch.setattr(
+            MappedReader,
+            "will_read",
+            lambda reader, indices, windows: self.events.append(("hint", tuple(indices.tolist()))),
+        )
+
+    def of(self, kind: str) -> list[tuple[int, ...]]:
+        return [indices for name, indices in self.events if name == kind]
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> Announced:
+    return Announced(monkeypatch)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not what():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("depth", [0, 1, 3, 8])
+def test_each_batch_is_announced_once_before_it_is_read_and_not_too_early(
+    depth: int, prefetch: int, loader_of: MakeLoader, announced: Announced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.loading.loader.read_ahead_batches", lambda nbytes, left: depth)
+    with loader_of("mmap", batch_size=3, prefetch=prefetch, num_threads=1, tail="short") as loader:
+        for epoch in range(2):
+            announced.events.clear()
+            order = [tuple(indices.tolist()) for indices in loader._sampler.batches(epoch)]
+            for number, batch in enumerate(loader):
+                check(batch)
+                under_way = number + 1 + prefetch
+                assert len(announced.of("hint")) <= min(len(order), under_way + depth)
+                wait_for(lambda: len(announced.of("hint")) == min(len(order), under_way + depth))  # noqa: B023
+            assert announced.of("hint") == announced.of("read") == order
+            for indices in order:
+                assert announced.events.index(("hint", indices)) < announced.events.index(("read", indices))
+        assert loader.stats()["read_ahead_batches"] == 2 * len(order)
+
+
+def test_a_resident_set_is_not_announced(loader_of: MakeLoader) -> None:
+    with loader_of("mmap") as loader:
+        list(loader)
+        assert loader.stats()["read_ahead_batches"] == 0
+
+
+def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
+    loader_of: MakeLoader, announced: Announced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    hinted = []
+
+    def slow(reader: MappedReader, indices: NDArray[np.int64], windows: Windows | None) -> None:
+        hinted.append(tuple(indices.tolist()))
+        if len(hinted) == 3:
+            entered.set()
+            assert go_on.wait(DEADLINE_SECONDS)
+        raise LookupError("a hint that fails is nobody's error")
+
+    monkeypatch.setattr(MappedReader, "will_read", slow)
+    with loader_of("mmap", batch_size=3, num_threads=1, prefetch=0) as loader:
+        iterator = iter(loader)
+        check(next(iterator))
+        assert entered.wait(DEADLINE_SECONDS)  # and behind it, more are queued
+        del iterator
+        go_on.set()
+        loader._threads.submit(loader._reader, np.arange(3), loader._ring.acquire()).wait()
+        assert len(hinted) == 3
+        hinted.clear()
+        list(loader)
+        assert hinted == [tuple(indices.tolist()) for indices in loader._sampler.batches(1)]
+
+
+def test_closing_does_not_wait_for_hints_that_are_queued(
+    loader_of: MakeLoader, announced: Announced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hinted = []
+
+    def slow(reader: MappedReader, indices: NDArray[np.int64], windows: Windows | None) -> None:
+        hinted.append(len(indices))
+        time.sleep(0.05)
+
+    monkeypatch.setattr(MappedReader, "will_read", slow)
+    loader = loader_of("mmap", batch_size=3, num_threads=1, prefetch=0)
+    check(next(iter(loader)))
+    count = len(hinted)
+    loader.close()
+    assert len(hinted) <= count + 1

@@ -1,0 +1,231 @@
+"""What a ShardLoader tells its transform: augmented pixels depend on (seed, epoch, sample) and on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_picture
+from PIL import Image
+
+from shardio.augment import CenterCrop, Compose, CutMix, HorizontalFlip, Normalize, RandomResizedCrop, Resize, Views
+from shardio.augment.batch import Transform
+from shardio.conversion.convert import convert
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.loading.loader import ShardLoader
+from shardio.reading.shardset import ShardSet
+
+NUM_SAMPLES = 53
+USUAL = Compose([RandomResizedCrop(12), HorizontalFlip(), Normalize("imagenet")])
+MakeSet = Callable[[], Path]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("transform") / "set"
+    rng = np.random.default_rng(1)
+    with ShardWriter(out, (20, 18, 3), classes=[str(i) for i in range(5)], shard_nbytes=20_000) as writer:
+        for i in range(NUM_SAMPLES):
+            writer.append(random_picture(rng, 20, 18), i % 5)
+    return out
+
+
+def augmented(path: Path, epoch: int = 0, **options: Any) -> dict[int, torch.Tensor]:
+    """Of each sample what an epoch gives of it."""
+    options = {"device": "cpu", "transform": USUAL, "return_indices": True, "seed": 4, **options}
+    batch_size = options.pop("batch_size", 5)
+    with ShardLoader(path, batch_size, **options) as loader:
+        loader.set_epoch(epoch)
+        return {
+            int(index): image for images, _, indices in loader for index, image in zip(indices, images, strict=True)
+        }
+
+
+def assert_same(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[index], other[index]) for index in one)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 9}, {"num_threads": 3}, {"prefetch": 0}, {"io": "pread"}])
+def test_pixels_do_not_depend_on_how_samples_are_batched_or_read(path: Path, options: dict[str, Any]) -> None:
+    expected = augmented(path, tail="short")
+    assert len(expected) == NUM_SAMPLES
+    assert_same(augmented(path, tail="short", **options), expected)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_pixels_do_not_depend_on_the_number_of_ranks(path: Path, world_size: int) -> None:
+    merged: dict[int, torch.Tensor] = {}
+    for rank in range(world_size):
+        merged.update(augmented(path, tail="short", rank=rank, world_size=world_size))
+    assert_same(merged, augmented(path, tail="short"))
+
+
+def test_the_rest_of_an_epoch_after_a_resume_has_the_pixels_that_it_would_have_had(path: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "transform": USUAL, "return_indices": True, "seed": 4, "tail": "short"}
+    with ShardLoader(path, 5, **options) as loader:
+        iterator = iter(loader)
+        for _ in range(4):
+            next(iterator)
+        state = loader.state_dict()
+    rest: dict[int, torch.Tensor] = {}
+    for rank in range(2):  # on another number of ranks
+        with ShardLoader(path, 4, rank=rank, world_size=2, **options) as loader:
+            loader.load_state_dict(state)
+            for images, _, indices in loader:
+                rest.update(zip(indices.tolist(), images, strict=True))
+    expected = augmented(path, tail="short")
+    assert len(rest) == NUM_SAMPLES - 20
+    assert_same(rest, {index: expected[index] for index in rest})
+
+
+def test_each_epoch_and_each_seed_augments_otherwise(path: Path) -> None:
+    first = augmented(path, tail="short")
+    for other in (augmented(path, epoch=1, tail="short"), augmented(path, seed=5, tail="short")):
+        assert not any(torch.equal(first[index], other[index]) for index in first)
+
+
+def test_the_loaders_pixels_are_those_of_the_transform_called_by_hand(path: Path) -> None:
+    with (
+        ShardLoader(path, 7, device="cpu", seed=9, return_indices=True) as plain,
+        ShardLoader(path, 7, device="cpu", seed=9, transform=USUAL) as loader,
+    ):
+        for epoch in range(2):
+            for (stored, labels, indices), (images, targets) in zip(plain, loader, strict=True):
+                assert torch.equal(USUAL(stored, indices=indices, seed=9, epoch=epoch), images)
+                assert torch.equal(labels, targets)
+
+
+@pytest.mark.parametrize("options", [{"weights": [1.0] + [0.0] * 52, "num_draws": 32}, {"indices": [7] * 32}])
+def test_a_sample_that_comes_again_in_an_epoch_is_augmented_otherwise(path: Path, options: dict[str, Any]) -> None:
+    def drawn(world_size: int) -> list[torch.Tensor]:
+        merged = []
+        for rank in range(world_size):
+            options["rank"], options["world_size"] = rank, world_size
+            with ShardLoader(path, 16 // world_size, device="cpu", transform=USUAL, **options) as loader:
+                merged.append([images for images, _ in loader])
+        return [image for step in zip(*merged, strict=True) for images in step for image in images]
+
+    alone = drawn(1)
+    assert len({image.numpy().tobytes() for image in alone}) == 32
+    for found, expected in zip(drawn(2), alone, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_labels_are_mixed_with_images(path: Path) -> None:
+    mixing = Compose([RandomResizedCrop(12), CutMix(5)])
+    with ShardLoader(path, 8, device="cpu", transform=mixing) as loader:
+        for images, labels in loader:
+            assert images.shape == (8, 3, 12, 12)
+            assert labels.shape == (8, 5)
+            torch.testing.assert_close(labels.sum(dim=1), torch.ones(8))
+
+
+def test_views_come_as_a_tuple(path: Path) -> None:
+    with ShardLoader(path, 8, device="cpu", transform=Views([USUAL, USUAL])) as loader:
+        for views, labels in loader:
+            assert isinstance(views, tuple)
+            assert [view.shape for view in views] == [(8, 3, 12, 12)] * 2
+            assert labels.shape == (8,)
+
+
+def test_a_transform_may_be_changed_between_epochs(path: Path) -> None:
+    """Progressive resizing."""
+    with ShardLoader(path, 8, device="cpu", transform=Compose([RandomResizedCrop(8)])) as loader:
+        assert {tuple(images.shape[2:]) for images, _ in loader} == {(8, 8)}
+        loader.transform = Compose([RandomResizedCrop(16)])
+        assert {tuple(images.shape[2:]) for images, _ in loader} == {(16, 16)}
+
+
+# --- sets that were made with --fit squash ---------------------------------------------------------------------------
+
+SIZES = [(40, 80), (90, 45), (64, 64), (50, 70)]
+
+
+@pytest.fixture(scope="module")
+def squashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of several shapes, of which every pixel says where it is."""
+    folder = tmp_path_factory.mktemp("squashed")
+    for i in range(16):
+        height, width = SIZES[i % 4]
+        rows, columns = np.mgrid[:height, :width]
+        picture = np.stack([rows * 2, columns * 2, np.full_like(rows, i)], axis=2).astype(np.uint8)
+        (folder / "tree" / "a").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(folder / "tree" / "a" / f"{i:02}.png")
+    convert(folder / "tree", folder / "out", size=64, fit="squash", workers=1, accept_layout=True)
+    return folder / "out"
+
+
+class NoteSizes(Transform):
+    """What a loader says of the pictures."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, tuple[int, int]] = {}
+
+    def apply(self, batch: Any, purpose: str) -> Any:
+        self.sizes.update(zip(batch.draws.indices.tolist(), map(tuple, batch.sizes.tolist()), strict=True))
+        return batch
+
+
+def test_of_squashed_sets_the_transform_knows_the_true_sizes(squashed: Path) -> None:
+    for io in ("mmap", "pread"):
+        notes = NoteSizes()
+        with ShardLoader(squashed, 4, device="cpu", transform=notes, io=io) as loader:
+            assert len(list(loader)) == 4
+            index = loader.shards.index
+            keys = [bytes(key) for key in index["key"]]
+        assert notes.sizes == {i: SIZES[int(key[-6:-4]) % 4] for i, key in enumerate(keys)}
+
+
+def test_of_a_window_of_squashed_samples_it_knows_that_windows_true_size(squashed: Path) -> None:
+    notes = NoteSizes()
+    with ShardLoader(squashed, 4, device="cpu", transform=notes, crop=(32, 16)) as loader:
+        list(loader)
+    assert set(notes.sizes.values()) == {(h // 2, round(w / 4)) for h, w in SIZES}
+
+
+def test_nobody_reads_the_sizes_of_squashed_samples_unless_they_are_wanted(
+    squashed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    column_of = ShardSet.column_of
+
+    def noted(self: ShardSet, name: str, indices: Any) -> Any:
+        asked.append(name)
+        return column_of(self, name, indices)
+
+    monkeypatch.setattr(ShardSet, "column_of", noted)
+    with ShardLoader(squashed, 4, device="cpu", io="mmap", prefetch=3) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert set(asked) == {"label"}
+        loader.transform = notes = NoteSizes()  # in the middle of an epoch: of batches under way, too
+        list(batches)
+    assert len(notes.sizes) == 12
+    assert set(notes.sizes.values()) <= set(SIZES)
+    assert {"source_height", "source_width"} < set(asked)
+
+
+def test_of_other_sets_the_pictures_are_what_is_stored(path: Path) -> None:
+    notes = NoteSizes()
+    with ShardLoader(path, 4, device="cpu", transform=notes) as loader:
+        list(loader)
+    assert set(notes.sizes.values()) == {(20, 18)}
+
+
+def test_evaluation_of_a_squashed_set_shows_true_pictures(squashed: Path) -> None:
+    """Steps from pixel to pixel are the same along both axes again, whatever the picture's shape was."""
+    usual = Compose([Resize(40), CenterCrop(32)])
+    with ShardLoader(squashed, 4, device="cpu", transform=usual, return_indices=True) as loader:
+        for images, _, indices in loader:
+            for image, index in zip(images.float(), indices.tolist(), strict=True):
+                key = bytes(loader.shards.index["key"][index])
+                shrunk = min(SIZES[int(key[-6:-4]) % 4]) / 40
+                down = image[0, 4:-4].diff(dim=0).mean().item()
+                across = image[1, :, 4:-4].diff(dim=1).mean().item()
+                assert down == pytest.approx(2 * shrunk, abs=0.1)
+                assert across == pytest.approx(2 * shrunk, abs=0.1)

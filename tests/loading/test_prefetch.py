@@ -1,0 +1,464 @@
+"""The rules between host and device, kept with a copier whose copies happen when the test says so.
+
+What such a double cannot show: that the consumer's stream and the copies wait for each other where they must, which
+tests/loading/test_cuda.py looks at, on a simulated device; and that CUDA's calls mean what is assumed there, that the
+slots are pinned so that copies do not stop the host, and that every call is made on the right device.
+tests/loading/test_gpu.py looks at those, where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import sample_pixels
+
+import shardio.loading.loader
+from shardio.format.layout import SampleShape
+from shardio.loading.loader import ShardLoader
+from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
+from shardio.loading.ring import Ring, Slot, new_slot
+from shardio.order.sampler import Tail
+
+SHAPE = (2, 3, 3)
+BATCH = 4
+POISON = 0xEE
+NOT_COPIED = 0xAA
+SECONDS = 0.25
+
+
+@dataclass
+class Counts:
+    copy_seconds: float = 0.0
+
+
+class FakeTransfer:
+    """A copy that is made by `finish`, from what the slot holds at that time."""
+
+    def __init__(self, stream: FakeCopier, slot: Slot) -> None:
+        self.stream = stream
+        self.seconds = 0.0
+        self.finished = False
+        self.images = torch.full(slot.images.shape, NOT_COPIED, dtype=torch.uint8)
+
+    def start(self, slot: Slot, size: int) -> None:
+        assert slot.images.shape == self.images.shape
+        self.slot = slot
+        self.size = size
+        self.number = self.stream.note_start(self)
+        images = self.images[:size]
+        self.tensors = Tensors(images.permute(0, 3, 1, 2), torch.full((size,), -1), torch.full((size,), -1))
+
+    def finish(self) -> None:
+        assert not self.finished
+        self.finished = True
+        self.seconds = SECONDS
+        for tensor, array in (
+            (self.tensors.images.permute(0, 2, 3, 1), self.slot.images),
+            (self.tensors.labels, self.slot.labels),
+            (self.tensors.indices, self.slot.indices),
+        ):
+            tensor.copy_(torch.from_numpy(array[: self.size]))
+
+    def done(self) -> bool:
+        self.stream.let_time_pass()
+        return self.finished
+
+    def wait(self) -> None:
+        self.stream.log.append(f"wait {self.number}")
+        while not self.finished:
+            self.stream.finish_oldest()
+
+    def hand_over(self) -> Tensors:
+        self.stream.log.append(f"hand over {self.number}")
+        return self.tensors
+
+
+class FakeCopier:
+    """One stream: its copies are made one after the other, in the order in which they were started."""
+
+    def __init__(self, let_time_pass: Callable[[FakeCopier], None] = lambda copier: None) -> None:
+        self.unfinished: deque[FakeTransfer] = deque()
+        self.started = 0
+        self.reserved: list[weakref.ref[FakeTransfer]] = []
+        self.most_unfinished = 0
+        self.log: list[str] = []
+        self._let_time_pass = let_time_pass
+
+    def new_slot(self, batch_size: int, sample_shape: SampleShape) -> Slot:
+        return new_slot(batch_size, sample_shape)
+
+    def reserve(self, slot: Slot) -> FakeTransfer:
+        transfer = FakeTransfer(self, slot)
+        self.reserved.append(weakref.ref(transfer))
+        return transfer
+
+    def note_start(self, transfer: FakeTransfer) -> int:
+        self.log.append(f"start {self.started}")
+        self.started += 1
+        self.unfinished.append(transfer)
+        self.most_unfinished = max(self.most_unfinished, len(self.unfinished))
+        return self.started - 1
+
+    def finish_oldest(self) -> None:
+        self.unfinished.popleft().finish()
+
+    def synchronize(self) -> None:
+        while self.unfinished:
+            self.finish_oldest()
+
+    def let_time_pass(self) -> None:
+        self._let_time_pass(self)
+
+
+def finish_some(seed: int) -> Callable[[FakeCopier], None]:
+    rng = random.Random(seed)
+
+    def let_time_pass(copier: FakeCopier) -> None:
+        while copier.unfinished and rng.random() < 0.4:
+            copier.finish_oldest()
+
+    return let_time_pass
+
+
+class AuditedRing(Ring):
+    """Knows who has which slot, and spoils every slot that comes back."""
+
+    def __init__(self, capacity: int = 4) -> None:
+        super().__init__(capacity, lambda: new_slot(BATCH, SHAPE))
+        self.out: list[Slot] = []
+        self.released: list[Slot] = []
+
+    def acquire(self) -> Slot:
+        slot = super().acquire()
+        assert all(slot is not other for other in self.out), "one slot for two owners"
+        self.out.append(slot)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        self.out.remove(slot)
+        self.released.append(slot)
+        slot.images.fill(POISON)
+        slot.labels.fill(-POISON)
+        slot.indices.fill(-POISON)
+        super().release(slot)
+
+
+def filled(ring: Ring, value: int) -> Slot:
+    slot = ring.acquire()
+    slot.images.fill(value % 150)
+    slot.labels.fill(value)
+    slot.indices.fill(value + 1)
+    return slot
+
+
+def holds(tensors: Tensors, value: int, size: int) -> bool:
+    return (
+        tensors.images.shape == (size, SHAPE[2], *SHAPE[:2])
+        and bool((tensors.images == value % 150).all())
+        and tensors.labels.tolist() == [value] * size
+        and tensors.indices.tolist() == [value + 1] * size
+    )
+
+
+def test_a_slot_returns_after_its_copy_and_not_before() -> None:
+    copier, ring = FakeCopier(), AuditedRing()
+    prefetch = DevicePrefetch(copier, ring, Counts())
+    slot = filled(ring, 1)
+    prefetch.start(slot, BATCH)
+    prefetch.reclaim(1)
+    tensors = prefetch.take()
+    prefetch.reclaim(1)
+    assert ring.released == []
+    assert not holds(tensors, 1, BATCH)
+    copier.finish_oldest()
+    assert ring.released == []  # nobody has asked yet
+    prefetch.reclaim(1)
+    assert ring.released == [slot]
+    assert holds(tensors, 1, BATCH)
+    prefetch.close()
+    assert ring.released == [slot]
+
+
+def test_taking_a_batch_returns_the_slots_of_finished_copies_and_counts_their_seconds() -> None:
+    copier, ring, counts = FakeCopier(), AuditedRing(), Counts()
+    prefetch = DevicePrefetch(copier, ring, counts)
+    slots = [filled(ring, number) for number in range(4)]
+    for slot in slots:
+        prefetch.start(slot, BATCH)
+    copier.finish_oldest()
+    copier.finish_oldest()
+    assert ring.released == []
+    assert counts.copy_seconds == 0.0
+    prefetch.take()
+    assert ring.released == slots[:2]
+    assert counts.copy_seconds == 2 * SECONDS
+    prefetch.close()
+    assert counts.copy_seconds == 4 * SECONDS
+
+
+def test_memory_is_reserved_one_batch_ahead_and_given_up_in_the_end() -> None:
+    copier, ring = FakeCopier(), AuditedRing()
+    prefetch = DevicePrefetch(copier, ring, Counts())
+    for number in range(4):
+        prefetch.start(filled(ring, number), BATCH)
+        assert len(copier.reserved) == number + 2
+    prefetch.close()
+    assert copier.started == 4
+    assert not [ref for ref in copier.reserved if ref() is not None]
+
+
+def test_batches_are_handed_over_in_the_order_in_which_they_were_started() -> None:
+    copier, ring = FakeCopier(), AuditedRing()
+    prefetch = DevicePrefetch(copier, ring, Counts())
+    assert len(prefetch) == 0
+    for number in range(3):
+        prefetch.start(filled(ring, number), number + 1)
+        assert len(prefetch) == number + 1
+    taken = [prefetch.take() for _ in range(3)]
+    assert len(prefetch) == 0
+    order = [entry for entry in copier.log if not entry.startswith("wait")]
+    assert order == ["start 0", "start 1", "start 2", "hand over 0", "hand over 1", "hand over 2"]
+    copier.synchronize()
+    assert all(holds(tensors, number, number + 1) for number, tensors in enumerate(taken))
+    prefetch.close()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_a_host_that_runs_ahead_is_held_back_at_the_oldest_copy_of_those_taken(ahead: int) -> None:
+    copier, ring = FakeCopier(), AuditedRing(capacity=8)
+    prefetch = DevicePrefetch(copier, ring, Counts())
+    taken = []
+    for number in range(40):
+        prefetch.start(filled(ring, number), BATCH)  # which never waits
+        assert len([entry for entry in copier.log if entry.startswith("wait")]) == max(0, len(taken) - MOST_AHEAD)
+        if number >= ahead:
+            taken.append(prefetch.take())
+        assert len(copier.unfinished) <= ahead + MOST_AHEAD
+        assert len(ring.out) <= ahead + MOST_AHEAD
+    waits = [int(entry.split()[1]) for entry in copier.log if entry.startswith("wait")]
+    assert waits == list(range(len(taken) - MOST_AHEAD))
+    taken += [prefetch.take() for _ in range(ahead)]
+    prefetch.close()
+    assert all(holds(tensors, number, BATCH) for number, tensors in enumerate(taken))
+
+
+@pytest.mark.parametrize("most_copying", range(6))
+def test_reclaim_waits_for_no_more_copies_than_it_must(most_copying: int) -> None:
+    copier, ring = FakeCopier(), AuditedRing(capacity=8)
+    prefetch = DevicePrefetch(copier, ring, Counts())
+    for number in range(4):
+        prefetch.start(filled(ring, number), BATCH)
+    prefetch.reclaim(most_copying)
+    assert len(copier.unfinished) == min(4, most_copying)
+    prefetch.close()
+
+
+def test_close_waits_for_every_copy_and_returns_every_slot() -> None:
+    copier, ring = FakeCopier(), AuditedRing()
+    prefetch = DevicePrefetch(copier, ring, Counts())
+    slots = [filled(ring, number) for number in range(4)]
+    for slot in slots:
+        prefetch.start(slot, BATCH)
+    taken = prefetch.take()
+    prefetch.close()
+    assert not copier.unfinished
+    assert ring.released == slots
+    assert ring.out == []
+    assert len(prefetch) == 0
+    assert holds(taken, 0, BATCH)
+    # Also those that nobody took: so they may be dropped.
+    assert [entry for entry in copier.log if entry.startswith("hand")] == [f"hand over {number}" for number in range(4)]
+    prefetch.close()
+    assert ring.released == slots
+
+
+def test_close_without_a_copy_does_nothing() -> None:
+    copier, ring = FakeCopier(), AuditedRing()
+    DevicePrefetch(copier, ring, Counts()).close()
+    assert copier.log == []
+    assert ring.released == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_copy_reads_its_own_batch_whenever_it_is_made(seed: int) -> None:
+    rng = random.Random(seed)
+    copier, ring = FakeCopier(finish_some(seed)), AuditedRing(capacity=3)
+    prefetch = DevicePrefetch(copier, ring, Counts())
+    started: deque[tuple[int, int]] = deque()
+    taken: list[tuple[Tensors, int, int]] = []
+    for number in range(300):
+        action = rng.random()
+        if action < 0.5:
+            size = rng.randint(0, BATCH)
+            prefetch.start(filled(ring, number), size)
+            started.append((number, size))
+        elif action < 0.8 and started:
+            taken.append((prefetch.take(), *started.popleft()))
+            assert len(copier.unfinished) <= len(started) + MOST_AHEAD, f"{seed=} {number=}"
+        elif action < 0.9:
+            prefetch.reclaim(rng.randint(0, 9))
+        elif copier.unfinished:
+            copier.finish_oldest()
+        assert len(prefetch) == len(started), f"{seed=} {number=}"
+    prefetch.close()
+    assert ring.out == [], seed
+    assert len(ring.released) == copier.started, seed
+    assert len(taken) > 50, seed
+    for tensors, number, size in taken:
+        assert holds(tensors, number, size), f"{seed=} {number=}"
+
+
+# The loader around it: the same iteration that a GPU would see, on the double.
+
+LOADER_SHAPE = (6, 5, 3)
+
+
+@pytest.fixture
+def device_loader(monkeypatch: pytest.MonkeyPatch, make_set: Callable[..., Path]) -> Callable[..., ShardLoader]:
+    """A loader whose batches go through the given FakeCopier, and whose slots are spoiled when they come back."""
+    release = Ring.release
+
+    def poison(ring: Ring, slot: Slot) -> None:
+        slot.images.fill(POISON)
+        slot.labels.fill(-POISON)
+        slot.indices.fill(-POISON)
+        release(ring, slot)
+
+    monkeypatch.setattr(Ring, "release", poison)
+
+    def make(copier: FakeCopier, batch_size: int, num_samples: int = 47, **options: object) -> ShardLoader:
+        monkeypatch.setattr(shardio.loading.loader, "_make_copier", lambda device: copier)
+        path = make_set(num_samples, LOADER_SHAPE)
+        return ShardLoader(path, batch_size, device="cpu", return_indices=True, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+def pictures(num_samples: int = 47) -> torch.Tensor:
+    return torch.from_numpy(np.stack([sample_pixels(i, LOADER_SHAPE) for i in range(num_samples)])).permute(0, 3, 1, 2)
+
+
+def check(batch: tuple[torch.Tensor, ...], expected: torch.Tensor) -> None:
+    images, labels, indices = batch
+    assert torch.equal(images, expected[indices])
+    assert torch.equal(labels, indices % 7)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
+@pytest.mark.parametrize("tail", ["drop", "pad", "short"])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_device_batches_are_those_of_the_cpu(
+    prefetch: int, tail: Tail, num_threads: int, device_loader: Callable[..., ShardLoader]
+) -> None:
+    expected = pictures()
+    for seed in range(3):
+        copier = FakeCopier(finish_some(seed))
+        with device_loader(copier, 5, prefetch=prefetch, tail=tail, num_threads=num_threads, seed=seed) as loader:
+            for epoch in range(3):
+                order = [batch.tolist() for batch in loader._sampler.batches(epoch)]
+                held = list(loader)  # the device's tensors are the caller's own
+                copier.synchronize()
+                assert [batch[2].tolist() for batch in held] == order, seed
+                for batch in held:
+                    check(batch, expected)
+            assert copier.started == 3 * len(loader)
+        assert copier.most_unfinished <= max(1, prefetch) + MOST_AHEAD
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_device_far_behind_its_host_still_gets_every_byte(
+    seed: int, device_loader: Callable[..., ShardLoader]
+) -> None:
+    rng = random.Random(seed)
+    copier = FakeCopier()  # it copies only when it must
+    expected = pictures()
+    waiting: list[tuple[torch.Tensor, ...]] = []
+    with device_loader(copier, 3, seed=seed) as loader:
+        for _ in range(10):
+            for batch in loader:
+                waiting.append(batch)
+                if rng.random() < 0.1:
+                    copier.synchronize()
+                    while waiting:
+                        check(waiting.pop(), expected)
+    copier.synchronize()
+    for batch in waiting:
+        check(batch, expected)
+
+
+def test_leaving_an_epoch_early_waits_for_its_copies_and_loses_no_slot(
+    device_loader: Callable[..., ShardLoader],
+) -> None:
+    copier = FakeCopier(finish_some(0))
+    expected = pictures()
+    slots: list[weakref.ref[Slot]] = []
+    with device_loader(copier, 5) as loader:
+        make = loader._ring._make
+
+        def counted() -> Slot:
+            slot = make()
+            slots.append(weakref.ref(slot))
+            return slot
+
+        loader._ring._make = counted
+        for turn in range(60):
+            taken = []
+            for batch in loader:
+                taken.append(batch)
+                if len(taken) == 1 + turn % 9:
+                    break
+            assert not copier.unfinished
+            for batch in taken:
+                check(batch, expected)
+        for batch in list(loader):
+            check(batch, expected)
+    gc.collect()
+    assert sum(ref() is not None for ref in slots) <= loader._ring.capacity
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
+@pytest.mark.parametrize("gathered_ahead", [False, True])
+def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_due(
+    gathered_ahead: bool, prefetch: int, device_loader: Callable[..., ShardLoader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copier = FakeCopier(finish_some(1))
+    expected = pictures()
+    with device_loader(copier, 5, num_threads=1, shuffle=False, prefetch=prefetch) as loader:
+        gather = loader.shards.gather
+
+        def failing(indices: np.ndarray, *how: Any) -> None:
+            if 17 in indices:
+                raise OSError(5, "the disk is gone")
+            gather(indices, *how)
+
+        def all_gathered() -> None:
+            """One thread serves batches in order: when this one is there, so are those that were asked for before."""
+            loader._threads.submit(loader._reader, np.array([0]), new_slot(1, LOADER_SHAPE)).wait()
+
+        monkeypatch.setattr(loader.shards, "gather", failing)
+        iterator = iter(loader)
+        seen = []
+        with pytest.raises(OSError, match="the disk is gone"):  # noqa: PT012
+            while True:
+                if gathered_ahead:
+                    all_gathered()
+                seen.append(next(iterator))
+        assert not copier.unfinished
+        assert len(seen) == 3
+        assert list(iterator) == []
+        monkeypatch.setattr(loader.shards, "gather", gather)
+        seen += loader
+        copier.synchronize()
+        assert len(seen) == 3 + 9
+        for batch in seen:
+            check(batch, expected)

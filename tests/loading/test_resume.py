@@ -1,0 +1,286 @@
+"""Stopping anywhere and going on, with other ranks and batch sizes: exactly the samples not yet consumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from check_order import check_resumed_jobs
+
+from shardio.errors import FormatError
+from shardio.loading.loader import ShardLoader
+from shardio.order.orders import GlobalShuffle, Order, make_order
+from shardio.order.sampler import Sampler
+
+EPOCH = 2
+
+
+def global_batches(sampler: Sampler) -> list[list[int]]:
+    """What all ranks together read at each step."""
+    ranks = [replace(sampler, rank=rank).batches(EPOCH) for rank in range(sampler.world_size)]
+    return [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)]
+
+
+SOURCES: dict[str, Callable[[int], Order]] = {
+    "global": lambda n: make_order(n),
+    "stored": lambda n: make_order(n, shuffle=False),
+    "block": lambda n: make_order(n, shuffle="block", block_size=2, window_blocks=2),
+    "subset": lambda n: make_order(20, indices=range(3, 3 + n)),
+    "weighted": lambda n: make_order(7, weights=np.arange(7), num_draws=n),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_small_epoch_goes_on_from_every_step_with_every_other_split(name: str) -> None:
+    splits = list(product((1, 2, 3), (1, 2, 3)))
+    for num_samples in range(1, 13):
+        source = SOURCES[name](num_samples)
+        whole = global_batches(Sampler(source, 1, tail="short"))
+        order = [index for batch in whole for index in batch]
+        for (world_size, batch_size), (next_world, next_batch) in product(splits, splits):
+            first = Sampler(source, batch_size, 0, world_size, tail="short")
+            second = Sampler(source, next_batch, 0, next_world, tail="short")
+            steps = global_batches(first)
+            for stop in range(len(steps) + 1):
+                read = [index for batch in steps[:stop] for index in batch]
+                rest = global_batches(replace(second, start=len(read)))
+                case = (num_samples, world_size, batch_size, next_world, next_batch, stop)
+                assert read + [index for batch in rest for index in batch] == order, case
+
+
+def test_a_rest_that_fills_no_batch_is_dropped_or_padded_as_the_tail_says() -> None:
+    rest = Sampler(GlobalShuffle(10, 0), 4, start=3)
+    assert rest.num_batches == 1
+    assert replace(rest, tail="short").num_batches == 2
+    padded = global_batches(replace(rest, tail="pad"))
+    whole = [i for batch in global_batches(Sampler(GlobalShuffle(10, 0), 1)) for i in batch]
+    assert padded == [whole[3:7], [*whole[7:], whole[0]]]
+
+
+@pytest.mark.parametrize("start", [-1, 11])
+def test_a_start_outside_of_the_epoch_is_refused(start: int) -> None:
+    with pytest.raises(ValueError, match=f"start must be from 0 to 10; found {start}"):
+        Sampler(GlobalShuffle(10, 0), 2, start=start)
+
+
+@pytest.fixture
+def loader_of(make_set: Callable[..., Path]) -> Iterator[Callable[..., ShardLoader]]:
+    opened: list[ShardLoader] = []
+
+    def make(batch_size: int, **options: Any) -> ShardLoader:
+        options = {"tail": "short", "device": "cpu", "num_threads": 1, "return_indices": True, **options}
+        opened.append(ShardLoader(make_set(61), batch_size, **options))
+        return opened[-1]
+
+    yield make
+    for loader in opened:
+        loader.close()
+
+
+def indices_of(batches: Any) -> list[int]:
+    return [index for batch in batches for index in batch[2].tolist()]
+
+
+def test_jobs_that_change_their_size_again_and_again_read_each_sample_once() -> None:
+    assert list(check_resumed_jobs(10, seed=0)) == list(range(1, 11))
+
+
+def test_a_sample_read_twice_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    state_dict = ShardLoader.state_dict
+
+    def too_few(loader: ShardLoader) -> dict[str, Any]:
+        state = state_dict(loader)
+        return {**state, "consumed": max(0, state["consumed"] - 1)}
+
+    monkeypatch.setattr(ShardLoader, "state_dict", too_few)
+    with pytest.raises(AssertionError, match="seed=1 "):
+        list(check_resumed_jobs(1, seed=0))
+
+
+def test_the_state_says_what_was_received_and_not_what_was_read_ahead(loader_of: Callable[..., ShardLoader]) -> None:
+    loader = loader_of(4, prefetch=6)
+    places = [(loader.state_dict()["epoch"], loader.state_dict()["consumed"])]
+    for _ in loader:
+        places.append((loader.state_dict()["epoch"], loader.state_dict()["consumed"]))
+    places.append((loader.state_dict()["epoch"], loader.state_dict()["consumed"]))
+    assert places == [*((0, min(4 * step, 61)) for step in range(17)), (1, 0)]
+
+
+def test_a_resumed_job_goes_on_batch_by_batch_as_if_nothing_had_happened(
+    loader_of: Callable[..., ShardLoader],
+) -> None:
+    undisturbed = loader_of(8, tail="drop")
+    expected = [batch[2].tolist() for _ in range(3) for batch in undisturbed]
+    for stop in range(len(expected)):
+        first = loader_of(8, tail="drop")
+        batches = (batch for _ in range(3) for batch in first)
+        seen = [next(batches)[2].tolist() for _ in range(stop)]
+        second = loader_of(8, tail="drop")
+        second.load_state_dict(first.state_dict())
+        batches = (batch for _ in range(3) for batch in second)
+        seen += [next(batches)[2].tolist() for _ in range(len(expected) - stop)]
+        assert seen == expected, stop
+
+
+def test_an_epoch_that_was_read_to_its_end_is_followed_by_the_next(loader_of: Callable[..., ShardLoader]) -> None:
+    first = loader_of(8, tail="drop")
+    list(first)
+    second = loader_of(5)  # could still give the five samples that the tail has dropped, but the epoch is over
+    second.load_state_dict(first.state_dict())
+    assert iter(second).epoch == 1
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad", "short"])
+@pytest.mark.parametrize("options", [{}, {"shuffle": "block", "block_size": 4}, {"weights": np.arange(61)}])
+def test_every_loop_over_epochs_goes_on_exactly_from_every_batch(
+    tail: str, options: dict[str, Any], loader_of: Callable[..., ShardLoader]
+) -> None:
+    """Also from an epoch's last batch: the pass that is left of it gives nothing, and the next epoch follows."""
+    whole = loader_of(8, tail=tail, **options)
+    expected = [(epoch, batch[2].tolist()) for epoch in range(3) for batch in whole]
+    for stop in range(1, len(expected) + 1):
+        first = loader_of(8, tail=tail, **options)
+        batches = (batch for _ in range(3) for batch in first)
+        for _ in range(stop):
+            next(batches)
+        state, epoch_there = first.state_dict(), expected[stop - 1][0]
+        by_set_epoch, by_itself, by_state = ([], [], [])
+
+        loader = loader_of(8, tail=tail, **options)
+        loader.load_state_dict(state)
+        for epoch in range(epoch_there, 3):
+            loader.set_epoch(epoch)
+            by_set_epoch += [(epoch, batch[2].tolist()) for batch in loader]
+
+        loader.load_state_dict(state)
+        for epoch in range(epoch_there, 3):
+            by_itself += [(epoch, batch[2].tolist()) for batch in loader]
+
+        loader.load_state_dict(state)
+        while loader.state_dict()["epoch"] < 3:
+            by_state += [(loader.state_dict()["epoch"], batch[2].tolist()) for batch in loader]
+
+        assert by_set_epoch == by_itself == by_state == expected[stop:], stop
+
+
+def test_setting_the_epoch_that_was_loaded_keeps_the_place_and_any_other_begins_anew(
+    loader_of: Callable[..., ShardLoader],
+) -> None:
+    first = loader_of(8)
+    first.set_epoch(3)
+    next(iter(first))
+    state = first.state_dict()
+    second = loader_of(8)
+    second.load_state_dict(state)
+    second.set_epoch(3)
+    assert len(indices_of(second)) == 61 - 8
+    second.load_state_dict(state)
+    second.set_epoch(4)
+    assert len(indices_of(second)) == 61
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seed", 1), ("shuffle", False), ("split", "val"), ("digest", "0" * 64), ("order_version", 0)],
+)
+def test_a_state_of_another_order_is_refused(name: str, value: Any, loader_of: Callable[..., ShardLoader]) -> None:
+    loader = loader_of(8)
+    state = {**loader.state_dict(), name: value}
+    with pytest.raises(ValueError, match=f"belongs to (other data|another order): its {name} is {value!r}, th"):
+        loader.load_state_dict(state)
+
+
+def test_a_pinned_loader_refuses_another_set_and_so_does_a_state(
+    make_set: Callable[..., Path], loader_of: Callable[..., ShardLoader]
+) -> None:
+    loader = loader_of(8)
+    state, digest = loader.state_dict(), loader.shards.digest
+    assert state["digest"] == digest
+    other = make_set(61, samples_per_shard=7)  # the same samples, but stored otherwise
+    message = f"digest: expected {digest[:12]}, found "
+    with pytest.raises(FormatError, match=message):
+        ShardLoader(other, 8, device="cpu", digest=digest[:12])
+    with ShardLoader(loader.shards.path, 8, device="cpu", digest=digest) as pinned:
+        pinned.load_state_dict(state)
+    with ShardLoader(other, 8, device="cpu") as another, pytest.raises(ValueError, match="belongs to other data"):
+        another.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change", [{"consumed": 62}, {"consumed": -1}, {"epoch": -1}, {"epoch": 1 << 64}, {"epoch": "3"}]
+)
+def test_a_state_outside_of_the_epoch_is_refused(change: dict[str, Any], loader_of: Callable[..., ShardLoader]) -> None:
+    loader = loader_of(8)
+    with pytest.raises(ValueError, match=f"{next(iter(change.values()))}"):
+        loader.load_state_dict({**loader.state_dict(), **change})
+
+
+def test_a_state_with_other_keys_is_refused(loader_of: Callable[..., ShardLoader]) -> None:
+    loader = loader_of(8)
+    for state in ({}, {"loader": loader.state_dict()}):
+        with pytest.raises(ValueError, match="this is not the state of a ShardLoader: it lacks digest, split, "):
+            loader.load_state_dict(state)
+    with pytest.raises(ValueError, match="its more is 1, this loader's None"):
+        loader.load_state_dict({**loader.state_dict(), "more": 1})
+    assert len(indices_of(loader)) == 61
+
+
+def test_a_state_is_json_also_where_numpys_integers_were_given(loader_of: Callable[..., ShardLoader]) -> None:
+    numbers = {"seed": np.int64(3), "rank": np.int32(0), "world_size": np.uint8(1)}
+    sizes = {"block_size": np.int16(4), "window_blocks": np.int64(2)}
+    for options in (
+        {"shuffle": np.True_},
+        {"shuffle": "block", **sizes},
+        {"weights": np.ones(61), "num_draws": np.int64(9)},
+    ):
+        loader = loader_of(np.int64(4), **numbers, **options)
+        loader.set_epoch(np.int64(5))
+        next(iter(loader))
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert (state["epoch"], state["consumed"], state["seed"]) == (5, 4, 3)
+        loader_of(4, **numbers, **options).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["seed", "block_size", "window_blocks", "num_draws"])
+@pytest.mark.parametrize("value", [1.5, "2", 2.0])
+def test_what_should_be_an_integer_is_named(name: str, value: Any, loader_of: Callable[..., ShardLoader]) -> None:
+    needed = {"seed": {}, "num_draws": {"weights": np.ones(61)}}.get(name, {"shuffle": "block"})
+    with pytest.raises(TypeError, match=f"{name} must be an integer; found {value!r}"):
+        loader_of(4, **needed, **{name: value})
+
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "global": {},
+    "stored": {"shuffle": False},
+    "block": {"shuffle": "block", "block_size": 4, "window_blocks": 3},
+    "other block": {"shuffle": "block", "block_size": 4, "window_blocks": 4},
+    "weighted": {"weights": np.arange(61)},
+    "other weights": {"weights": np.arange(61)[::-1]},
+    "more draws": {"weights": np.arange(61), "num_draws": 99},
+    "subset": {"indices": range(5, 50)},
+    "other subset": {"indices": range(4, 49)},
+    "block of a subset": {"shuffle": "block", "block_size": 4, "window_blocks": 3, "indices": range(5, 50)},
+    "weighted subset": {"weights": np.arange(1, 46), "indices": range(5, 50)},
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_is_resumed_exactly_and_by_itself_only(name: str, loader_of: Callable[..., ShardLoader]) -> None:
+    whole = indices_of(loader_of(1, **ORDERS[name]))
+    first = loader_of(7, **ORDERS[name])
+    iterator = iter(first)
+    read = [*next(iterator)[2].tolist(), *next(iterator)[2].tolist()]
+    state = json.loads(json.dumps(first.state_dict()))
+    assert len(json.dumps(state)) < 500
+    second = loader_of(3, **ORDERS[name])
+    second.load_state_dict(state)
+    assert read + indices_of(second) == whole
+    for other in ORDERS.keys() - {name}:
+        with pytest.raises(ValueError, match="the state belongs to another order: its "):
+            loader_of(3, **ORDERS[other]).load_state_dict(state)

@@ -1,0 +1,408 @@
+"""A slot comes back when the last array or tensor over it dies: never before, and always then."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import random
+import signal
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shardio.loading.ring import Ring, Slot, new_slot
+from shardio.system.direct import ALIGNMENT, aligned_empty
+
+SHAPE = (4, 3, 2)
+BATCH = 5
+POISON = 0xEE
+DEADLINE_SECONDS = 20
+
+
+class PoisonRing(Ring):
+    """Spoils every slot that it hands out or gets back: whoever still looks at it will see."""
+
+    def acquire(self) -> Slot:
+        slot = super().acquire()
+        slot.images.fill(POISON)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        slot.images.fill(POISON)
+        super().release(slot)
+
+
+def make_ring(capacity: int = 4) -> Ring:
+    return PoisonRing(capacity, lambda: new_slot(BATCH, SHAPE))
+
+
+def in_time(work: Callable[[], None]) -> None:
+    """Run `work` where a deadlock is a failure of this test and not the end of all tests."""
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive(), "deadlock"
+    if errors:
+        raise errors[0]
+
+
+# Ways to hold a batch. Each is called with the lent array, which the test then forgets.
+HOLDERS: dict[str, Callable[[NDArray[np.uint8]], Any]] = {
+    "the array": lambda array: array,
+    "an array view": lambda array: array[1:3, ::2],
+    "one pixel of the array": lambda array: array[0, 0, 0, :1],
+    "a reshaped array": lambda array: array.reshape(-1),
+    "an array of another dtype": lambda array: array.view(np.int8),
+    "np.asarray": np.asarray,
+    "memoryview": memoryview,
+    "np.frombuffer": lambda array: np.frombuffer(array, np.uint8),
+    "torch.from_numpy": torch.from_numpy,
+    "torch.as_tensor": torch.as_tensor,
+    "torch.from_dlpack": torch.from_dlpack,
+    "torch.frombuffer": lambda array: torch.frombuffer(array, dtype=torch.uint8),
+    "permute": lambda array: torch.from_numpy(array).permute(0, 3, 1, 2),
+    "a slice of the tensor": lambda array: torch.from_numpy(array)[2:3],
+    "a row of the tensor": lambda array: torch.from_numpy(array)[0, 0],
+    "detach": lambda array: torch.from_numpy(array).detach(),
+    "data": lambda array: torch.from_numpy(array).data,
+    "view_as": lambda array: torch.from_numpy(array).view(torch.int8),
+    "unbind": lambda array: torch.from_numpy(array).unbind()[-1],
+    "an iterator over the tensor": lambda array: iter(torch.from_numpy(array)),
+    "to the same device": lambda array: torch.from_numpy(array).to("cpu"),
+    "untyped_storage": lambda array: torch.from_numpy(array).untyped_storage(),
+    "untyped_storage of permute": lambda array: torch.from_numpy(array).permute(0, 3, 1, 2).untyped_storage(),
+    "numpy of the tensor": lambda array: torch.from_numpy(array).numpy(),
+    "numpy of permute": lambda array: torch.from_numpy(array).permute(0, 3, 1, 2).numpy(),
+    "np.asarray of the tensor": lambda array: np.asarray(torch.from_numpy(array)),
+    "a tensor in a list in a dict": lambda array: {"batch": [torch.from_numpy(array)]},
+    "a closure": lambda array: lambda: array,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("size", [1, BATCH])
+def test_a_slot_returns_when_the_last_holder_dies(holder: str, size: int) -> None:
+    ring = make_ring()
+    slot = ring.acquire()
+    slot.images.fill(7)
+    array = ring.lend(slot, size)
+    held = HOLDERS[holder](array)
+    del array
+    assert ring.acquire() is not slot
+    assert (slot.images == 7).all()
+    del held
+    # Without a garbage collection: reference counting alone.
+    assert ring.acquire() is slot
+
+
+def test_the_slot_of_an_empty_batch_returns_like_any_other() -> None:
+    ring = make_ring()
+    slot = ring.acquire()
+    held = torch.from_numpy(ring.lend(slot, 0)).permute(0, 3, 1, 2)
+    assert held.shape == (0, SHAPE[2], *SHAPE[:2])
+    assert ring.acquire() is not slot
+    del held
+    assert ring.acquire() is slot
+
+
+def test_a_batch_in_a_reference_cycle_returns_when_the_cycle_is_collected() -> None:
+    ring = make_ring()
+    slot = ring.acquire()
+    gc.disable()
+    try:
+        cycle: list[Any] = [torch.from_numpy(ring.lend(slot, BATCH))]
+        cycle.append(cycle)
+        del cycle
+        assert ring.acquire() is not slot
+    finally:
+        gc.enable()
+    gc.collect()
+    assert ring.acquire() is slot
+
+
+def test_all_of_many_holders_must_die() -> None:
+    for seed in range(20):
+        ring = make_ring()
+        slot = ring.acquire()
+        array = ring.lend(slot, BATCH)
+        held = [hold(array) for hold in HOLDERS.values()]
+        del array
+        random.Random(seed).shuffle(held)
+        while held:
+            gc.collect(0)
+            assert ring.acquire() is not slot, seed
+            held.pop()
+        assert ring.acquire() is slot, seed
+
+
+def test_a_lent_array_is_the_slot_itself() -> None:
+    ring = make_ring()
+    for size in range(1, BATCH + 1):
+        slot = ring.acquire()
+        slot.images[:] = np.arange(slot.images.size, dtype=np.uint8).reshape(slot.images.shape)
+        array = ring.lend(slot, size)
+        assert array.shape == (size, *SHAPE)
+        assert array.dtype == np.uint8
+        assert array.ctypes.data == slot.images.ctypes.data
+        assert array.flags.writeable
+        assert array.flags.c_contiguous
+        assert np.array_equal(array, slot.images[:size])
+        array += 1
+        assert np.array_equal(array, slot.images[:size])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_held_batches_are_never_written_to(seed: int) -> None:
+    rng = random.Random(seed)
+    ring = make_ring(capacity=3)
+    held: list[tuple[Any, int]] = []
+    slots_out: set[int] = set()  # addresses of the memory that is held
+    seen: deque[Slot] = deque(maxlen=30)
+    reused = 0
+
+    for step in range(1500):
+        action = rng.random()
+        if action < 0.45 and len(held) < 12:
+            slot = ring.acquire()
+            address = slot.images.ctypes.data
+            assert address not in slots_out, f"{seed=} {step=}: two owners of one slot"
+            reused += any(slot is old for old in seen)
+            seen.append(slot)
+            fill = rng.randrange(200)
+            slot.images.fill(fill)
+            array = ring.lend(slot, rng.randint(1, BATCH))
+            slots_out.add(address)
+            weakref.finalize(array.base, slots_out.discard, address)
+            held.append((array, fill))
+            del array, slot
+        elif action < 0.6 and held:
+            at = rng.randrange(len(held))
+            holder, fill = held[at]
+            tensor = torch.from_numpy(np.asarray(holder))
+            held[at] = (tensor[rng.randrange(len(tensor)) :], fill)
+            del holder, tensor
+        elif held:
+            held.pop(rng.randrange(len(held)))
+        for holder, fill in held:
+            assert (np.asarray(holder) == fill).all(), f"{seed=} {step=}"
+    del holder
+    held.clear()
+    assert slots_out == set(), seed
+    assert reused > 200, seed
+
+
+def test_slots_never_have_two_owners_among_threads() -> None:
+    ring = make_ring(capacity=3)
+    barrier = threading.Barrier(4)
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        barrier.wait(DEADLINE_SECONDS)
+        for turn in range(800):
+            slot = ring.acquire()
+            slot.images.fill(number)
+            tensor = torch.from_numpy(ring.lend(slot, BATCH))
+            del slot
+            if not bool((tensor == number).all()):
+                wrong.append(f"thread {number}, turn {turn}")
+            del tensor
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_SECONDS)
+            assert not thread.is_alive()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 2, 5])
+def test_capacity_bounds_the_slots_that_wait_for_reuse(capacity: int) -> None:
+    made: list[weakref.ref[Slot]] = []
+
+    def make() -> Slot:
+        slot = new_slot(BATCH, SHAPE)
+        made.append(weakref.ref(slot))
+        return slot
+
+    ring = Ring(capacity, make)
+    for _ in range(3):
+        slots = [ring.acquire() for _ in range(8)]
+        batches = [ring.lend(slot, BATCH) for slot in slots]
+        del slots
+        batches.clear()
+        assert sum(ref() is not None for ref in made) == capacity
+    assert len(made) == 8 + 2 * (8 - capacity)
+
+
+def test_at_least_the_slots_that_came_back_are_used_before_new_ones_are_made() -> None:
+    made: list[Slot] = []
+
+    def make() -> Slot:
+        made.append(new_slot(BATCH, SHAPE))
+        return made[-1]
+
+    ring = Ring(2, make)
+    for _ in range(50):
+        first, second = ring.acquire(), ring.acquire()
+        ring.release(first)
+        ring.release(second)
+    assert len(made) == 2
+
+
+def test_an_error_while_a_slot_is_made_is_told_alone() -> None:
+    def make() -> Slot:
+        raise MemoryError("no room for a slot")
+
+    with pytest.raises(MemoryError, match="no room for a slot") as caught:
+        Ring(2, make).acquire()
+    # Not "during handling of" an empty deque.
+    assert caught.value.__context__ is None
+
+
+def test_the_slot_that_came_back_last_is_used_first() -> None:
+    ring = make_ring()
+    first, second = ring.acquire(), ring.acquire()
+    ring.release(first)
+    ring.release(second)
+    assert ring.acquire() is second
+    assert ring.acquire() is first
+
+
+def test_a_batch_outlives_its_ring_and_keeps_no_other_slot_alive() -> None:
+    ring = make_ring()
+    held, other = ring.acquire(), ring.acquire()
+    held.images.fill(9)
+    tensor = torch.from_numpy(ring.lend(held, BATCH))
+    ring.release(other)
+    refs = [weakref.ref(ring), weakref.ref(other)]
+    slot = weakref.ref(held)
+    del ring, held, other
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+    assert bool((tensor == 9).all())
+    tensor.fill_(11)
+    assert bool((tensor == 11).all())
+    del tensor
+    assert slot() is None
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 127, 4096, 1_000_003])
+def test_slot_memory_is_aligned(nbytes: int) -> None:
+    for _ in range(20):
+        array = aligned_empty((nbytes,))
+        assert array.ctypes.data % ALIGNMENT == 0
+        assert array.shape == (nbytes,)
+        assert array.dtype == np.uint8
+        array.fill(1)
+
+
+def test_slots_have_the_shapes_of_a_batch() -> None:
+    assert ALIGNMENT == 4096
+    for batch_size in range(1, 9):
+        slot = new_slot(batch_size, (5, 7, 3))
+        assert slot.images.shape == (batch_size, 5, 7, 3)
+        assert slot.images.ctypes.data % ALIGNMENT == 0
+        assert slot.images.flags.c_contiguous
+        for array in (slot.labels, slot.indices):
+            assert array.shape == (batch_size,)
+            assert array.dtype == np.int64
+
+
+def test_a_release_from_a_collection_in_the_middle_of_acquire_works() -> None:
+    cycles: list[Any] = []
+
+    def make() -> Slot:
+        cycles.clear()
+        gc.collect()  # returns the batch below while acquire is under way
+        return new_slot(BATCH, SHAPE)
+
+    ring = PoisonRing(4, make)
+
+    def work() -> None:
+        slot = ring.acquire()
+        cycle: list[Any] = [ring.lend(slot, BATCH)]
+        cycle.append(cycle)
+        cycles.append(cycle)
+        del cycle
+        assert ring.acquire() is not slot
+        assert cycles == []
+        assert ring.acquire() is slot
+
+    in_time(work)
+
+
+@pytest.mark.parametrize("phase", ["start", "stop"])
+def test_a_release_from_a_gc_callback_works(phase: str) -> None:
+    spare = [new_slot(BATCH, SHAPE) for _ in range(3)]
+    expected = list(spare)
+
+    def make() -> Slot:
+        gc.collect()
+        return new_slot(BATCH, SHAPE)
+
+    ring = PoisonRing(8, make)
+
+    def callback(now: str, info: dict[str, int]) -> None:
+        if now == phase and spare:
+            ring.release(spare.pop(0))
+
+    def work() -> None:
+        gc.callbacks.append(callback)
+        try:
+            for slot in expected:
+                assert ring.acquire() not in expected  # it was made, and `slot` came back meanwhile
+                assert ring.acquire() is slot
+        finally:
+            gc.callbacks.remove(callback)
+
+    in_time(work)
+    assert spare == []
+
+
+class Interrupted(Exception):
+    """What the signal handler below raises, as Ctrl-C's raises KeyboardInterrupt."""
+
+
+def test_an_interrupt_while_a_batch_dies_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    swallowed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: swallowed.append(unraisable.exc_type))
+    # C's own raise(): unlike signal.raise_signal it leaves it to the interpreter when to call the handler.
+    raise_signal = ctypes.CDLL(None)["raise"]
+    ring = Ring(4, lambda: new_slot(BATCH, SHAPE))
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        # A tensor that is not the ring's shows that this way of interrupting works.
+        for make_batch in (lambda: torch.zeros(3), lambda: torch.from_numpy(ring.lend(ring.acquire(), BATCH))):
+            holder = deque([make_batch()], maxlen=1)
+            # Signal and death of the batch within one call into C: no Python code of this test runs in between.
+            with pytest.raises(Interrupted):
+                holder.extend(map(raise_signal, [signal.SIGUSR1]))
+            assert swallowed == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)

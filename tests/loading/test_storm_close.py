@@ -1,0 +1,228 @@
+"""Exceptions from signal handlers at any moment leave nothing behind: a short form of tools/storm_close.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import storm_close as tool
+
+from shardio.loading.gather import GatherThreads
+from shardio.loading.loader import ShardLoader
+from shardio.sets.cache.folder import Cache
+from shardio.system.files import AtomicFile, sweep_temporaries, write_all
+from shardio.system.threads import DaemonThread, ThreadPool
+
+# A prime, so that other points come in each case.
+STEP = 127
+CASES = [
+    tool.Case("mmap", "close"),
+    tool.Case("pread", "collect"),
+    tool.Case("direct", "forget", check=True),
+    tool.Case("full cache", "with"),
+    tool.Case("cache", "collect"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.io} {case.ending}")
+def test_one_exception_at_any_point_leaves_nothing(case: tool.Case, tmp_path: Path) -> None:
+    counts = tool.raise_everywhere(STEP, tmp_path, cases=[case])
+    assert not counts.printed, "\n".join(counts.printed)
+    assert counts.raised > 10
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_written(
+    take_over: bool, tmp_path: Path
+) -> None:
+    path, open_files = tmp_path / "x", len(os.listdir("/proc/self/fd"))
+
+    def write() -> None:
+        if take_over:
+            with AtomicFile(path) as left:
+                left.leave()
+                file = AtomicFile.take_over(path, left.temporary)
+            assert file is not None
+        else:
+            file = AtomicFile(path)
+        with file:
+            write_all(file.descriptor, b"abc")
+            file.commit()
+
+    for number in count():
+        point = tool.Point(number)
+        with contextlib.suppress(tool.InterruptedHere):
+            point(write)
+        assert len(os.listdir("/proc/self/fd")) == open_files, point.where
+        sweep_temporaries(tmp_path)
+        assert set(os.listdir(tmp_path)) <= {"x"}, point.where
+        if not point.fired:
+            break
+    assert number > 50
+    assert path.read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("work", tool.WORKS, ids=lambda work: f"{work.kind} {work.workers}")
+def test_one_exception_at_any_point_of_a_call_leaves_nothing(work: tool.Work, tmp_path: Path) -> None:
+    counts = tool.raise_everywhere(STEP, tmp_path, cases=[work])
+    assert not counts.printed, "\n".join(counts.printed)
+    assert counts.raised > 2
+
+
+def test_exceptions_at_random_moments_leave_nothing(tmp_path: Path) -> None:
+    counts = tool.storm_loaders(20, seed=1, folder=tmp_path)
+    assert not counts.printed, "\n".join(counts.printed)
+    assert counts.rounds == 20
+    assert counts.raised > 0
+
+
+def test_a_thread_and_a_descriptor_that_are_left_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[Any] = []
+
+    def use(storms: tool.Storms, case: tool.Case, held: list[Any]) -> None:
+        if not left:
+            left.extend([GatherThreads(1), os.open(os.devnull, os.O_RDONLY)])
+
+    monkeypatch.setattr(tool.Storms, "use", use)
+    monkeypatch.setattr(tool, "PATIENCE_SECONDS", 0.0)
+    try:
+        counts = tool.raise_everywhere(1, tmp_path, lambda line: None, CASES[:1])
+        assert counts.rounds_that_left == 1
+        assert counts.left["thread"] == counts.left["descriptor"] == 1
+    finally:
+        left[0].close()
+        os.close(left[1])
+
+
+def test_a_loader_that_cannot_be_made_holds_no_lease_while_its_error_is_kept(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    with ShardLoader(make_set(20), 4, device="cpu", cache=cache):
+        pass
+    with pytest.raises(ValueError, match="at least one batch") as kept:
+        ShardLoader(make_set(20), 21, device="cpu", cache=cache)
+    assert not any(copy.in_use for copy in Cache(cache).copies())
+    assert kept.tb is not None
+
+
+def test_a_thread_that_was_not_begun_before_it_was_waited_for_never_starts() -> None:
+    started: list[None] = []
+    thread = DaemonThread(lambda: started.append(None), "shardio-test")
+    thread.wait()
+    thread.begin()
+    thread.wait()
+    assert not started
+    assert not thread.is_alive()
+
+
+def test_a_thread_that_cannot_be_started_says_so_and_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    thread = DaemonThread(lambda: None, "shardio-test")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            thread.begin()
+    thread.wait()
+
+
+def test_a_pool_makes_every_call_and_gives_results_in_order() -> None:
+    release = threading.Event()
+    with ThreadPool(3, "shardio-test") as pool:
+        results = pool.map(lambda number: (number == 0 and release.wait(10)) or number, range(20))
+        release.set()
+        assert list(results) == [True, *range(1, 20)]
+    pool.close()
+    with pytest.raises(RuntimeError, match="found a closed one"):
+        pool.submit(int)
+
+
+def test_a_call_of_a_pool_raises_what_it_met_each_time_it_is_asked_for_its_result() -> None:
+    with ThreadPool(1, "shardio-test") as pool:
+        call = pool.submit(int, "x")
+        for _ in range(2):
+            with pytest.raises(ValueError, match="invalid literal"):
+                call.result()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_block_that_fails_waits_for_calls_under_way_alone_and_one_that_ends_for_all(fails: bool) -> None:
+    made: list[int] = []
+    begun = threading.Event()
+
+    def make(number: int) -> None:
+        begun.set()
+        while fails and not pool._cancelled.on:  # which ends the first call only when the block has failed
+            time.sleep(0.001)
+        made.append(number)
+
+    with contextlib.suppress(ZeroDivisionError), ThreadPool(1, "shardio-test") as pool:
+        for number in range(3):
+            pool.submit(make, number)
+        assert begun.wait(10)
+        if fails:
+            raise ZeroDivisionError
+    assert made == ([0] if fails else [0, 1, 2])
+
+
+def test_the_threads_of_a_pool_end_when_it_is_forgotten_and_calls_that_wait_are_refused() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first() -> bool:
+        begun.set()
+        return go_on.wait(10)
+
+    pool = ThreadPool(1, "shardio-test")
+    threads, calls = pool._threads, [pool.submit(first), pool.submit(int)]
+    assert begun.wait(10)
+    del pool
+    go_on.set()
+    assert calls[0].result()
+    with pytest.raises(RuntimeError, match="closed before the call was begun"):
+        calls[1].result()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_several_threads_may_wait_for_the_end_of_one() -> None:
+    go_on = threading.Event()
+    thread = DaemonThread(go_on.wait, "shardio-test")
+    thread.begin()
+    waiting = [threading.Thread(target=thread.wait) for _ in range(3)]
+    for one in waiting:
+        one.start()
+    go_on.set()
+    for one in waiting:
+        one.join(10)
+        assert not one.is_alive()
+
+
+def test_a_wait_that_was_interrupted_leaves_the_others_their_signal() -> None:
+    thread = DaemonThread(lambda: None, "shardio-test")
+    thread.begin()
+    thread.join()
+    thread._call._over_signal.get()  # by a wait that an exception ended in the next moment
+    thread.wait()
+    other = threading.Thread(target=thread._call._over_signal.get, daemon=True)  # one that looked at the flag before
+    other.start()
+    other.join(10)
+    assert not other.is_alive()
+
+
+def test_gather_threads_end_when_they_are_forgotten_and_never_closed() -> None:
+    threads = GatherThreads(3)
+    workers = list(threads._threads)
+    del threads
+    for worker in workers:
+        worker.join(10)
+        assert not worker.is_alive()

@@ -1,0 +1,180 @@
+"""The benchmarks of augmentation: that they run, and that what they compute of what they find is right."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from shardio.augment.boxes import Draws, random_resized_boxes
+from shardio.conversion.convert import convert
+from shardio.reading.shardset import open_shards
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def run(script: str, *arguments: object) -> str:
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, timeout=300, check=True).stdout
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
+def test_augmentation_is_compared_with_what_is_there(make_set: Callable[..., Path]) -> None:
+    path = make_set(9, (20, 24, 3))
+    sizes = ["--samples", 5, "--batch-size", 2, "--size", 8, "--rounds", 1]
+    lines = run("augment.py", path, *sizes, "--ffcv-python", path / "no such file").splitlines()
+    assert any(line.startswith("ffcv: not measured: ") for line in lines)
+    measured = [line.partition(" images/s")[0].split() for line in lines if "images/s" in line]
+    assert all(float(words[-1].replace(",", "")) > 0 for words in measured)
+    names = [" ".join(words[:-1]) for words in measured]
+    for output in ("uint8", "float32"):
+        ours = {f"{output}: shardio", f"{output}: shardio without its kernels in C"}
+        assert {*ours, f"{output}: Pillow", f"ShardLoader, {output}, 2 of torch's threads"} < set(names)
+    assert any("torchvision" in line for line in lines)
+
+
+def test_a_library_that_does_not_work_is_left_out_with_its_reason(
+    module: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ffcv").mkdir()
+    (tmp_path / "ffcv" / "__init__.py").write_text("print('hello'); raise ImportError('no OpenCV\\nis here')")
+    np.save(tmp_path / "samples.npy", np.zeros((2, 8, 8, 3), np.uint8))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    augment = module("augment")
+    with pytest.raises(augment.PeerError, match=r"^ImportError: no OpenCV is here$"):
+        augment.Peer(sys.executable, "ffcv", tmp_path / "samples.npy", 2, 1, 4)
+    with pytest.raises(augment.PeerError, match="without a word"):
+        augment.Peer("true", "ffcv")
+
+
+class Event:
+    """Of a device on which 20 calls take 40 ms; at first it is as fast as the host."""
+
+    queries = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        Event.queries += 1
+        return Event.queries == 1
+
+    def elapsed_time(self, end: Event) -> float:
+        return 40.0
+
+
+def test_what_is_measured_on_a_gpu_is_computed_right(
+    make_set: Callable[..., Path],
+    module: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    augment, gpu = module("augment"), module("gpu")
+    slept: list[int] = []
+    cuda = SimpleNamespace(Event=Event, _sleep=slept.append, synchronize=lambda device: None)
+    for where in (augment, gpu):
+        monkeypatch.setattr(where, "torch", SimpleNamespace(**{**vars(torch), "cuda": cuda}))
+    monkeypatch.setattr(augment, "COPIED_NBYTES", 1000)
+    monkeypatch.setattr(augment, "pinned_copies", lambda device, batch_size, nbytes: iter(lambda: batch_size, None))
+    monkeypatch.setattr(Event, "queries", 0)
+    path = make_set(9, (20, 24, 3))
+    shards, device = open_shards(path), torch.device("cpu")
+    options = argparse.Namespace(size=8, batch_size=4, rounds=2, batches=2)
+    for output, transform in augment.device_transforms(8).items():
+        batches = augment.batches_on(device, shards, transform, 4)
+        augment.measure_kernel(output, batches, options, device)
+        moved = [
+            sum(3 * h * w for h, w in zip(batch.boxes.heights, batch.boxes.widths, strict=True))
+            + 4 * 8 * 8 * 3 * {"uint8": 1, "bfloat16": 2}[output]
+            for batch in batches
+        ]
+        # 40 ms for 20 calls, so that a copy reads and writes 1,000 bytes each in 2 ms.
+        lines = capsys.readouterr().out.splitlines()
+        assert f"floor {sum(moved) / len(moved):,.1f} us a batch".split() == lines[1].split()[1:6]
+        assert lines[2].split()[1:7] == ["fused", "kernel", "2,000.0", "us", "a", "batch"]
+        names = [line.split(": ")[1].split("  ")[0] for line in lines[1:]]
+        assert names == ["floor", "fused kernel", "fused kernel, as called", "torch's operations, as called"]
+    # Once the device was not behind the host, and had to wait for longer.
+    assert slept[:2] == [1 << 26, 1 << 27]
+    assert set(slept[2:]) == {1 << 26}
+    augment.measure_device_loader(path, shards, options, device)
+    names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert names[0] == "bare pinned copies"
+    assert any(name.startswith("ShardLoader, bfloat16") for name in names)
+
+
+def test_the_usual_transforms_are_those_of_shardio(module: Callable[[str], ModuleType]) -> None:
+    """On average: of areas, ratios and places of boxes; the tests of shardio.augment.boxes are stricter."""
+    classic = module("classic")
+    rng = np.random.default_rng(0)
+    boxes = np.array([classic.random_box(rng, 500, 375) for _ in range(2000)])
+    left, top, width, height = boxes.T
+    assert min(left.min(), top.min()) >= 0
+    assert (left + width).max() <= 500
+    assert (top + height).max() <= 375
+    sides = np.full(2000, 375), np.full(2000, 500)
+    ours = random_resized_boxes(Draws(0, 0, np.arange(2000)), "x", *sides, classic.SCALE, classic.RATIO)
+    for theirs, others in ((left, ours.lefts), (top, ours.tops), (width, ours.widths), (height, ours.heights)):
+        assert abs(theirs.mean() - others.mean()) < 4 * np.hypot(theirs.std(), others.std()) / np.sqrt(2000)
+    # Where no ratio that is allowed fits.
+    assert classic.random_box(rng, 1000, 10) == (493, 0, 13, 10)
+
+
+def test_accuracies_of_shards_and_jpegs_are_compared(image_tree: Path, tmp_path: Path) -> None:
+    small = ["--seeds", 2, "--epochs", 1, "--batch-size", 4, "--size", 16, "--stored", 24, "--out", tmp_path / "out"]
+    out = run("accuracy.py", image_tree, *small)
+    assert "12 images to train on, 6 to evaluate on, 3 classes; 16 x 16 pixels, 3 steps of 4" in out
+    tables = out.split("\n\n")[1:]
+    assert [table.splitlines()[0].partition(",")[0] for table in tables] == [
+        "evaluated on the pictures of each way",
+        "evaluated on JPEGs",
+    ]
+    for table in tables:
+        lines = table.splitlines()[1:]
+        assert [line.partition("  ")[0] for line in lines[:3]] == ["JPEGs", "shards, crop", "shards, squash"]
+        assert [line.partition(":")[0] for line in lines[3:]] == ["shards, crop - JPEGs", "shards, squash - JPEGs"]
+
+
+def test_what_is_evaluated_is_the_same_from_files_and_shards(
+    image_tree: Path, tmp_path: Path, module: Callable[[str], ModuleType]
+) -> None:
+    accuracy = module("accuracy")
+    convert(image_tree, tmp_path / "out", size=96, fit="squash")
+    with ThreadPoolExecutor(1) as pool:
+        ((images, labels),) = accuracy.way_of_jpegs(image_tree, 16, 4, pool).val
+    (shards,) = accuracy.way_of_shards(tmp_path / "out", 16, 4).val
+    order = np.argsort(open_shards(tmp_path / "out", "val").index["key"])
+    assert torch.equal(shards[1][order], labels)
+    # Of values of a standard deviation of about 1; they were resampled once more.
+    assert (shards[0][order] - images).abs().mean() < 0.05
+
+
+def test_the_permutation_test_counts_divisions(module: Callable[[str], ModuleType]) -> None:
+    accuracy = module("accuracy")
+    assert accuracy.permutation_p([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == 2 / 20
+    assert accuracy.permutation_p([1.0, 1.0], [1.0, 1.0]) == 1.0
+    assert accuracy.permutation_p([1.0, 4.0], [2.0, 3.0]) == 1.0

@@ -1,0 +1,451 @@
+"""What a sweep measures, in which order, and what its figures say of each other. How fast anything is, no test asks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_prefetch import FakeCopier
+
+import shardio.loading.loader
+import shardio.measure.bench
+import shardio.measure.limits
+import shardio.reading.choose
+from shardio.loading.loader import ShardLoader
+from shardio.measure.bench import Combination, LimitResult, LoaderResult, Report, Speed, bench
+from shardio.measure.limits import Steps
+from shardio.measure.table import table
+
+PAGES = (64, 64, 1)
+"""The shape of samples of a page, which O_DIRECT can read anywhere."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shardio.measure.limits, "BLOCK_NBYTES", 1 << 16)
+
+
+@pytest.fixture
+def path(make_set: Callable[..., Path]) -> Path:
+    return make_set(30, PAGES, 10)
+
+
+def quick(path: Path, **options: Any) -> Report:
+    return bench(path, **{"rounds": 1, "seconds": 0.001, "batch_sizes": (4,), "num_threads": (1,), **options})
+
+
+def no_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (shardio.reading.choose, shardio.measure.limits):
+        monkeypatch.setattr(module, "direct_alignment", lambda path: None)
+        monkeypatch.setattr(module, "filesystem_kind", lambda path: "oldfs")
+
+
+def has_direct(path: Path) -> bool:
+    return shardio.measure.limits.why_no_direct_reads(shardio.measure.bench.open_shards(path)) is None
+
+
+def test_every_combination_is_measured_once(path: Path) -> None:
+    report = quick(
+        path,
+        crops=(None, (8, 16)),
+        batch_sizes=(4, 8),
+        ios=("mmap", "pread"),
+        num_threads=(1, 3),
+        prefetches=(0, 2),
+    )
+    swept = itertools.product([None, (8, 16)], [4, 8], ["mmap", "pread"], [1, 3], [0, 2])
+    assert [loader.combination for loader in report.loaders] == [Combination("cpu", *values) for values in swept]
+    for loader in report.loaders:
+        assert loader.engine == loader.combination.io
+        assert loader.image_shape == (*(loader.combination.crop or (64, 64)), 1)
+        assert loader.speed.image_nbytes == (4096 if loader.combination.crop is None else 128)
+        assert len(loader.speed.seconds) == len(loader.first_batch_seconds) == 1
+
+
+def test_what_the_loader_chooses_is_named_and_measured_once(path: Path) -> None:
+    with ShardLoader(path, 4, device="cpu") as loader:
+        chosen, engine = loader.num_threads, loader.stats()["io"]
+    report = quick(path, num_threads=(None, chosen, None))
+    (result,) = report.loaders
+    assert result.combination == Combination("cpu", None, 4, "auto", chosen, 2)
+    assert result.engine == engine
+    assert result.io_reason
+
+
+def test_a_batch_is_256_or_all_samples_if_they_are_fewer(path: Path, make_set: Callable[..., Path]) -> None:
+    for folder, expected in ((path, 30), (make_set(300), 256)):
+        (result,) = quick(folder, batch_sizes=(None,)).loaders
+        assert result.combination.batch_size == expected
+
+
+def test_limits_are_measured_for_each_batch_size_if_they_depend_on_it_and_once_else(path: Path) -> None:
+    report = quick(path, batch_sizes=(4, 8), crops=(None, (8, 8)), num_threads=(1, 2))
+    found = [(limit.kind, limit.batch_size) for limit in report.limits]
+    expected = [("memcpy", None)]
+    expected += [(kind, size) for size in (4, 8) for kind in ("take", "take_one_buffer")]
+    assert found == expected + [("direct", None)] * has_direct(path)
+    assert {limit.speed.image_nbytes for limit in report.limits} == {4096}  # whole samples
+
+
+def test_ratios_are_of_bytes_per_second_to_the_limits_of_the_same_batch_size(path: Path) -> None:
+    report = quick(path, batch_sizes=(4, 8), crops=(None, (8, 8)))
+    for loader in report.loaders:
+        ratios = report.ratios(loader)
+        assert set(ratios) == {"memcpy", "take", "take_one_buffer", *(["direct"] if has_direct(path) else [])}
+        for limit in report.limits:
+            if limit.batch_size in (None, loader.combination.batch_size):
+                expected = loader.speed.gigabytes_per_second / limit.speed.gigabytes_per_second
+                assert ratios[limit.kind] == pytest.approx(expected)
+
+
+def test_a_ratio_is_the_median_of_those_of_the_rounds() -> None:
+    ours, theirs = Speed(50, [1.0, 2.0, 4.0]), Speed(100, [4.0, 2.0, 12.0])
+    assert ours.ratio_to(theirs) == 1.5
+    assert (ours.images_per_second, theirs.gigabytes_per_second) == (0.5, 25e-9)
+
+
+class Clock:
+    """Time that passes only where a step says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        clock = SimpleNamespace(perf_counter=lambda: self.now, process_time=lambda: 10 * self.now)
+        monkeypatch.setattr(shardio.measure.bench, "time", clock)
+
+
+@pytest.mark.parametrize(("again", "seeds"), [(True, [6, 6]), (False, [6, 7])])
+def test_the_second_pass_is_measured_and_without_its_first_steps(
+    again: bool, seeds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    passes: list[int] = []
+    closed: list[int] = []
+
+    def steps(seed: int) -> Steps:
+        number = len(passes)
+        passes.append(seed)
+        try:
+            for step in itertools.count():
+                # What is touched for the first time costs much, in the first pass most of it.
+                clock.now += 100 if step < 5 else (3 if number == 0 else 2)
+                yield 8
+        finally:
+            closed.append(seed)
+
+    speed = Speed(1)
+    shardio.measure.bench._measure(speed, steps, 3, seconds=30, again=again, lead=5)
+    assert passes == closed == seeds
+    assert speed.seconds == [2 / 8]
+    assert speed.cpu_seconds == [20 / 8]
+    assert clock.now == (5 * 100 + 10 * 3) + (5 * 100 + 10 * 2)
+
+
+def test_a_turn_has_a_step_even_if_one_takes_longer_than_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    def steps(seed: int) -> Steps:
+        while True:
+            clock.now += 60
+            yield 4
+
+    speed = Speed(1)
+    shardio.measure.bench._measure(speed, steps, 0, seconds=1, again=True, lead=2)
+    assert speed.seconds == [15]
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
+def test_a_loader_reads_the_same_epoch_twice_unless_past_the_page_cache(
+    io: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if io == "direct" and not has_direct(path):
+        pytest.skip("O_DIRECT does not work here")
+    epochs: list[int] = []
+    batches = shardio.measure.bench._batches
+
+    def spy(loader: ShardLoader, epoch: int) -> Steps:
+        epochs.append(epoch)
+        return batches(loader, epoch)
+
+    monkeypatch.setattr(shardio.measure.bench, "_batches", spy)
+    quick(path, ios=(io,), rounds=3)
+    assert epochs == ([0, 1, 2, 3, 4, 5] if io == "direct" else [0, 0, 2, 2, 4, 4])
+
+
+def test_batches_of_an_epoch_come_again_and_go_on_with_the_next(path: Path) -> None:
+    with ShardLoader(path, 4, device="cpu") as loader:
+        seen: list[list[int]] = []
+        for _ in range(2):
+            steps = shardio.measure.bench._batches(loader, 5)
+            assert list(itertools.islice(steps, 16)) == [4] * 16  # of 7 in an epoch
+            seen.append([loader.state_dict()["epoch"], loader.state_dict()["consumed"]])
+            steps.close()
+        assert seen[0] == seen[1] == [7, 8]
+
+
+def test_the_consumer_keeps_no_batches(path: Path) -> None:
+    with ShardLoader(path, 4, device="cpu") as loader:
+        for _ in itertools.islice(shardio.measure.bench._batches(loader, 0), 50):
+            pass
+        assert loader.stats()["slots"] <= loader.prefetch + shardio.measure.bench._SLOTS_BEYOND_PREFETCH
+
+
+def test_only_one_way_at_a_time_has_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    most = 0
+
+    def counted(steps: Callable[..., Steps]) -> Callable[..., Steps]:
+        def run(*arguments: Any) -> Steps:
+            nonlocal most
+            opened.append(steps)
+            most = max(most, len(opened))
+            try:
+                yield from steps(*arguments)
+            finally:
+                opened.remove(steps)
+
+        return run
+
+    for name in ("memcpy", "take", "direct_reads"):
+        monkeypatch.setattr(shardio.measure.limits, name, counted(getattr(shardio.measure.limits, name)))
+    open_loader = shardio.measure.bench._open
+    loaders: list[ShardLoader] = []
+
+    def spy(*arguments: Any) -> ShardLoader:
+        assert not opened
+        assert all(loader.closed for loader in loaders)
+        loaders.append(open_loader(*arguments))
+        return loaders[-1]
+
+    monkeypatch.setattr(shardio.measure.bench, "_open", spy)
+    quick(path, rounds=2, batch_sizes=(4, 8), num_threads=(1, 2))
+    assert most == 1
+    assert not opened
+    assert len(loaders) == 4 + 2 * 4  # to look at them, and for each turn
+    assert all(loader.closed for loader in loaders)
+
+
+def test_ways_take_turns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def measure(speed: Speed, *arguments: Any, **options: Any) -> None:
+        measured.append(id(speed))
+        speed.seconds.append(1.0)
+
+    monkeypatch.setattr(shardio.measure.bench, "_measure", measure)
+    turns: list[tuple[int, int]] = []
+    report = quick(path, rounds=3, num_threads=(1, 2), on_turn=lambda done, total: turns.append((done, total)))
+    ways = [id(way.speed) for way in (*report.limits, *report.loaders)]
+    assert measured == ways * 3
+    total = len(measured)
+    assert turns == [(done, total) for done in range(1, total + 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"ios": ("mmap", "direct")}, "O_DIRECT does not work on oldfs"),
+        ({"ios": ("mmap", "fast")}, "io must be one of auto, mmap, pread, direct; found 'fast'"),
+        ({"crops": (None, (65, 64))}, "crop must be from"),
+        ({"batch_sizes": (4, 31)}, "30 samples are fewer than the global batch of 31"),
+        ({"prefetches": (2, -1)}, "prefetch at least 0"),
+        ({"devices": ("cpu", "cuda:9")}, "sees here, cuda:0 to cuda:0; found 'cuda:9'"),
+        ({"devices": ("cpu", "gpu")}, 'device must be "cpu", "cuda" or "cuda:N"; found .gpu.'),
+        ({"devices": ("cpu", "meta")}, "device must be a CPU or a CUDA device"),
+    ],
+)
+def test_what_cannot_work_is_an_error_before_anything_is_measured(
+    options: dict[str, Any], expected: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_direct(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    turns: list[int] = []
+    with pytest.raises(ValueError, match=expected):
+        quick(path, on_turn=lambda done, total: turns.append(done), **options)
+    assert turns == []
+
+
+def test_a_limit_that_cannot_be_measured_is_left_out_with_its_reason(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_direct(monkeypatch)
+    report = quick(path)
+    assert report.left_out == {"direct": "O_DIRECT does not work on oldfs"}
+    assert "direct" not in {limit.kind for limit in report.limits}
+    assert "direct" not in report.ratios(report.loaders[0])
+    assert "left out: O_DIRECT reads: O_DIRECT does not work on oldfs" in table(report)
+
+
+def test_json_tells_everything(path: Path) -> None:
+    report = quick(path, crops=((8, 16),), rounds=2)
+    facts = json.loads(json.dumps(report.to_dict()))
+    assert set(facts) == {
+        *("path", "split", "digest", "num_samples", "sample_shape", "resident_share"),
+        *("machine", "rounds", "seconds", "limits", "left_out", "loaders"),
+    }
+    assert (facts["path"], facts["split"], facts["num_samples"]) == (str(path), "train", 30)
+    assert (facts["sample_shape"], facts["rounds"], facts["seconds"]) == ([64, 64, 1], 2, 0.001)
+    assert set(facts["machine"]) == {
+        *("system", "cores", "filesystem", "kernel", "devices", "shardio", "python", "numpy", "torch")
+    }
+    speed = {"images_per_second", "gigabytes_per_second", "cpu_microseconds_per_image"}
+    for limit in facts["limits"]:
+        assert set(limit) == {"kind", "batch_size", "image_shape", "device"} | speed
+    (loader,) = facts["loaders"]
+    assert set(loader) == speed | {
+        *("device", "crop", "batch_size", "io", "num_threads", "prefetch"),
+        *("engine", "io_reason", "image_shape", "first_batch_seconds", "ratios"),
+    }
+    assert (loader["crop"], loader["image_shape"], loader["device"]) == ([8, 16], [8, 16, 1], "cpu")
+    assert set(loader["ratios"]) == {limit["kind"] for limit in facts["limits"]}
+    assert loader["gigabytes_per_second"] == pytest.approx(loader["images_per_second"] * 128e-9, rel=1e-3)
+    assert all(loader["ratios"].values())
+
+
+# On the way to a GPU, which is a double here: what it was asked to copy is unfinished until somebody waits for it.
+
+
+class FakeDevice:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.copiers: list[FakeCopier] = []
+        self.unfinished = 0
+        self.waits = 0
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a double of {device}")
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(shardio.loading.loader, "_make_copier", self.make_copier)
+        monkeypatch.setattr(shardio.measure.limits, "pinned_empty", lambda shape: torch.empty(shape, dtype=torch.uint8))
+        monkeypatch.setattr(shardio.measure.limits, "device_empty", lambda shape, device: self)
+
+    def make_copier(self, device: torch.device) -> FakeCopier | None:
+        if device.type == "cpu":
+            return None
+        self.copiers.append(FakeCopier())
+        return self.copiers[-1]
+
+    def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
+        self.unfinished += 1
+
+    def synchronize(self, device: torch.device) -> None:
+        assert device == torch.device("cuda:0")
+        self.waits += 1
+        self.unfinished = 0
+        for copier in self.copiers:
+            copier.synchronize()
+
+    def idle(self) -> bool:
+        return not self.unfinished and not any(copier.unfinished for copier in self.copiers)
+
+
+def test_a_gpu_has_the_limit_of_pinned_copies_of_its_batches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeDevice(monkeypatch)
+    report = quick(path, devices=("cpu", "cuda"), crops=(None, (8, 16)), batch_sizes=(4, 8))
+    pinned = [limit for limit in report.limits if limit.kind == "pinned_copy"]
+    assert [(limit.device, limit.batch_size, limit.image_shape, limit.speed.image_nbytes) for limit in pinned] == [
+        ("cuda:0", 4, (64, 64, 1), 4096),
+        ("cuda:0", 8, (64, 64, 1), 4096),
+        ("cuda:0", 4, (8, 16, 1), 128),
+        ("cuda:0", 8, (8, 16, 1), 128),
+    ]
+    for loader in report.loaders:
+        ratios = report.ratios(loader)
+        assert ("pinned_copy" in ratios) == (loader.combination.device == "cuda:0")
+        for limit in pinned:
+            if limit.bounds(loader):
+                expected = loader.speed.gigabytes_per_second / limit.speed.gigabytes_per_second
+                assert ratios["pinned_copy"] == pytest.approx(expected)
+    assert report.machine["devices"] == {"cuda:0": "a double of cuda:0"}
+
+
+def test_the_clock_is_read_only_when_the_device_has_done_everything(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice(monkeypatch)
+    unmeasured = shardio.measure.bench._measure
+    idle: list[bool] = []
+
+    def process_time() -> float:  # is asked for around what is measured, and nowhere else
+        idle.append(device.idle())
+        return float(len(idle))
+
+    clock = SimpleNamespace(perf_counter=shardio.measure.bench.time.perf_counter, process_time=process_time)
+    monkeypatch.setattr(shardio.measure.bench, "time", clock)
+    busy: list[bool] = []
+
+    def measure(speed: Speed, steps: Callable[[int], Steps], *arguments: Any, **options: Any) -> None:
+        def watched(seed: int) -> Iterator[int]:
+            stream = steps(seed)
+            try:
+                for count in stream:
+                    busy.append(not device.idle())
+                    yield count
+            finally:
+                stream.close()
+
+        unmeasured(speed, watched, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shardio.measure.bench, "_measure", measure)
+    report = quick(path, devices=("cuda:0",))
+    assert any(busy)  # or this test would prove nothing
+    assert idle == [True] * 2 * len([*report.limits, *report.loaders])
+
+
+# The table.
+
+
+def made_up_report(everything: bool) -> Report:
+    """With figures as large as they come."""
+    fast = Speed(150_528, [1 / 1_234_567], [0.001])
+    crops = [None, (1024, 1024)]
+    options = [
+        [("cpu", "cuda:0"), crops, (64, 2048), ("auto", "direct"), (1, 16), (0, 16)],
+        [("cpu",), [None], (256,), ("auto",), (1, 16), (2,)],
+    ][not everything]
+    loaders = [
+        LoaderResult(
+            Combination(*values),  # type: ignore[arg-type]
+            "direct",
+            "why",
+            (*(values[1] or (2048, 2048)), 3),  # type: ignore[misc, arg-type]
+            fast,
+            [12.345],
+        )
+        for values in itertools.product(*options)  # type: ignore[call-overload]
+    ]
+    batches = dict.fromkeys((loader.combination.batch_size, loader.image_shape) for loader in loaders)
+    found = [LimitResult("memcpy", fast), LimitResult("direct", Speed(196_608, [1.0], [1.0]))]
+    for size in dict.fromkeys(size for size, _ in batches):
+        found += [LimitResult("take", fast, size), LimitResult("take_one_buffer", fast, size)]
+    if everything:
+        found += [LimitResult("pinned_copy", fast, *batch, "cuda:0") for batch in batches]
+    machine = {"cores": 128, "kernel": "avx512", "filesystem": "fuse.sshfs", "devices": {}}
+    return Report("out", "train", "0", 10**7, (2048, 2048, 3), 0.5, machine, 7, 0.5, found, {}, loaders)
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_the_table_has_a_line_of_at_most_100_characters_for_everything(everything: bool) -> None:
+    report = made_up_report(everything)
+    lines = table(report)
+    assert max(map(len, lines)) <= 100
+    assert sum("1,234,567" in line for line in lines) == len(report.loaders) + len(report.limits) - 1
+    assert sum("12345" in line for line in lines) == len(report.loaders)
+
+
+def test_options_that_are_not_swept_stand_above_the_table_once() -> None:
+    lines = table(made_up_report(everything=False))
+    assert "ShardLoader: device cpu, crop none, batch 256, io auto, prefetch 2" in lines
+    header = next(line for line in lines if line.startswith("threads"))
+    assert header.split() == ["threads", "images/s", "GB/s", "/image", "ms", "memcpy", "take", "direct"]
+    assert "io auto is direct here: why" in lines
+
+
+def test_a_limit_that_a_loader_does_not_have_is_a_dash() -> None:
+    report = made_up_report(everything=True)
+    rows = [line for line in table(report) if line.startswith(("cpu ", "cuda:0 "))]
+    assert [line.endswith(" -") for line in rows] == [loader.combination.device == "cpu" for loader in report.loaders]

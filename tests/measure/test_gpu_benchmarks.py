@@ -1,0 +1,80 @@
+"""The benchmarks for GPUs: that they run, or say why they do not. What they find there, a GPU has to tell."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # Without a GPU, whatever is here: so there is one answer to each question.
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(BENCHMARKS / script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
+
+
+def test_our_resnet_50_is_the_usual_one() -> None:
+    spec = importlib.util.spec_from_file_location("resnet", ROOT / "examples" / "imagenet" / "resnet.py")
+    assert spec is not None
+    assert spec.loader is not None
+    resnet = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(resnet)
+    with torch.device("meta"):
+        model = resnet.resnet50()
+        assert model(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+    # torchvision's names, and no others.
+    names = model.state_dict().keys()
+    assert len(names) == 320
+    assert {"bn1.running_var", "layer1.0.downsample.1.bias", "layer3.5.conv3.weight", "fc.weight"} <= names
+    convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert len(convolutions) == 1 + 3 * (3 + 4 + 6 + 3) + 4
+    assert [module.kernel_size for module in convolutions if module.stride == (2, 2)].count((3, 3)) == 3
+
+
+@pytest.mark.parametrize("command", [["gpu.py"], ["train_step.py"], ["augment.py", "--device", "cuda"]])
+def test_without_a_gpu_there_is_one_line_and_exit_code_2(command: list[str]) -> None:
+    ended = run(*command)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    assert "no CUDA device is here" in ended.stderr
+
+
+@pytest.fixture
+def report(make_set: Callable[..., Path], tmp_path: Path) -> dict[str, object]:
+    path = make_set(9, (40, 40, 3))
+    sizes = ["--batch-size", "2", "--crop", "32", "--steps", "1", "--uncounted", "0", "--rounds", "1"]
+    ended = run(
+        "train_step.py", str(path), "--device", "cpu", *sizes, "--trace", str(tmp_path / "trace.json"), "--json"
+    )
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, object] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_training_loop_runs_on_a_cpu(report: dict[str, object], tmp_path: Path) -> None:
+    assert set(report) == {
+        *("machine", "batch_size", "crop", "compile", "mean_step_seconds", "median_step_seconds"),
+        *("loss", "losses", "stats"),
+    }
+    for times in (report["mean_step_seconds"], report["median_step_seconds"]):
+        assert isinstance(times, dict)
+        assert list(times) == ["one batch", "loader"]
+        assert all(seconds > 0 for seconds in times.values())
+    assert isinstance(report["losses"], list)
+    assert len(report["losses"]) == 1
+    assert isinstance(report["stats"], dict)
+    # The one batch, and those of two rounds and of the trace.
+    assert report["stats"]["batches"] == 1 + 2 + 1
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

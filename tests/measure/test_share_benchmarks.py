@@ -1,0 +1,50 @@
+"""The benchmarks of sharing and of checking run; and what they show of memory holds for a small set, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script: str, *arguments: str | Path) -> str:
+    command = [sys.executable, "-W", "error", str(ROOT / "benchmarks" / script), *map(str, arguments)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+def test_processes_share_the_pages_of_a_set_and_have_little_of_their_own(make_set: Callable[..., Path]) -> None:
+    path = make_set(300, (64, 64, 3), 100)
+    words = ("--processes", "2", "--batch-size", "50", "--rounds", "1", "--seconds", "0.02", "--json")
+    found: dict[str, Any] = json.loads(run("share.py", path, *words))
+    assert [result["processes"] for result in found["results"]] == [1, 2]
+    mapped = found["split_nbytes"]
+    for result in found["results"]:
+        assert mapped <= result["set"] <= 1.1 * mapped  # and the index
+        assert result["ring"] >= result["processes"] * 2 * 50 * 64 * 64 * 3
+        assert result["private"] < found["most_private"] == 30_000_000
+        assert result["pss"] > result["set"] + result["ring"]
+        assert min(result["read_rate"], result["memcpy_rate"], result["ratio"]) > 0
+
+
+def test_a_set_that_is_read_and_not_mapped_is_in_no_process(make_set: Callable[..., Path]) -> None:
+    path = make_set(60, (64, 64, 3), 20)
+    words = ("--processes", "1", "--batch-size", "8", "--rounds", "1", "--seconds", "0.01", "--io", "pread")
+    lines = run("share.py", path, *words).splitlines()
+    row = lines[-3].split()
+    assert (row[0], len(row)) == ("1", 9)
+    assert lines[-2] == "set: not mapped"
+    assert lines[-1].endswith("under the 30 MB promised")
+
+
+def test_the_cost_of_a_check_is_told_as_a_ratio(make_set: Callable[..., Path]) -> None:
+    text = run("check.py", make_set(60, (64, 64, 3), 20), "--batch-size", "8", "--batches", "9", "--rounds", "2")
+    assert [line.split()[0] for line in text.splitlines()[2:]] == ["off", "sample", "off", "sample"]

@@ -1,0 +1,1180 @@
+"""Every order: what its definition says, at any position at any time, and the same for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tracemalloc
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, combinations, permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_permutation import plain_inverse, plain_permute, plain_round_keys
+from test_rng import plain_keys, plain_random_bits, plain_uniform
+
+import shardio.order.orders
+from shardio.order.orders import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_WINDOW_BLOCKS,
+    BlockShuffle,
+    GlobalShuffle,
+    Order,
+    StoredOrder,
+    Subset,
+    WeightedDraws,
+    make_order,
+)
+from shardio.order.permutation import Permutation
+
+SMALL = list(product(range(1, 41), range(1, 10), range(1, 6)))
+"""(num_samples, block_size, window_blocks)."""
+LARGE = [2**62, 2**62 - 1, 2**62 - 63, 2**61 + 1]
+
+# (num_samples, seed, epoch, block_size, window_blocks) -> the first and the last numbers of the order. Never to be
+# rewritten: a training run that is taken up again depends on them.
+GOLDEN_BLOCKS: dict[tuple[int, int, int, int, int], tuple[list[int], list[int]]] = {
+    (10, 0, 0, 32, 256): ([0, 8, 1, 6, 2], [9, 7, 5, 4, 3]),
+    (10, 0, 0, 3, 2): ([9, 5, 3, 4, 2], [1, 7, 8, 6, 0]),
+    (10, 7, 3, 32, 256): ([0, 5, 6, 4, 3], [1, 8, 7, 2, 9]),
+    (10, 7, 3, 3, 2): ([7, 8, 6, 9, 4], [1, 5, 2, 0, 3]),
+    (1000, 0, 0, 32, 256): ([650, 589, 327, 372, 973], [796, 493, 976, 562, 934]),
+    (1000, 0, 0, 10, 7): ([454, 453, 114, 924, 110], [630, 637, 390, 635, 900]),
+    (1000, 7, 3, 32, 256): ([581, 252, 279, 960, 951], [728, 690, 808, 199, 852]),
+    (1000, 7, 3, 10, 7): ([460, 419, 468, 597, 37], [717, 330, 765, 719, 103]),
+    (1281167, 0, 0, 32, 256): ([935082, 255999, 1006553, 734942, 721530], [817956, 59900, 95802, 747857, 1221667]),
+    (1281167, 0, 0, 10, 7): ([407214, 407213, 127344, 587394, 127340], [122438, 122435, 1105835, 122432, 266016]),
+    (1281167, 7, 3, 32, 256): ([735879, 86767, 364933, 1120150, 1046109], [124817, 738513, 59277, 1129568, 290971]),
+    (1281167, 7, 3, 10, 7): ([246440, 1174659, 246448, 139617, 1061007], [583960, 583969, 469759, 956493, 1280918]),
+    (10**10, 0, 0, 32, 256): (
+        [9261163914, 5561217887, 9305696985, 2789139806, 1206186202],
+        [3261738780, 2577668365, 351871475, 8046776631, 3302096144],
+    ),
+    (10**10, 0, 0, 10, 7): (
+        [7227400714, 7227400713, 241747364, 6522887764, 241747360],
+        [4374288608, 8632618006, 4555261668, 7831622346, 4374288606],
+    ),
+    (10**10, 7, 3, 32, 256): (
+        [3779784967, 8808170063, 9489174693, 3207658742, 2899812477],
+        [3119005480, 8902315578, 1641017696, 7057193292, 8152754972],
+    ),
+    (10**10, 7, 3, 10, 7): (
+        [3027642240, 8988630519, 3027642248, 6288927357, 5976072707],
+        [742837562, 3724183252, 4691822312, 4691822313, 7039297167],
+    ),
+}
+
+# (number of weights, seed, epoch, num_draws) -> the first and the last draws, where sample i weighs i % 7.
+GOLDEN_DRAWS: dict[tuple[int, int, int, int], tuple[list[int], list[int]]] = {
+    (10, 0, 0, 10): ([4, 6, 9, 1, 5], [8, 5, 4, 6, 4]),
+    (10, 7, 3, 10**10): ([4, 8, 4, 6, 1], [8, 4, 6, 6, 8]),
+    (1000, 0, 0, 1000): ([384, 807, 927, 19, 432], [794, 682, 143, 683, 530]),
+    (1000, 7, 3, 50): ([397, 894, 349, 734, 37], [53, 962, 864, 422, 832]),
+    (1281167, 0, 0, 1281167): ([492351, 1033275, 1186681, 22762, 553670], [772594, 902921, 947847, 1070745, 926386]),
+    (1281167, 7, 3, 10**10): ([508835, 1144804, 448137, 940293, 45961], [1159443, 528594, 1031832, 885972, 1140577]),
+}
+
+
+def whole(order: Order, epoch: int = 0) -> np.ndarray:
+    return order(epoch, np.arange(order.num_samples))
+
+
+def even_cuts(num_blocks: int, window_blocks: int) -> list[int]:
+    """How many blocks each window has."""
+    num_windows = -(-num_blocks // window_blocks)
+    return [len(part) for part in np.array_split(np.arange(num_blocks), num_windows)]
+
+
+def window_keys(seed: int, epoch: int, window: int) -> list[int]:
+    return [plain_random_bits(key, window) for key in plain_round_keys(seed, epoch, "window")]
+
+
+def plain_block_shuffle(n: int, seed: int, epoch: int, block_size: int, window_blocks: int) -> list[int]:
+    """The definition once more, with lists."""
+    samples = list(range(n))
+    stored = [samples[i : i + block_size] for i in range(0, n, block_size)]
+    keys = plain_round_keys(seed, epoch)
+    blocks = [stored[plain_permute(place, len(stored), keys)] for place in range(len(stored))]
+    order = []
+    for window, count in enumerate(even_cuts(len(blocks), window_blocks)):
+        inside = [sample for block in blocks[:count] for sample in block]
+        del blocks[:count]
+        theirs = window_keys(seed, epoch, window)
+        order += [inside[plain_permute(i, len(inside), theirs)] for i in range(len(inside))]
+    return order
+
+
+def plain_block_sample(n: int, seed: int, epoch: int, block_size: int, window_blocks: int, position: int) -> int:
+    """One number of `plain_block_shuffle`, in integers that cannot overflow, for any n."""
+    num_blocks = -(-n // block_size)
+    keys = plain_round_keys(seed, epoch)
+    lacking = num_blocks * block_size - n
+    place_of_short = plain_inverse(num_blocks - 1, num_blocks, keys)
+    num_windows = -(-num_blocks // window_blocks)
+
+    def begin_of_block(place: int) -> int:
+        return place * block_size - (lacking if place > place_of_short else 0)
+
+    def begin_of_window(window: int) -> int:
+        longer = num_blocks % num_windows
+        return begin_of_block(window * (num_blocks // num_windows) + min(window, longer))
+
+    window = bisect_right(range(num_windows), position, key=begin_of_window) - 1
+    begin, end = begin_of_window(window), begin_of_window(window + 1)
+    position = begin + plain_permute(position - begin, end - begin, window_keys(seed, epoch, window))
+    place = bisect_right(range(num_blocks), position, key=begin_of_block) - 1
+    return plain_permute(place, num_blocks, keys) * block_size + position - begin_of_block(place)
+
+
+def plain_draws(weights: list[float], seed: int, epoch: int, positions: list[int]) -> list[int]:
+    """The definition once more, with lists."""
+    (key,) = plain_keys(b"shardio weighted 1", seed, epoch, 1)
+    # By the power of two that brings the largest into [1/2, 1): neither too large nor too small to be added up.
+    ends = list(accumulate(math.ldexp(weight, -math.frexp(max(weights))[1]) for weight in weights))
+    return [bisect_right(ends, plain_uniform(key, position) * ends[-1]) for position in positions]
+
+
+def random_sizes(count: int) -> list[tuple[int, int, int, int, int]]:
+    """(num_samples, seed, epoch, block_size, window_blocks), of all magnitudes."""
+    rng = np.random.default_rng(4)
+
+    def size(largest: int) -> int:
+        return int(np.exp(rng.uniform(0, math.log(largest))))
+
+    return [(size(5000), int(rng.integers(2**63)), int(rng.integers(100)), size(400), size(400)) for _ in range(count)]
+
+
+# Blocks and windows.
+
+
+def test_every_small_block_order_is_a_bijection() -> None:
+    for number, (n, block_size, window_blocks) in enumerate(SMALL):
+        order = BlockShuffle(n, 2**64 - 1 - number, block_size, window_blocks)
+        assert np.array_equal(np.sort(whole(order, number % 3)), np.arange(n)), (order, number % 3)
+
+
+def test_large_block_orders_are_bijections() -> None:
+    for n, seed, epoch, block_size, window_blocks in [
+        *random_sizes(200),
+        (100_003, 1, 2, 64, 128),
+        (100_003, 1, 2, 1, 1),
+        (100_003, 1, 2, 1, 1000),
+        (100_003, 1, 2, 50_002, 1),
+        (100_003, 1, 2, 100_002, 2),
+    ]:
+        order = BlockShuffle(n, seed, block_size, window_blocks)
+        assert np.array_equal(np.sort(whole(order, epoch)), np.arange(n)), (order, epoch)
+
+
+def test_every_small_block_order_is_its_definition_with_lists() -> None:
+    for number, (n, block_size, window_blocks) in enumerate(SMALL):
+        seed, epoch = number % 97, number % 5
+        found = whole(BlockShuffle(n, seed, block_size, window_blocks), epoch)
+        assert found.dtype == np.int64
+        expected = plain_block_shuffle(n, seed, epoch, block_size, window_blocks)
+        assert found.tolist() == expected, (n, seed, epoch, block_size, window_blocks)
+
+
+def test_large_block_orders_are_their_definition_with_lists() -> None:
+    for n, seed, epoch, block_size, window_blocks in random_sizes(60):
+        found = whole(BlockShuffle(n, seed, block_size, window_blocks), epoch)
+        expected = plain_block_shuffle(n, seed, epoch, block_size, window_blocks)
+        assert found.tolist() == expected, (n, seed, epoch, block_size, window_blocks)
+
+
+@pytest.mark.parametrize("n", [*LARGE, 10**10, 1281167, 1000, 10])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1),
+        (1, 128),
+        (1, 2**62),
+        (64, 1),
+        (64, 128),
+        (64, 2**62),
+        (3, 2**70),
+        (2**31 + 1, 2**30),
+        (2**61 + 1, 1),
+        (2**61 + 1, 2),
+        (2**62 - 1, 1),
+        (2**62 - 1, 2),
+        (2**62, 1),
+        (2**70, 2**70),
+    ],
+)
+def test_block_orders_are_their_definition_in_plain_integers(n: int, sizes: tuple[int, int]) -> None:
+    if sizes[0] >= n:
+        expected = [plain_permute(position, n, window_keys(5, 6, 0)) for position in (0, n // 2, n - 1)]
+        assert BlockShuffle(n, 5, *sizes)(6, np.array([0, n // 2, n - 1])).tolist() == expected
+        return
+    rng = np.random.default_rng(5)
+    positions = [0, 1, n // 3, n // 2, n - 2, n - 1, *rng.integers(0, n, 10).tolist()]
+    expected = [plain_block_sample(n, 5, 6, *sizes, position) for position in positions]
+    order = BlockShuffle(n, 5, *sizes)
+    assert order(6, np.array(positions)).tolist() == expected
+    assert [order(6, np.array([position])).item() for position in positions] == expected
+
+
+def test_the_two_definitions_of_a_block_order_are_one() -> None:
+    for n, block_size, window_blocks in SMALL[::7]:
+        arguments = n, 3, 4, min(block_size, n), window_blocks
+        assert [plain_block_sample(*arguments, i) for i in range(n)] == plain_block_shuffle(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("n", "block_size", "window_blocks"), [(2**62 - 63, 64, 128), (2**62, 2**61 + 1, 2), (10**10 + 1, 2, 1)]
+)
+def test_the_edges_of_the_short_block_are_its_definition(n: int, block_size: int, window_blocks: int) -> None:
+    num_blocks = -(-n // block_size)
+    for epoch in range(10):
+        place = plain_inverse(num_blocks - 1, num_blocks, plain_round_keys(8, epoch))
+        end = (place + 1) * block_size - (num_blocks * block_size - n)
+        positions = [position for position in range(end - 3, end + 3) if 0 <= position < n]
+        expected = [plain_block_sample(n, 8, epoch, block_size, window_blocks, position) for position in positions]
+        assert BlockShuffle(n, 8, block_size, window_blocks)(epoch, np.array(positions)).tolist() == expected
+
+
+def test_every_sample_of_windows_at_the_far_end_of_a_huge_set_comes_once() -> None:
+    # The windows next to the short block's, and the last: all samples of their blocks, each once.
+    n, block_size, window_blocks = 2**62 - 7, 64, 16
+    order = BlockShuffle(n, 1, block_size, window_blocks)
+    num_blocks = -(-n // block_size)
+    assert num_blocks % window_blocks == 0
+    place = int(Permutation(num_blocks, 1, 0).inverse(np.array([num_blocks - 1])).item())
+    first = place // window_blocks * block_size * window_blocks
+    full = block_size * window_blocks
+    for begin, end in (first - full, first), (first, first + full - 7), (first + full - 7, first + 2 * full - 7):
+        samples = order(0, np.arange(begin, end))
+        blocks = Counter((samples // block_size).tolist())
+        assert len(set(samples.tolist())) == end - begin
+        assert len(blocks) == window_blocks
+        assert {count for block, count in blocks.items() if block != num_blocks - 1} == {block_size}
+        assert blocks.get(num_blocks - 1, 57) == 57
+
+
+def check_locality(samples: list[int], block_size: int, window_blocks: int) -> int:
+    """Cut into windows by what comes out alone. Returns the window that has the short block."""
+    n = len(samples)
+    sizes = Counter(sample // block_size for sample in range(n))
+    lacking = -n % block_size
+    found = -1
+    begin = 0
+    lengths = even_cuts(len(sizes), window_blocks)
+    for window, length in enumerate(lengths):
+        assert 1 <= length <= window_blocks
+        # Either it lacks what the short block lacks, or it is full.
+        for end in (begin + length * block_size - lacking, begin + length * block_size):
+            blocks = Counter(sample // block_size for sample in samples[begin:end])
+            if len(blocks) == length and all(sizes[block] == count for block, count in blocks.items()):
+                break
+        else:
+            raise AssertionError(f"window {window} is no union of {length} blocks: {blocks}")
+        if max(sizes) in blocks:
+            found = window
+        begin = end
+    assert begin == n
+    assert lengths == sorted(lengths, reverse=True)
+    assert max(lengths) - min(lengths) <= 1
+    assert found >= 0
+    return found
+
+
+def test_windows_follow_each_other_and_are_unions_of_blocks() -> None:
+    for n, block_size, window_blocks in SMALL[::2]:
+        check_locality(whole(BlockShuffle(n, 7, block_size, window_blocks), 2).tolist(), block_size, window_blocks)
+    for n, seed, epoch, block_size, window_blocks in random_sizes(100):
+        samples = whole(BlockShuffle(n, seed, block_size, window_blocks), epoch).tolist()
+        check_locality(samples, block_size, window_blocks)
+
+
+def test_the_short_block_is_as_often_in_any_window() -> None:
+    n, block_size, window_blocks = 78, 4, 4  # twenty blocks, the last of two samples; five windows
+    epochs = 400
+    found = Counter(
+        check_locality(whole(BlockShuffle(n, 9, block_size, window_blocks), epoch).tolist(), block_size, window_blocks)
+        for epoch in range(epochs)
+    )
+    assert set(found) == set(range(5))
+    scores = {window: (count - epochs / 5) / math.sqrt(epochs * 0.16) for window, count in found.items()}
+    assert max(map(abs, scores.values())) < 5, scores
+
+
+def test_one_window_over_everything_is_one_permutation_of_the_permuted_blocks() -> None:
+    for n, block_size in product((1, 2, 9, 10, 11, 100), (1, 3, 10, 100)):
+        num_blocks = -(-n // block_size)
+        orders = [whole(BlockShuffle(n, 1, block_size, blocks), 3) for blocks in (num_blocks, num_blocks + 1, 2**70)]
+        assert np.array_equal(orders[0], orders[1])
+        assert np.array_equal(orders[0], orders[2])
+        assert np.array_equal(np.sort(orders[0]), np.arange(n))
+
+
+def test_a_block_larger_than_the_set_is_the_whole_set() -> None:
+    for n in (1, 2, 10, 1000):
+        exact = whole(BlockShuffle(n, 4, n, 1), 5)
+        for block_size, window_blocks in ((n, 7), (n + 1, 1), (2**40, 3), (2**64, 2**64)):
+            assert np.array_equal(whole(BlockShuffle(n, 4, block_size, window_blocks), 5), exact)
+
+
+@pytest.mark.parametrize("key", GOLDEN_BLOCKS)
+def test_the_block_order_is_what_it_has_always_been(key: tuple[int, int, int, int, int]) -> None:
+    n, seed, epoch, block_size, window_blocks = key
+    first, last = GOLDEN_BLOCKS[key]
+    order = BlockShuffle(n, seed, block_size, window_blocks)
+    assert order(epoch, np.arange(len(first))).tolist() == first
+    assert order(epoch, np.arange(n - len(last), n)).tolist() == last
+
+
+def test_the_default_sizes_are_what_they_have_always_been() -> None:
+    assert (DEFAULT_BLOCK_SIZE, DEFAULT_WINDOW_BLOCKS) == (32, 256)
+    assert make_order(9, shuffle="block") == BlockShuffle(9, 0, 32, 256) == BlockShuffle(9, 0)
+
+
+@pytest.mark.parametrize(("block_size", "window_blocks"), [(32, 256), (1, 1), (1, 10_000), (1000, 7), (10**9, 3)])
+def test_memory_does_not_grow_with_the_set(block_size: int, window_blocks: int) -> None:
+    n = 10**10
+    order = BlockShuffle(n, 0, block_size, window_blocks)
+    batches = [np.linspace(0, n - 1, 256).astype(np.int64), np.arange(n - 256, n), np.array([0, n - 1])]
+    for positions in batches:
+        tracemalloc.start()
+        try:
+            found = order(1, positions)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert len(set(found.tolist())) == len(positions)
+        assert peak < 2 << 20
+
+
+# Positions in any company.
+
+
+ORDERS: dict[str, Order] = {
+    "stored": StoredOrder(1000),
+    "global": GlobalShuffle(1000, 3),
+    "block": BlockShuffle(1000, 3, 7, 5),
+    "block, ones": BlockShuffle(1000, 3, 1, 1),
+    "block, default": BlockShuffle(1000, 3),
+    "block, short": BlockShuffle(1000, 3, 999, 1),
+    "weighted": WeightedDraws(np.arange(37.0) % 5, 3, 1000),
+    "subset": Subset(BlockShuffle(1000, 3, 16, 3), np.random.default_rng(6).permutation(1000) * 5),
+    "weighted subset": Subset(WeightedDraws(np.arange(1.0, 38), 3, 1000), np.arange(37) * 3),
+}
+each_order = pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+
+
+@each_order
+def test_positions_give_the_same_in_any_company(order: Order) -> None:
+    rng = np.random.default_rng(7)
+    for epoch in (0, 2**64 - 1):
+        expected = whole(order, epoch)
+        chosen = [
+            np.arange(1000)[::-1],
+            rng.permutation(1000),
+            rng.integers(0, 1000, 3000),  # with repeats, and more of them than samples
+            np.repeat(np.arange(1000), 2),
+            np.full(5, 999),
+            np.array([0, 999]),
+            np.array([999, 0, 999]),
+            *(np.arange(rank, 1000, 8) for rank in range(8)),
+            *(np.arange(begin, min(begin + 33, 1000)) for begin in range(0, 1000, 33)),
+            *(rng.integers(0, 1000, size) for size in rng.integers(1, 40, 20)),
+        ]
+        for positions in chosen:
+            assert np.array_equal(order(epoch, positions), expected[positions]), (epoch, positions)
+    alone = [order(1, np.array([position])).item() for position in range(0, 1000, 3)]
+    assert alone == whole(order, 1)[::3].tolist()
+
+
+def test_all_block_orders_give_any_positions() -> None:
+    rng = np.random.default_rng(8)
+    for n, seed, epoch, block_size, window_blocks in random_sizes(150):
+        order = BlockShuffle(n, seed, block_size, window_blocks)
+        expected = whole(order, epoch)
+        begin = int(rng.integers(n))
+        for positions in (rng.integers(0, n, 20), np.arange(begin, min(n, begin + 20)), np.arange(begin, n, 17)):
+            assert np.array_equal(order(epoch, positions), expected[positions]), (order, epoch, positions)
+
+
+def all_as_they_are(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return numbers, np.arange(len(numbers))
+
+
+def all_between(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(numbers.min(), numbers.max() + 1), numbers - numbers.min()
+
+
+@pytest.mark.parametrize("distinct", [all_as_they_are, all_between])
+def test_it_does_not_matter_how_numbers_that_come_often_are_gathered(
+    distinct: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(9)
+    sizes = [(1000, 7, 5), (1000, 1, 1), (1000, 1, 64), (999, 64, 128), (1000, 999, 1), (50, 7, 3)]
+    orders = [BlockShuffle(n, 3, block_size, window_blocks) for n, block_size, window_blocks in sizes]
+    positions = [rng.integers(0, order.num_samples, size) for order in orders for size in (1, 2, 30, 2000)]
+    cases = list(zip([order for order in orders for _ in range(4)], positions, strict=True))
+    expected = [order(1, theirs) for order, theirs in cases]
+    monkeypatch.setattr(shardio.order.orders, "_distinct", distinct)
+    for (order, theirs), numbers in zip(cases, expected, strict=True):
+        assert np.array_equal(order(1, theirs), numbers), (order, theirs)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [5],
+        [5, 5, 5],
+        [0, 2**62],
+        [2**62, 2**62 - 1, 2**62],
+        [0, 1, 2],
+        [0, 3, 1],
+        [0, 3, 1, 1],
+        [7, 4, 6, 4],
+        [2**63 - 2, 0, 2**63 - 2],
+    ],
+)
+def test_the_distinct_numbers_are_few_and_lead_back_to_all(numbers: list[int]) -> None:
+    values, which = shardio.order.orders._distinct(np.array(numbers))
+    assert values[which].tolist() == numbers
+    assert len(values) <= len(numbers)
+    if max(numbers) - min(numbers) < len(numbers):
+        assert values.tolist() == list(range(min(numbers), max(numbers) + 1))
+
+
+@each_order
+def test_no_positions_give_no_samples(order: Order) -> None:
+    found = order(0, np.array([], np.int64))
+    assert found.dtype == np.int64
+    assert found.shape == (0,)
+
+
+@each_order
+@pytest.mark.parametrize("position", [-1, 1000, 1001, -(2**63), 2**63 - 1])
+def test_positions_outside_of_the_epoch_are_refused(order: Order, position: int) -> None:
+    for positions in ([position], [3, position, 4]):
+        with pytest.raises(ValueError, match=r"positions must be from 0 to 999$"):
+            order(0, np.array(positions))
+
+
+@each_order
+def test_positions_are_only_read(order: Order) -> None:
+    positions = np.arange(1000)[::-1]
+    positions.flags.writeable = False
+    expected = whole(order, 4)[::-1]
+    found = order(4, positions)
+    assert found.dtype == np.int64
+    assert np.array_equal(found, expected)
+    assert positions.tolist() == list(range(999, -1, -1))
+
+
+@each_order
+def test_what_a_caller_does_with_the_samples_does_not_matter(order: Order) -> None:
+    first = whole(order, 5)
+    expected = first.copy()
+    first[:] = -1
+    assert np.array_equal(whole(order, 5), expected)
+
+
+@each_order
+def test_many_threads_may_use_one_order(order: Order) -> None:
+    expected = {epoch: whole(order, epoch) for epoch in range(4)}
+    rng = np.random.default_rng(10)
+    jobs = [(int(rng.integers(4)), rng.integers(0, 1000, int(rng.integers(1, 400)))) for _ in range(300)]
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda job: order(*job), jobs))
+    for (epoch, positions), found in zip(jobs, results, strict=True):
+        assert np.array_equal(found, expected[epoch][positions])
+
+
+@each_order
+def test_an_order_cannot_be_changed(order: Order) -> None:
+    for field in dataclasses.fields(order):  # type: ignore[arg-type]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(order, field.name, 1)
+
+
+@each_order
+def test_seeds_and_epochs_of_64_bits_matter_in_all_bits(order: Order) -> None:
+    epochs = [0, *(1 << bit for bit in range(64)), 2**64 - 1]
+    orders = {order(epoch, np.arange(1000)).tobytes() for epoch in epochs}
+    assert len(orders) == (1 if isinstance(order, StoredOrder) else len(epochs))
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": "block"}, {"weights": np.ones(1000)}], ids=str)
+def test_every_seed_has_an_order_of_its_own(options: dict[str, Any]) -> None:
+    seeds = [0, *(1 << bit for bit in range(64)), 2**64 - 1]
+    orders = [make_order(1000, seed=seed, **options)(0, np.arange(1000)) for seed in seeds]
+    assert len({order.tobytes() for order in orders}) == len(seeds)
+    # As different as two shuffles are: about one position in common.
+    assert max(int((one == other).sum()) for one, other in combinations(orders, 2)) < 12
+
+
+@pytest.mark.parametrize("shuffle", [True, "block"])
+@pytest.mark.parametrize("epoch", [-1, 2**64])
+def test_epochs_outside_of_64_bits_are_refused(shuffle: Any, epoch: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"seed and epoch must be from 0 to 2\*\*64 - 1; found seed 0, epoch {epoch}$"
+    ):
+        make_order(10, shuffle=shuffle)(epoch, np.arange(3))
+
+
+# Blocks and windows look random.
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    """As a z-score; cells that expect nothing must have nothing."""
+    assert not counts[expected == 0].any()
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    degrees = len(counts) - 1
+    return float((((counts - expected) ** 2 / expected).sum() - degrees) / math.sqrt(2 * degrees))
+
+
+def test_all_orders_of_a_window_are_equally_likely_whatever_the_next_one_is() -> None:
+    numbers = {order: number for number, order in enumerate(permutations(range(3)))}
+    for seed in range(5):
+        samples = whole(BlockShuffle(30_000, seed, 3, 1), seed) % 3
+        found = np.array([numbers[order] for order in map(tuple, samples.reshape(-1, 3).tolist())])
+        pairs = np.bincount(found[:-1] * 6 + found[1:], minlength=36)
+        for name, counts in (("single", np.bincount(found, minlength=6)), ("pairs", pairs)):
+            score = chi_square(counts, np.full(len(counts), counts.sum() / len(counts)))
+            assert abs(score) < 6, f"seed {seed}, {name}: {score}"
+
+
+def test_the_first_and_the_last_sample_are_any_as_often_as_they_should() -> None:
+    n, epochs = 23, 1500  # six blocks, the last of three samples, in windows of two
+    # A block is in the first window in a third of the epochs. There a sample shares the first position with seven
+    # others, or with six where one of the two blocks is the short one.
+    likely = np.array([1 / 3 * (4 / 5 / 8 + 1 / 5 / 7)] * 20 + [1 / 3 / 7] * 3)
+    assert math.isclose(likely.sum(), 1)
+    order = BlockShuffle(n, 1, 4, 2)
+    ends = np.array([order(epoch, np.array([0, n - 1])) for epoch in range(epochs)])
+    for name, samples in zip(("first", "last"), ends.T, strict=True):
+        score = chi_square(np.bincount(samples, minlength=n), likely * epochs)
+        assert abs(score) < 6, f"{order}, {name}: {score}"
+
+
+def test_windows_of_one_epoch_are_permuted_independently() -> None:
+    n, block_size = 64_000, 64
+    samples = whole(BlockShuffle(n, 0, block_size, 1), 0).reshape(-1, block_size)
+    inside = samples % block_size
+    assert len({order.tobytes() for order in inside}) == len(inside)
+    same = (inside[:-1] == inside[1:]).sum(axis=1)  # one on average, variance one
+    assert abs(int(same.sum()) - len(same)) / math.sqrt(len(same)) < 5
+
+
+# Weighted draws.
+
+
+AWKWARD: dict[str, list[float]] = {
+    "tenths": [0.1] * 10,
+    "thirds": [1 / 3] * 7,
+    "one": [1.0],
+    "tiny one": [1e-300],
+    "huge one": [1.7e308],
+    "huge": [8e307, 9e307],
+    "all magnitudes": [10.0**exponent for exponent in range(-300, 300, 7)],
+    "all magnitudes, falling": [10.0**exponent for exponent in range(300, -300, -7)],
+    "below two to the minus 1021": [2.0**-1022, math.nextafter(2.0**-1022, 0)],
+    "just above a power of two": [math.nextafter(1, 2)],
+    "just below a power of two": [math.nextafter(1, 0)],
+    "zeros around": [0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0],
+    "minus zero": [-0.0, 1.0, -0.0],
+    "absorbed at the end": [1e20, 1.0, 1.0],
+    # Products of these with numbers below one would round up to themselves.
+    "smallest": [5e-324],
+    "smallest, zeros around": [0.0, 5e-324, 0.0],
+    "ten of the smallest": [5e-324] * 10,
+    "subnormal": [1e-310, 2e-310],
+    "smallest normal": [2.0**-1022],
+    # Sums of these would be infinite.
+    "two huge": [1e308, 1e308],
+    "five of the largest": [math.nextafter(math.inf, 0)] * 5,
+    "largest and smallest": [math.nextafter(math.inf, 0), 5e-324, 0.0, 5e-324],
+    "smallest and largest": [0.0, 5e-324, math.nextafter(math.inf, 0)],
+}
+
+
+def test_draws_are_their_definition_with_lists() -> None:
+    rng = np.random.default_rng(11)
+    cases = [*AWKWARD.values()]
+    cases += [(rng.random(int(rng.integers(1, 300))) ** 9 * (rng.random() < 2)).tolist() for _ in range(20)]
+    cases += [np.exp(rng.normal(0, 50, 100)).tolist() for _ in range(20)]
+    for seed, weights in enumerate(cases):
+        order = WeightedDraws(np.array(weights), seed, 2**62)
+        positions = [*range(50), *rng.integers(0, 2**62, 50).tolist(), 2**62 - 1]
+        found = order(seed + 1, np.array(positions))
+        assert found.dtype == np.int64
+        assert found.tolist() == plain_draws(weights, seed, seed + 1, positions), weights
+
+
+@pytest.mark.parametrize("largest", [1 - 2.0**-53, 0.0, 0.5, 2.0**-53])
+@pytest.mark.parametrize("name", AWKWARD)
+def test_no_number_below_one_draws_past_the_samples(name: str, largest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = AWKWARD[name]
+    order = make_order(len(weights), weights=weights, num_draws=3)
+    monkeypatch.setattr(shardio.order.orders, "uniform", lambda key, counters: np.full(len(counters), largest))
+    found = order(0, np.arange(3)).tolist()
+    assert max(found) < len(weights)
+    assert all(weights[sample] > 0 for sample in found)
+
+
+def test_no_random_total_lets_the_largest_number_past_the_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(12)
+    monkeypatch.setattr(shardio.order.orders, "uniform", lambda key, counters: np.full(len(counters), 1 - 2.0**-53))
+    for _ in range(2000):
+        weights = np.append(rng.random(int(rng.integers(1, 20))) * 2.0 ** int(rng.integers(-1000, 1000)), [0, 0])
+        assert 0 <= WeightedDraws(weights, 0, 1)(0, np.array([0])).item() < len(weights) - 2, weights.tolist()
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_every_draw_is_a_sample_that_weighs_something(name: str) -> None:
+    weights = AWKWARD[name]
+    found = make_order(len(weights), weights=weights, num_draws=20_000)(0, np.arange(20_000))
+    assert {weights[sample] > 0 for sample in np.unique(found[found < len(weights)]).tolist()} == {True}
+    assert found.max() < len(weights)
+
+
+@pytest.mark.parametrize("shape", ["even", "random", "steep", "with zeros", "two", "one heavy"])
+def test_samples_are_drawn_as_often_as_they_weigh(shape: str) -> None:
+    n, draws = 200, 200_000
+    position = np.arange(n)
+    weights = {
+        "even": np.ones(n),
+        "random": np.random.default_rng(13).random(n) + 0.05,
+        "steep": 0.97**position,
+        "with zeros": np.where(position % 3 == 1, position + 20.0, 0),
+        "two": np.array([3.0, 1.0]),
+        "one heavy": np.append(np.ones(n - 1), n - 1.0),
+    }[shape]
+    share = weights / weights.sum()
+    for seed in range(3):
+        order = make_order(len(weights), weights=weights, seed=seed, num_draws=draws)
+        counts = np.bincount(whole(order, seed + 2), minlength=len(weights))
+        score = chi_square(counts, share * draws)
+        assert abs(score) < 6, f"seed {seed}: {score}"
+        # Weights that are a twentieth off would have been found out.
+        wrong = share * np.where(np.arange(len(weights)) % 2, 1.05, 0.95)
+        score = chi_square(counts, wrong / wrong.sum() * draws)
+        assert score > 6, f"seed {seed}: {score}"
+
+
+@pytest.mark.parametrize("exponent", [-1074, -1073, -1000, -1, 0, 1, 1000, 1020])
+def test_only_ratios_of_weights_matter(exponent: int) -> None:
+    draws = 100_000
+    weights = np.array([1.0, 2, 3, 4, 0, 5, 7, 8])  # from subnormal numbers to a sum that is infinite
+    found = make_order(8, weights=weights * 2.0**exponent, num_draws=draws)(0, np.arange(draws))
+    assert np.array_equal(found, make_order(8, weights=weights, num_draws=draws)(0, np.arange(draws)))
+    score = chi_square(np.bincount(found, minlength=8), weights / 30 * draws)
+    assert abs(score) < 6, score
+
+
+def test_weights_too_small_beside_the_largest_do_no_harm() -> None:
+    # In numbers of 53 bits they vanish from the sum.
+    weights = [5e-324, math.nextafter(math.inf, 0), 5e-324, 1.0, math.nextafter(math.inf, 0), 1e-300]
+    counts = np.bincount(make_order(6, weights=weights, num_draws=20_000)(0, np.arange(20_000)), minlength=6)
+    assert set(np.flatnonzero(counts).tolist()) == {1, 4}
+    assert abs(int(counts[1]) - 10_000) / math.sqrt(5000) < 5
+
+
+@pytest.mark.parametrize(
+    "zeros",
+    [[0], [9], [0, 1, 2], [7, 8, 9], [4], [3, 4, 5], [0, 9], [*range(9)], [*range(1, 10)], [0, 2, 4, 6, 8]],
+)
+def test_samples_of_no_weight_are_never_drawn(zeros: list[int]) -> None:
+    weights = np.ones(10)
+    weights[zeros] = 0
+    for seed in range(3):
+        found = make_order(10, weights=weights, seed=seed, num_draws=5000)(seed, np.arange(5000))
+        assert sorted(set(found.tolist())) == np.flatnonzero(weights).tolist()
+
+
+@pytest.mark.parametrize("weight", [1, 0.1, 1e-300, 1.7e308, np.float32(0.1), 7])
+def test_a_single_sample_is_always_drawn(weight: float) -> None:
+    found = whole(make_order(1, weights=[weight], num_draws=1000))
+    assert found.tolist() == [0] * 1000
+
+
+def test_a_sample_that_outweighs_the_rest_is_nearly_always_drawn() -> None:
+    weights = np.full(1000, 1e-6)
+    weights[500] = 1e6
+    found = make_order(1000, weights=weights, num_draws=100_000)(0, np.arange(100_000))
+    assert set(found.tolist()) == {500}
+
+
+@pytest.mark.parametrize("other", ["next position", "next but one", "next epoch", "next seed"])
+def test_draws_know_nothing_of_each_other(other: str) -> None:
+    n = 60_000
+    weights = [1.0, 2.0, 3.0, 4.0]
+    share = np.array(weights) / 10
+    positions = np.arange(n)
+    for seed in range(3):
+        order = make_order(4, weights=weights, seed=seed, num_draws=n + 2)
+        theirs = {
+            "next position": lambda order=order: order(0, positions + 1),
+            "next but one": lambda order=order: order(0, positions + 2),
+            "next epoch": lambda order=order: order(1, positions),
+            "next seed": lambda seed=seed: make_order(4, weights=weights, seed=seed + 1, num_draws=n)(0, positions),
+        }[other]()
+        counts = np.bincount(order(0, positions) * 4 + theirs, minlength=16)
+        score = chi_square(counts, np.outer(share, share).ravel() * n)
+        assert abs(score) < 6, f"seed {seed}, {other}: {score}"
+
+
+def test_serial_correlation_of_draws_is_that_of_chance() -> None:
+    n = 50_000
+    for seed in range(5):
+        numbers = make_order(1000, weights=np.ones(1000), seed=seed, num_draws=n)(seed, np.arange(n))
+        for lag in (1, 2, 3, 64, 1000):
+            score = float(np.corrcoef(numbers[:-lag], numbers[lag:])[0, 1]) * math.sqrt(n - lag)
+            assert abs(score) < 5, f"seed {seed}, lag {lag}: {score}"
+
+
+@pytest.mark.parametrize("num_draws", [1, 3, 10, 11, 1000])
+def test_an_epoch_may_have_fewer_or_more_draws_than_samples(num_draws: int) -> None:
+    weights = np.arange(1.0, 11)
+    order = make_order(10, weights=weights, num_draws=num_draws)
+    assert order.num_samples == num_draws
+    # Each position draws for itself: a longer epoch begins as a shorter one.
+    assert np.array_equal(whole(order), make_order(10, weights=weights, num_draws=2**62)(0, np.arange(num_draws)))
+    with pytest.raises(ValueError, match=rf"positions must be from 0 to {num_draws - 1}$"):
+        order(0, np.array([num_draws]))
+
+
+def test_an_epoch_has_as_many_draws_as_weights_unless_said_otherwise() -> None:
+    assert make_order(10, weights=[1] * 10).num_samples == 10
+    assert make_order(10, weights=[1] * 4, indices=[5, 6, 7, 8]).num_samples == 4
+
+
+def test_weights_of_any_kind_draw_the_same() -> None:
+    numbers = [0, 3, 1, 0, 7, 2, 255, 1]
+    kinds: list[Any] = [
+        numbers,
+        tuple(numbers),
+        *(np.array(numbers, kind) for kind in (np.uint8, np.int32, np.int64, np.uint64, np.float16, np.float32, ">f8")),
+        np.repeat(np.array(numbers, np.float64), 3)[::3],
+        *(torch.tensor(numbers, dtype=kind) for kind in (torch.uint8, torch.int64, torch.float32, torch.float64)),
+    ]
+    orders = [make_order(8, weights=weights, num_draws=500) for weights in kinds]
+    assert len({whole(order).tobytes() for order in orders}) == 1
+    assert len({json.dumps(order.describe()) for order in orders}) == 1
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64])
+def test_weights_are_copied(kind: type) -> None:
+    weights = np.arange(1, 11).astype(kind)
+    order = make_order(10, weights=weights, num_draws=1000)
+    expected, description = whole(order), order.describe()
+    weights[:] = 0
+    weights[3] = 1
+    assert np.array_equal(whole(order), expected)
+    assert order.describe() == description
+
+
+def test_weights_of_a_tensor_are_copied() -> None:
+    weights = torch.arange(1.0, 11, dtype=torch.float64)
+    order = make_order(10, weights=weights, num_draws=1000)
+    expected = whole(order)
+    weights[:9] = 0
+    assert np.array_equal(whole(order), expected)
+
+
+NO_WEIGHTS = (
+    r"^weights must be one-dimensional, finite, at least 0, and one of them above 0(; found .* at \d+, \d+ such)?$"
+)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [math.nan],
+        [1, math.nan],
+        [math.nan, 1],
+        [0, math.nan, 0],
+        [math.inf],
+        [1, math.inf],
+        [math.inf, 1, math.inf],
+        [-math.inf, 1],
+        [math.inf, -math.inf],
+        [math.nan, math.inf],
+        [-1],
+        [1, -1e-300],
+        [-1, 5],
+        [0],
+        [0, 0, 0],
+        [-0.0],
+        [-1e308, -1e308],
+        [5e-324, -5e-324],
+    ],
+    ids=str,
+)
+def test_weights_that_are_no_shares_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match=NO_WEIGHTS):
+        make_order(len(weights), weights=weights)
+    with pytest.raises(ValueError, match=NO_WEIGHTS):
+        WeightedDraws(np.array(weights, np.float64), 0, 1)
+
+
+@pytest.mark.parametrize("set_size", [1, 4])
+def test_no_weights_are_refused(set_size: int) -> None:
+    with pytest.raises(ValueError, match="weights"):
+        make_order(set_size, weights=[])
+    with pytest.raises(ValueError, match=NO_WEIGHTS):
+        WeightedDraws(np.array([]), 0, 5)
+
+
+@pytest.mark.parametrize("weights", [3.0, [1, 2, 3], [1] * 5, np.ones((4, 1)), np.ones((1, 4)), np.ones((2, 2))])
+def test_weights_of_another_shape_are_refused(weights: Any) -> None:
+    with pytest.raises(ValueError, match=r"^expected 4 weights, one for each sample of the split; found shape \("):
+        make_order(4, weights=weights)
+    with pytest.raises(ValueError, match=r"^expected 4 weights, one for each sample of indices; found shape \("):
+        make_order(100, weights=weights, indices=[9, 8, 7, 6])
+    if np.ndim(weights) != 1:
+        with pytest.raises(ValueError, match=NO_WEIGHTS):
+            WeightedDraws(np.array(weights), 0, 4)
+
+
+def test_weights_of_the_split_do_not_fit_a_subset() -> None:
+    with pytest.raises(ValueError, match=r"^expected 2 weights, .* of indices; found shape \(10,\)"):
+        make_order(10, weights=np.ones(10), indices=[3, 4])
+
+
+@pytest.mark.parametrize("num_draws", [0, -1, -(2**70)])
+def test_an_epoch_has_at_least_one_draw(num_draws: int) -> None:
+    with pytest.raises(ValueError, match=rf"^num_draws must be from 1 to 2\*\*62; found {num_draws}$"):
+        make_order(3, weights=[1, 1, 1], num_draws=num_draws)
+
+
+@pytest.mark.parametrize("key", GOLDEN_DRAWS)
+def test_the_draws_are_what_they_have_always_been(key: tuple[int, int, int, int]) -> None:
+    size, seed, epoch, num_draws = key
+    first, last = GOLDEN_DRAWS[key]
+    order = make_order(size, weights=np.arange(size) % 7, seed=seed, num_draws=num_draws)
+    assert order(epoch, np.arange(len(first))).tolist() == first
+    assert order(epoch, np.arange(num_draws - len(last), num_draws)).tolist() == last
+
+
+def test_memory_does_not_grow_with_the_draws() -> None:
+    order = make_order(100, weights=np.arange(100), num_draws=2**62)
+    tracemalloc.start()
+    try:
+        order(1, np.linspace(0, 2**61, 256).astype(np.int64))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+# What a user may ask for.
+
+
+def test_options_make_the_order_they_name() -> None:
+    assert make_order(10) == GlobalShuffle(10, 0)
+    assert make_order(10, shuffle=True, seed=5) == GlobalShuffle(10, 5)
+    assert make_order(10, shuffle=False, seed=5) == StoredOrder(10)
+    assert make_order(10, shuffle="block", seed=5, block_size=3) == BlockShuffle(10, 5, 3, DEFAULT_WINDOW_BLOCKS)
+    assert make_order(10, shuffle="block", window_blocks=3) == BlockShuffle(10, 0, DEFAULT_BLOCK_SIZE, 3)
+    assert make_order(2**62, seed=2**64 - 1) == GlobalShuffle(2**62, 2**64 - 1)
+    assert whole(make_order(10, shuffle=False), 3).tolist() == list(range(10))
+    assert np.array_equal(whole(make_order(10, seed=4), 3), Permutation(10, 4, 3)(np.arange(10)))
+    assert isinstance(make_order(10, weights=[1] * 10), WeightedDraws)
+    assert isinstance(make_order(10, indices=[1]), Subset)
+
+
+@pytest.mark.parametrize("shuffle", ["global", "Block", "", None, 2, "True", b"block", 0.5])
+def test_other_ways_to_shuffle_are_refused(shuffle: Any) -> None:
+    with pytest.raises(ValueError, match=r'^shuffle must be True, False or "block"; found '):
+        make_order(10, shuffle=shuffle)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("sizes", [{"block_size": 3}, {"window_blocks": 3}, {"block_size": 3, "window_blocks": 3}])
+def test_sizes_of_blocks_without_blocks_are_refused(shuffle: bool, sizes: dict[str, int]) -> None:
+    message = rf'^block_size and window_blocks need shuffle="block"; found shuffle={shuffle}$'
+    with pytest.raises(ValueError, match=message):
+        make_order(10, shuffle=shuffle, **sizes)
+
+
+@pytest.mark.parametrize("shuffle", [False, "block"])
+def test_weights_without_shuffling_are_refused(shuffle: Any) -> None:
+    message = rf"^weights draw samples at random: they need shuffle=True; found shuffle={shuffle!r}$"
+    with pytest.raises(ValueError, match=message):
+        make_order(3, shuffle=shuffle, weights=[1, 2, 3])
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"shuffle": "block"}, {"indices": [1, 2]}], ids=str)
+def test_a_number_of_samples_without_weights_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^num_draws needs weights: .* each sample is read once; found 5$"):
+        make_order(10, num_draws=5, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"shuffle": "block"}, {"weights": [1] * 10}], ids=str)
+@pytest.mark.parametrize("seed", [-1, 2**64, -(2**70)])
+def test_seeds_outside_of_64_bits_are_refused(options: dict[str, Any], seed: int) -> None:
+    with pytest.raises(ValueError, match=rf"^seed must be from 0 to 2\*\*64 - 1; found {seed}$"):
+        make_order(10, seed=seed, **options)
+
+
+@pytest.mark.parametrize(("block_size", "window_blocks"), [(0, 1), (1, 0), (-1, 5), (5, -1), (0, 0)])
+def test_blocks_and_windows_have_at_least_one_sample(block_size: int, window_blocks: int) -> None:
+    message = rf"^block_size and window_blocks must be at least 1; found {block_size}, {window_blocks}$"
+    with pytest.raises(ValueError, match=message):
+        make_order(10, shuffle="block", block_size=block_size, window_blocks=window_blocks)
+    with pytest.raises(ValueError, match=message):
+        BlockShuffle(10, 0, block_size, window_blocks)
+
+
+def orders_of(size: int) -> dict[str, dict[str, Any]]:
+    return {
+        "stored": {"shuffle": False},
+        "global": {"shuffle": True, "seed": 3},
+        "block": {"shuffle": "block", "seed": 3, "block_size": 3, "window_blocks": 2},
+        "weighted": {"weights": np.arange(size) % 3 + 1, "seed": 3, "num_draws": 40},
+    }
+
+
+@pytest.mark.parametrize("name", orders_of(1))
+def test_a_subset_is_the_order_of_as_many_samples_under_other_names(name: str) -> None:
+    for indices in ([0], [99], [5, 3, 8], list(range(0, 100, 7)), [99, 0, 50, 1] * 3, list(range(100))):
+        options = orders_of(len(indices))[name]
+        subset, numbers = make_order(100, indices=indices, **options), make_order(len(indices), **options)
+        assert subset.num_samples == numbers.num_samples
+        for epoch in range(3):
+            found = whole(subset, epoch)
+            assert found.dtype == np.int64
+            assert found.tolist() == [indices[number] for number in whole(numbers, epoch).tolist()]
+
+
+@pytest.mark.parametrize("name", ["stored", "global", "block"])
+def test_a_subset_reads_each_of_its_indices_as_often_as_they_say(name: str) -> None:
+    indices = np.random.default_rng(14).integers(0, 100, 250)
+    found = whole(make_order(100, indices=indices, **orders_of(250)[name]), 1)
+    assert Counter(found.tolist()) == Counter(indices.tolist())
+    assert (name == "stored") == (found.tolist() == indices.tolist())
+
+
+def test_weights_of_a_subset_belong_to_its_indices() -> None:
+    order = make_order(100, indices=[70, 30, 70, 50], weights=[1, 0, 2, 1], num_draws=40_000)
+    counts = np.bincount(whole(order), minlength=100)
+    assert set(np.flatnonzero(counts).tolist()) == {70, 50}
+    score = (int(counts[70]) - 30_000) / math.sqrt(40_000 * 0.75 * 0.25)
+    assert abs(score) < 5, score
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_indices_are_copied(kind: type) -> None:
+    indices = np.array([5, 3, 8, 1], kind)
+    order = make_order(10, indices=indices)
+    expected, description = whole(order), order.describe()
+    indices[:] = 0
+    assert np.array_equal(whole(order), expected)
+    assert order.describe() == description
+
+
+def test_indices_of_any_kind_are_the_same_subset() -> None:
+    numbers = [5, 3, 8, 1, 3]
+    kinds: list[Any] = [
+        numbers,
+        tuple(numbers),
+        *(np.array(numbers, kind) for kind in (np.int8, np.uint8, np.int32, np.int64, np.uint64, ">i4", ">i8")),
+        np.repeat(numbers, 2)[::2],
+        *(torch.tensor(numbers, dtype=kind) for kind in (torch.int32, torch.int64)),
+    ]
+    orders = [make_order(10, indices=indices) for indices in kinds]
+    assert len({whole(order).tobytes() for order in orders}) == 1
+    assert len({json.dumps(order.describe()) for order in orders}) == 1
+    assert whole(make_order(10, shuffle=False, indices=range(3, 9, 2))).tolist() == [3, 5, 7]
+
+
+MASKS: list[Any] = [np.ones(10, bool), [True, False] * 5, np.ones((2, 5), bool), torch.ones(10, dtype=torch.bool)]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_is_refused_with_a_word_on_how_to_make_indices_of_it(mask: Any) -> None:
+    message = r"^indices must be .* integers, at least one; for a mask, np\.flatnonzero\(mask\); found shape .*, bool$"
+    with pytest.raises(ValueError, match=message):
+        make_order(10, indices=mask)
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [],
+        np.array([], np.int64),
+        3,
+        [[1, 2]],
+        np.ones((3, 1), int),
+        [1.0],
+        [1, 2.5],
+        [math.nan],
+        ["1"],
+        "12",
+        [2**70],
+        {1},
+    ],
+    ids=repr,
+)
+def test_indices_that_are_no_list_of_integers_are_refused(indices: Any) -> None:
+    message = r"^indices must be a one-dimensional array of integers, at least one; found shape \(.*\), \S+$"
+    with pytest.raises(ValueError, match=message):
+        make_order(10, indices=indices)
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        [-1],
+        [10],
+        [0, 9, 10],
+        [3, -1, 4],
+        [2**63 - 1],
+        [-(2**63)],
+        np.array([2**64 - 1], np.uint64),
+        np.array([2**63, 1], np.uint64),
+        np.array([-1], np.int8),
+    ],
+    ids=str,
+)
+def test_indices_outside_of_the_split_are_refused(indices: Any) -> None:
+    message = rf"^indices must be from 0 to 9; found {min(indices)} to {max(indices)}$"
+    with pytest.raises(ValueError, match=message):
+        make_order(10, indices=indices)
+
+
+def test_a_subset_passes_on_what_is_wrong_with_its_order() -> None:
+    with pytest.raises(ValueError, match=r"num_draws must be from 1 to 2\*\*62"):
+        make_order(10, indices=[1, 2], weights=[1, 1], num_draws=0)
+    with pytest.raises(ValueError, match=r"positions must be from 0 to 1$"):
+        make_order(10, indices=[1, 2])(0, np.array([2]))
+    with pytest.raises(ValueError, match=r"positions must be from 0 to 1$"):
+        make_order(10, shuffle=False, indices=[1, 2])(0, np.array([-1]))  # not the last
+
+
+# What an order says of itself.
+
+
+DIFFERENT: list[tuple[int, dict[str, Any]]] = [
+    (10, {"shuffle": False}),
+    (11, {"shuffle": False}),
+    (10, {}),
+    (11, {}),
+    (10, {"seed": 1}),
+    (10, {"seed": 2**63}),
+    (10, {"shuffle": "block"}),
+    (11, {"shuffle": "block"}),
+    (10, {"shuffle": "block", "seed": 1}),
+    (10, {"shuffle": "block", "block_size": 3}),
+    (10, {"shuffle": "block", "block_size": 4}),
+    (10, {"shuffle": "block", "window_blocks": 3}),
+    (10, {"shuffle": "block", "window_blocks": 4}),
+    (10, {"shuffle": "block", "block_size": 3, "window_blocks": 3}),
+    (10, {"shuffle": "block", "block_size": 4, "window_blocks": 3}),
+    (10, {"weights": [1] * 10}),
+    (11, {"weights": [1] * 11}),
+    (10, {"weights": [2] * 10}),
+    (10, {"weights": [1] * 10, "seed": 1}),
+    (10, {"weights": [1] * 10, "num_draws": 11}),
+    (11, {"weights": [1] * 11, "num_draws": 10}),
+    (10, {"weights": [1] * 9 + [2]}),
+    (10, {"weights": [2] + [1] * 9}),
+    (10, {"weights": [1] * 9 + [math.nextafter(1, 2)]}),
+    (10, {"indices": range(10)}),
+    (11, {"indices": range(11)}),
+    (10, {"indices": [*range(9), 8]}),
+    (10, {"indices": [1, 0, *range(2, 10)]}),
+    (10, {"indices": range(9)}),
+    (10, {"indices": range(10), "seed": 1}),
+    (10, {"indices": range(10), "shuffle": False}),
+    (10, {"indices": range(10), "shuffle": "block"}),
+    (10, {"indices": range(10), "shuffle": "block", "block_size": 3}),
+    (10, {"indices": range(10), "weights": [1] * 10}),
+    (10, {"indices": range(10), "weights": [1] * 9 + [2]}),
+    (10, {"indices": [1, 0, *range(2, 10)], "weights": [1] * 10}),
+    (10, {"indices": range(10), "weights": [1] * 10, "num_draws": 11}),
+]
+
+
+def test_orders_that_differ_in_anything_have_different_descriptions() -> None:
+    descriptions = [json.dumps(make_order(size, **options).describe(), sort_keys=True) for size, options in DIFFERENT]
+    for (one, first), (other, second) in combinations(zip(DIFFERENT, descriptions, strict=True), 2):
+        assert first != second, (one, other)
+
+
+@pytest.mark.parametrize(("size", "options"), DIFFERENT, ids=str)
+def test_equal_orders_have_equal_descriptions_in_json(size: int, options: dict[str, Any]) -> None:
+    one, other = (make_order(size, **options) for _ in range(2))
+    description = one.describe()
+    assert description == other.describe() == json.loads(json.dumps(description))
+    assert np.array_equal(whole(one, 3), whole(other, 3))
+    assert description["num_samples"] == one.num_samples
+    description["num_samples"] = -1  # the caller's own
+    assert one.describe() == other.describe()
+
+
+def test_a_description_does_not_depend_on_the_split_behind_a_subset() -> None:
+    # The order is the same, as long as all its indices are there.
+    assert make_order(10, indices=[1, 2]).describe() == make_order(11, indices=[1, 2]).describe()
+
+
+def test_a_seed_that_no_number_comes_from_is_not_described() -> None:
+    assert make_order(10, shuffle=False, seed=1).describe() == make_order(10, shuffle=False, seed=2).describe()
+
+
+def test_float32_weights_are_described_by_their_values() -> None:
+    exact = [0.5, 0.25, 3.0]
+    described = [make_order(3, weights=np.array(exact, kind)).describe() for kind in (np.float32, np.float64)]
+    assert described[0] == described[1]
+    tenths = np.array([0.1, 0.2, 0.3], np.float32)
+    described = [
+        make_order(3, weights=weights).describe() for weights in (tenths, tenths.astype(np.float64), [0.1, 0.2, 0.3])
+    ]
+    assert described[0] == described[1] != described[2]
+
+
+def test_descriptions_of_weights_and_indices_are_what_they_have_always_been() -> None:
+    described = make_order(10, indices=[5, 3, 8], weights=[1, 2, 0.5], seed=7, num_draws=4).describe()
+    assert described == {
+        "shuffle": True,
+        "seed": 7,
+        "num_samples": 4,
+        "weights": "29a1e8c491fd6ff45e2fe4ded5f2ab7a",
+        "indices": "6aa6b0e6634627c596379b06528ff4e5",
+    }
+    assert make_order(10, shuffle="block", seed=7, block_size=3, window_blocks=2).describe() == {
+        "shuffle": "block",
+        "seed": 7,
+        "num_samples": 10,
+        "block_size": 3,
+        "window_blocks": 2,
+    }
+    assert make_order(10, seed=7).describe() == {"shuffle": True, "seed": 7, "num_samples": 10}
+    assert make_order(10, shuffle=False, seed=7).describe() == {"shuffle": False, "num_samples": 10}
+
+
+def test_random_options_are_told_apart_and_described_in_json() -> None:
+    rng = np.random.default_rng(15)
+    seen: dict[str, bytes] = {}
+    for _ in range(200):
+        size = int(rng.integers(1, 6))
+        options: dict[str, Any] = {"seed": int(rng.integers(2))}
+        kind = rng.integers(4)
+        if kind == 0:
+            options["shuffle"] = False
+        elif kind == 1:
+            options |= {
+                "shuffle": "block",
+                "block_size": int(rng.integers(1, 3)),
+                "window_blocks": int(rng.integers(1, 3)),
+            }
+        if rng.integers(2):
+            options["indices"] = rng.integers(0, size, int(rng.integers(1, 4)))
+        if kind == 3:
+            options |= {"weights": rng.integers(1, 3, len(options.get("indices", range(size)))), "num_draws": 3}
+        order = make_order(size, **options)
+        numbers = b"".join(whole(order, epoch).tobytes() for epoch in range(6))
+        assert seen.setdefault(json.dumps(order.describe(), sort_keys=True), numbers) == numbers, options
+    assert len(seen) > 50

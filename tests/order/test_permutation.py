@@ -1,0 +1,384 @@
+"""One order per (n, seed, epoch): exact for every n, and the same numbers for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import struct
+import tracemalloc
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from shardio.order.permutation import MAX_N, ROUNDS, Permutation, check_below, divide, permute, round_keys
+
+KEYS = [(0, 0), (0, 1), (1, 0), (2**64 - 1, 2**64 - 1)]
+
+# (n, seed, epoch) -> the first and the last numbers of the order. Never to be rewritten: a training run that is taken
+# up again depends on them.
+GOLDEN: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {
+    (1, 0, 0): ([0], [0]),
+    (1, 7, 3): ([0], [0]),
+    (2, 0, 0): ([0, 1], [0, 1]),
+    (2, 7, 3): ([1, 0], [1, 0]),
+    (10, 0, 0): ([3, 7, 9, 8, 0], [1, 6, 4, 5, 2]),
+    (10, 7, 3): ([1, 3, 0, 6, 4], [9, 2, 7, 5, 8]),
+    (1000, 0, 0): ([326, 503, 726, 878, 665], [459, 887, 242, 133, 307]),
+    (1000, 7, 3): ([237, 179, 899, 884, 742], [508, 168, 209, 336, 851]),
+    (1281167, 0, 0): ([337714, 436682, 887353, 731163, 803688], [191829, 780207, 1073909, 205664, 843982]),
+    (1281167, 7, 3): ([518503, 907552, 420864, 707220, 183768], [880273, 819161, 1115998, 710719, 599691]),
+    (10**10, 0, 0): (
+        [4740314503, 9443684591, 8838854822, 3025730833, 7488164728],
+        [7350032961, 822520052, 3960592798, 7450780308, 1340071212],
+    ),
+    (10**10, 7, 3): (
+        [6371546231, 1293811369, 4065893763, 5314163454, 691715180],
+        [9644376499, 9449352278, 5967050182, 9828277968, 1024374641],
+    ),
+}
+
+
+def order(n: int, seed: int, epoch: int) -> np.ndarray:
+    return Permutation(n, seed, epoch)(np.arange(n, dtype=np.int64))
+
+
+def plain_round_keys(seed: int, epoch: int, purpose: str = "permutation") -> list[int]:
+    name = f"shardio {purpose} 1".encode() + seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
+    return list(struct.unpack("<6Q", hashlib.blake2b(name, digest_size=48).digest()))
+
+
+def plain_hash_below(digit: int, key: int, radix: int) -> int:
+    mixed = (digit + key) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return (mixed >> 32) * radix >> 32
+
+
+def plain_permute(position: int, n: int, keys: list[int]) -> int:
+    """The definition once more, one number at a time, in integers that cannot overflow."""
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+    number = position
+    while True:
+        high, low = divmod(number, b)
+        for i in (0, 2, 4):
+            high = (high + plain_hash_below(low, keys[i], a)) % a
+            low = (low + plain_hash_below(high, keys[i + 1], b)) % b
+        number = high * b + low
+        if number < n:
+            return number
+
+
+def plain_inverse(number: int, n: int, keys: list[int]) -> int:
+    """`plain_permute`, undone step by step."""
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+    position = number
+    while True:
+        high, low = divmod(position, b)
+        for i in (4, 2, 0):
+            low = (low - plain_hash_below(high, keys[i + 1], b)) % b
+            high = (high - plain_hash_below(low, keys[i], a)) % a
+        position = high * b + low
+        if position < n:
+            return position
+
+
+def in_plain_integers(n: int, seed: int, epoch: int, position: int) -> int:
+    return plain_permute(position, n, plain_round_keys(seed, epoch))
+
+
+@pytest.mark.parametrize(("seed", "epoch"), KEYS)
+def test_every_small_order_is_a_bijection(seed: int, epoch: int) -> None:
+    for n in range(1, 301):
+        assert np.array_equal(np.sort(order(n, seed, epoch)), np.arange(n)), n
+
+
+@pytest.mark.parametrize(("seed", "epoch"), KEYS)
+@pytest.mark.parametrize("n", [49_999, 50_000, 65_536, 65_537])
+def test_large_orders_are_bijections(n: int, seed: int, epoch: int) -> None:
+    assert np.array_equal(np.sort(order(n, seed, epoch)), np.arange(n))
+
+
+@pytest.mark.parametrize(("n", "seed", "epoch"), GOLDEN)
+def test_the_order_is_what_it_has_always_been(n: int, seed: int, epoch: int) -> None:
+    first, last = GOLDEN[n, seed, epoch]
+    permutation = Permutation(n, seed, epoch)
+    assert permutation(np.arange(len(first))).tolist() == first
+    assert permutation(np.arange(n - len(last), n)).tolist() == last
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 10, 255, 1000, 1281167, 10**10, 2**61 + 1, 2**62 - 1, 2**62])
+@pytest.mark.parametrize(("seed", "epoch"), KEYS)
+def test_the_order_is_its_definition_in_plain_integers(n: int, seed: int, epoch: int) -> None:
+    positions = sorted({0, n // 3, n // 2, max(0, n - 2), n - 1, *range(min(n, 8))})
+    expected = [in_plain_integers(n, seed, epoch, position) for position in positions]
+    assert Permutation(n, seed, epoch)(np.array(positions)).tolist() == expected
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 100, 4097, 10**10, 2**62])
+def test_a_position_alone_gives_the_same_as_in_bulk(n: int) -> None:
+    positions = np.random.default_rng(n % 1000).integers(0, n, 200)
+    permutation = Permutation(n, 5, 6)
+    bulk = permutation(positions)
+    assert [permutation(positions[i : i + 1])[0] for i in range(len(positions))] == bulk.tolist()
+
+
+@pytest.mark.parametrize("n", [10**10, 2**62])
+def test_memory_does_not_grow_with_n(n: int) -> None:
+    positions = np.linspace(0, n - 1, 256).astype(np.int64).clip(0, n - 1)
+    tracemalloc.start()
+    try:
+        found = Permutation(n, 0, 0)(positions)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(set(found.tolist())) == 256
+    assert peak < 2 << 20
+
+
+def test_positions_are_only_read() -> None:
+    positions = np.arange(50)[::-1]
+    positions.flags.writeable = False
+    found = Permutation(50, 1, 2)(positions)
+    assert found.dtype == np.int64
+    assert found.tolist() == order(50, 1, 2)[::-1].tolist()
+    assert positions.tolist() == list(range(49, -1, -1))
+
+
+@pytest.mark.parametrize(("seed", "epoch"), KEYS)
+def test_the_inverse_undoes_every_small_order(seed: int, epoch: int) -> None:
+    for n in range(1, 151):
+        permutation = Permutation(n, seed, epoch)
+        numbers = np.arange(n)
+        assert np.array_equal(permutation.inverse(permutation(numbers)), numbers), n
+        assert np.array_equal(permutation(permutation.inverse(numbers)), numbers), n
+
+
+@pytest.mark.parametrize("n", [49_999, 50_000, 65_536, 65_537, 1281167, 10**10, 2**61 + 1, 2**62 - 1, 2**62])
+@pytest.mark.parametrize(("seed", "epoch"), KEYS)
+def test_the_inverse_undoes_large_orders(n: int, seed: int, epoch: int) -> None:
+    numbers = np.random.default_rng(2).integers(0, n, 2000)
+    numbers[:2] = 0, n - 1
+    permutation = Permutation(n, seed, epoch)
+    assert np.array_equal(permutation.inverse(permutation(numbers)), numbers)
+    assert np.array_equal(permutation(permutation.inverse(numbers)), numbers)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 10, 255, 1000, 1281167, 10**10, 2**61 + 1, 2**62 - 1, 2**62])
+@pytest.mark.parametrize(("seed", "epoch"), KEYS)
+def test_the_inverse_is_its_definition_in_plain_integers(n: int, seed: int, epoch: int) -> None:
+    numbers = sorted({0, n // 3, n // 2, max(0, n - 2), n - 1, *range(min(n, 8))})
+    expected = [plain_inverse(number, n, plain_round_keys(seed, epoch)) for number in numbers]
+    assert Permutation(n, seed, epoch).inverse(np.array(numbers)).tolist() == expected
+
+
+@pytest.mark.parametrize(("n", "seed", "epoch"), GOLDEN)
+def test_the_inverse_finds_the_golden_positions(n: int, seed: int, epoch: int) -> None:
+    first, last = GOLDEN[n, seed, epoch]
+    permutation = Permutation(n, seed, epoch)
+    assert permutation.inverse(np.array(first)).tolist() == list(range(len(first)))
+    assert permutation.inverse(np.array(last)).tolist() == list(range(n - len(last), n))
+
+
+def test_the_inverse_only_reads_its_numbers() -> None:
+    numbers = np.arange(50)[::-1]
+    numbers.flags.writeable = False
+    found = Permutation(50, 1, 2).inverse(numbers)
+    assert found.dtype == np.int64
+    assert order(50, 1, 2)[found].tolist() == numbers.tolist() == list(range(49, -1, -1))
+    assert Permutation(50, 1, 2).inverse(np.array([], np.int64)).shape == (0,)
+
+
+@pytest.mark.parametrize("number", [-1, 10, 11, -(2**63), 2**63 - 1])
+def test_the_inverse_refuses_numbers_outside_of_the_order(number: int) -> None:
+    with pytest.raises(ValueError, match=r"positions must be from 0 to 9$"):
+        Permutation(10, 0, 0).inverse(np.array([3, number, 4]))
+
+
+def key_arrays(choice: np.ndarray, keys: list[tuple[np.uint64, ...]]) -> list[np.ndarray]:
+    """keys[c] for each c of `choice`, as `permute` takes them."""
+    return [np.array([key[number] for key in keys])[choice] for number in range(ROUNDS)]
+
+
+# For 3, 5, 7 and 13 up to a quarter of the network's numbers lie outside and walk on, some of them many times.
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 13, 64, 8191, 10**10, 2**61 + 1, 2**62])
+def test_positions_with_keys_of_their_own_are_permuted_by_them(n: int) -> None:
+    rng = np.random.default_rng(3)
+    keys = [round_keys(seed, seed % 3, "window") for seed in range(20)]
+    positions, choice = rng.integers(0, n, 2000), rng.integers(0, len(keys), 2000)
+    found = permute(positions, n, key_arrays(choice, keys))
+    assert found.dtype == np.int64
+    for number, key in enumerate(keys):
+        theirs = choice == number
+        assert np.array_equal(found[theirs], permute(positions[theirs], n, key)), number
+    for i in range(100):
+        assert found[i] == plain_permute(int(positions[i]), n, list(map(int, keys[choice[i]]))), i
+
+
+def test_every_key_of_an_array_gives_a_bijection() -> None:
+    keys = [round_keys(seed, 1, "window") for seed in range(25)]
+    for n in range(1, 61):
+        choice, positions = np.divmod(np.arange(n * len(keys)), n)
+        found = permute(positions, n, key_arrays(choice, keys)).reshape(len(keys), n)
+        assert np.array_equal(np.sort(found, axis=1), np.tile(np.arange(n), (len(keys), 1))), n
+
+
+def test_permute_only_reads_positions_and_keys() -> None:
+    keys = key_arrays(np.arange(7), [round_keys(seed, 0) for seed in range(7)])
+    positions = np.arange(7)
+    before = [array.copy() for array in (positions, *keys)]
+    for array in (positions, *keys):
+        array.flags.writeable = False
+    permute(positions, 7, keys)
+    assert all(map(np.array_equal, before, (positions, *keys)))
+    assert permute(positions[:0], 7, [key[:0] for key in keys]).tolist() == []
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64])
+def test_divide_is_divmod(kind: type[np.int64] | type[np.uint64]) -> None:
+    top = int(np.iinfo(kind).max)
+    edges = [0, 1, 2, 63, 64, 65, 2**31, 2**32 - 1, 2**53 + 1, 2**62, 2**63 - 1, top // 3, top - 1, top]
+    for divisor in [number for number in edges if number]:
+        quotients, rests = divide(np.array(edges, kind), kind(divisor))
+        assert quotients.dtype == rests.dtype == kind
+        pairs = list(zip(quotients.tolist(), rests.tolist(), strict=True))
+        assert pairs == [divmod(number, divisor) for number in edges], divisor
+
+
+@pytest.mark.parametrize("n", [0, 1, 10, 2**62, 2**63 - 1])
+def test_check_below_lets_all_below_n_through_and_nothing_else(n: int) -> None:
+    inside = sorted({0, n // 2, n - 1}) if n else []
+    found = check_below(n, np.array(inside, np.int64))
+    assert found.dtype == np.int64
+    assert found.tolist() == inside
+    for position in (-1, n, 2**63 - 1, -(2**63)):
+        with pytest.raises(ValueError, match=rf"positions must be from 0 to {n - 1}$"):
+            check_below(n, np.array([*inside, position]))
+
+
+def test_positions_of_any_integer_type_are_compared_as_numbers() -> None:
+    for kind in (np.int8, np.uint8, np.int32, np.uint32, np.uint64):
+        found = check_below(10, np.array([3, 9], kind))
+        assert found.dtype == np.int64
+        assert found.tolist() == [3, 9]
+    with pytest.raises(ValueError, match=r"positions must be from 0 to 9$"):
+        check_below(10, np.array([2**64 - 1], np.uint64))
+
+
+def test_no_positions_give_no_numbers() -> None:
+    found = Permutation(5, 0, 0)(np.array([], np.int64))
+    assert found.dtype == np.int64
+    assert found.shape == (0,)
+
+
+def test_a_permutation_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Permutation(5, 0, 0).n = 6  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("n", [MAX_N + 1, 2**63, 2**64, 0, -1, -(2**62)])
+def test_n_outside_of_its_bounds_is_refused(n: int) -> None:
+    with pytest.raises(ValueError, match=rf"n must be from 1 to 2\*\*62; found {n}$"):
+        Permutation(n, 0, 0)
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(-1, 0), (0, -1), (2**64, 0), (0, 2**64), (-(2**70), 2**70)])
+def test_seeds_and_epochs_outside_of_64_bits_are_refused(seed: int, epoch: int) -> None:
+    message = rf"seed and epoch must be from 0 to 2\*\*64 - 1; found seed {seed}, epoch {epoch}$"
+    with pytest.raises(ValueError, match=message):
+        round_keys(seed, epoch)
+    with pytest.raises(ValueError, match=message):
+        Permutation(10, seed, epoch)
+
+
+@pytest.mark.parametrize("position", [-1, 10, 11, -(2**63), 2**63 - 1])
+def test_positions_outside_of_the_order_are_refused(position: int) -> None:
+    with pytest.raises(ValueError, match=r"positions must be from 0 to 9$"):
+        Permutation(10, 0, 0)(np.array([3, position, 4]))
+
+
+def test_every_bit_of_seed_and_epoch_changes_every_key() -> None:
+    keys = [round_keys(0, 0)]
+    keys += [round_keys(1 << bit, 0) for bit in range(64)]
+    keys += [round_keys(0, 1 << bit) for bit in range(64)]
+    for number in range(len(keys[0])):
+        assert len({key[number] for key in keys}) == len(keys)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_all_orders_of_a_few_samples_are_equally_likely(n: int) -> None:
+    draws = 200 * math.factorial(n)
+    positions = np.arange(n)
+    found = Counter(tuple(Permutation(n, seed, seed % 3)(positions).tolist()) for seed in range(draws))
+    assert set(found) == set(permutations(range(n)))
+    degrees = math.factorial(n) - 1
+    chi_square = sum((count - 200) ** 2 / 200 for count in found.values())
+    assert (chi_square - degrees) / math.sqrt(2 * degrees) < 5
+
+
+# Each statistic as a z-score: its distribution over truly random orders has mean 0 and deviation 1.
+
+
+def serial_correlation(numbers: np.ndarray) -> float:
+    """Of neighbours, the last beside the first."""
+    n = len(numbers)
+    centred = numbers - (n - 1) / 2
+    correlation = float(centred @ np.roll(centred, 1) / (centred @ centred))
+    return (correlation + 1 / (n - 1)) * math.sqrt(n)
+
+
+def low_bit_balance(numbers: np.ndarray) -> float:
+    """Odd numbers in the first half of the order."""
+    n = len(numbers)
+    half = n // 2
+    odd = int((numbers[:half] & 1).sum())
+    return (odd - half / 2) / math.sqrt(half / 4 * (n - half) / (n - 1))
+
+
+def low_bit_changes(numbers: np.ndarray) -> float:
+    """Neighbours of which one is odd and the other even."""
+    n = len(numbers)
+    changes = int((np.diff(numbers) & 1).sum())
+    return (changes - n / 2) / math.sqrt(n / 4)
+
+
+def displacement(numbers: np.ndarray) -> float:
+    """Spearman's footrule: how far all samples were moved (Diaconis and Graham 1977 give mean and variance)."""
+    n = len(numbers)
+    moved = float(np.abs(numbers - np.arange(n)).sum())
+    return (moved - (n * n - 1) / 3) / math.sqrt((n + 1) * (2 * n * n + 7) / 45)
+
+
+STATISTICS = [serial_correlation, low_bit_balance, low_bit_changes, displacement]
+
+
+@pytest.mark.parametrize(("n", "seeds"), [(1000, 500), (50_000, 40)])
+def test_orders_look_random(n: int, seeds: int) -> None:
+    orders = [order(n, seed, seed % 5) for seed in range(seeds)]
+    for statistic in STATISTICS:
+        scores = np.array([statistic(numbers) for numbers in orders])
+        assert np.abs(scores).max() < 5, f"{statistic.__name__}: seed {np.abs(scores).argmax()}"
+        assert abs(scores.sum()) / math.sqrt(seeds) < 5, f"{statistic.__name__} over all seeds"
+        # A deviation far from 1 would be a pattern too, even if the mean is right.
+        assert abs(scores.var() - 1) * math.sqrt(seeds / 2) < 5, f"{statistic.__name__}: variance {scores.var()}"
+
+
+@pytest.mark.parametrize(("n", "seeds"), [(1000, 500), (50_000, 40)])
+def test_fixed_points_are_as_frequent_as_in_random_orders(n: int, seeds: int) -> None:
+    positions = np.arange(n)
+    counts = [int((order(n, seed, 1) == positions).sum()) for seed in range(seeds)]
+    assert abs(sum(counts) - seeds) / math.sqrt(seeds) < 5  # one per order on average, variance one
+    assert max(counts) < 10
+
+
+@pytest.mark.parametrize(("first", "second"), [((0, 0), (0, 1)), ((0, 0), (1, 0)), ((3, 4), (4, 3))])
+def test_orders_of_different_keys_have_nothing_in_common(first: tuple[int, int], second: tuple[int, int]) -> None:
+    n = 50_000
+    a, b = order(n, *first), order(n, *second)
+    assert int((a == b).sum()) < 10
+    correlation = np.corrcoef(a, b)[0, 1]
+    assert abs(correlation) * math.sqrt(n) < 5

@@ -1,0 +1,267 @@
+"""Keys and counters in, random numbers out: exact, and the same for ever."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from itertools import chain, islice, product
+
+import numpy as np
+import pytest
+
+from shardio.order.permutation import round_keys
+from shardio.order.rng import make_keys, random_bits, scramble, uniform
+
+KEYS = [0, 1, 1234567, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15]
+COUNTERS = [0, 1, 2, 63, 2**31, 2**32 - 1, 2**32, 10**10, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
+
+# Never to be rewritten, as every order that a seed stands for follows from them.
+GOLDEN_KEYS: dict[tuple[bytes, int, int, int], tuple[int, ...]] = {
+    (b"shardio weighted 1", 0, 0, 1): (9981577754722811547,),
+    (b"shardio weighted 1", 7, 3, 1): (12228550472311705391,),
+    (b"shardio weighted 1", 18446744073709551615, 18446744073709551615, 1): (12848832458352156913,),
+    (b"x", 0, 1, 3): (3098444279377030707, 16749985199793613899, 11389486335820810006),
+    (b"", 1, 0, 2): (13785219908537854011, 2675144341148067909),
+}
+GOLDEN_ROUND_KEYS: dict[tuple[str, int, int], tuple[int, ...]] = {
+    ("permutation", 0, 0): (
+        4868860036486668606,
+        11661543109553864900,
+        3833995033347231476,
+        5388679740483190406,
+        9113567184997801838,
+        3649615048793421620,
+    ),
+    ("permutation", 7, 3): (
+        2112952598343636113,
+        2887723335167211266,
+        12999751537558809738,
+        5655564079984762636,
+        13791827530088482859,
+        10707739984505047995,
+    ),
+    ("window", 0, 0): (
+        10844455583641421049,
+        4962070076734496287,
+        6447780196058402233,
+        18116278467222393916,
+        5628652884861575720,
+        14280988536032974532,
+    ),
+    ("window", 7, 3): (
+        14549655805221915378,
+        3591983696873088003,
+        16558629177650806921,
+        7731833531121781530,
+        10020943034215297333,
+        14548280602827268635,
+    ),
+    ("window", 18446744073709551615, 18446744073709551615): (
+        13145162414902154790,
+        4990222044791937187,
+        2939392457639311700,
+        4910121828564582156,
+        5966505777812123334,
+        4591007329307134928,
+    ),
+}
+
+
+def plain_mix(number: int) -> int:
+    """splitmix64's finaliser."""
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+    return number ^ number >> 31
+
+
+def plain_splitmix64(state: int) -> Iterator[int]:
+    """As published: a state that steps."""
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        yield plain_mix(state)
+
+
+def plain_random_bits(key: int, counter: int) -> int:
+    """One number of `plain_splitmix64`, without the ones before it."""
+    return plain_mix((key + (counter + 1) * 0x9E3779B97F4A7C15) % 2**64)
+
+
+def plain_uniform(key: int, counter: int) -> float:
+    return math.ldexp(plain_random_bits(key, counter) >> 11, -53)
+
+
+def plain_keys(purpose: bytes, seed: int, epoch: int, count: int) -> list[int]:
+    name = purpose + seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
+    digest = hashlib.blake2b(name, digest_size=8 * count).digest()
+    return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8)]
+
+
+def counters(numbers: list[int] | range) -> np.ndarray:
+    return np.array(numbers, np.uint64)
+
+
+def test_the_published_numbers_of_splitmix64_come_out() -> None:
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert random_bits(np.uint64(1234567), counters(range(5))).tolist() == published
+    assert list(islice(plain_splitmix64(1234567), 5)) == published
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_counter_c_is_step_c_of_the_generator_that_began_at_the_key(key: int) -> None:
+    assert random_bits(np.uint64(key), counters(range(500))).tolist() == list(islice(plain_splitmix64(key), 500))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_random_numbers_are_their_definition_in_plain_integers(key: int) -> None:
+    bits = random_bits(np.uint64(key), counters(COUNTERS))
+    assert bits.dtype == np.uint64
+    assert bits.tolist() == [plain_random_bits(key, counter) for counter in COUNTERS]
+    numbers = uniform(np.uint64(key), counters(COUNTERS))
+    assert numbers.dtype == np.float64
+    assert numbers.tolist() == [plain_uniform(key, counter) for counter in COUNTERS]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_one_counter_alone_wraps_around_like_many(key: int) -> None:
+    # A numpy scalar that overflows warns, and warnings are errors here; an array of one does not.
+    for counter in COUNTERS:
+        assert random_bits(np.uint64(key), counters([counter])).tolist() == [plain_random_bits(key, counter)]
+        assert uniform(np.uint64(key), counters([counter])).tolist() == [plain_uniform(key, counter)]
+
+
+def test_no_counters_give_no_numbers() -> None:
+    assert random_bits(np.uint64(3), counters([])).shape == (0,)
+    assert uniform(np.uint64(3), counters([])).shape == (0,)
+
+
+def test_counters_are_only_read() -> None:
+    numbers = counters(COUNTERS)[::-1]
+    numbers.flags.writeable = False
+    bits = random_bits(np.uint64(5), numbers)
+    uniform(np.uint64(5), numbers)
+    assert numbers.tolist() == COUNTERS[::-1]
+    assert not np.shares_memory(bits, numbers)
+
+
+def test_scramble_lacks_the_last_shift_of_the_finaliser_only() -> None:
+    start = counters(COUNTERS + KEYS)
+    numbers = start.copy()
+    assert scramble(numbers) is numbers
+    assert (numbers ^ numbers >> np.uint64(31)).tolist() == [plain_mix(number) for number in start.tolist()]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_uniform_numbers_are_multiples_of_two_to_the_minus_53_below_one(key: int) -> None:
+    numbers = uniform(np.uint64(key), counters(range(20_000)))
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    steps = numbers * 2.0**53
+    assert np.array_equal(steps, np.floor(steps))
+    assert (steps.astype(np.uint64) & np.uint64(1)).any()  # all 53 bits are used
+
+
+def unmix(bits: int) -> int:
+    """The number that `plain_mix` sends there."""
+    inverses = pow(0x94D049BB133111EB, -1, 2**64), pow(0xBF58476D1CE4E5B9, -1, 2**64)
+    for shift, inverse in zip((31, 27), inverses, strict=True):
+        bits ^= bits >> shift ^ bits >> 2 * shift
+        bits = bits * inverse % 2**64
+    return bits ^ bits >> 30 ^ bits >> 60
+
+
+@pytest.mark.parametrize(
+    ("bits", "expected"), [(2**64 - 1, 1 - 2.0**-53), (0, 0.0), (2**11, 2.0**-53), (2**11 - 1, 0.0), (2**63, 0.5)]
+)
+def test_the_extremes_of_uniform_are_reached_and_not_passed(bits: int, expected: float) -> None:
+    key = (unmix(bits) - 0x9E3779B97F4A7C15) % 2**64
+    assert random_bits(np.uint64(key), counters([0])).tolist() == [bits]
+    assert uniform(np.uint64(key), counters([0])).tolist() == [expected]
+
+
+@pytest.mark.parametrize(("purpose", "seed", "epoch", "count"), GOLDEN_KEYS)
+def test_keys_are_what_they_have_always_been(purpose: bytes, seed: int, epoch: int, count: int) -> None:
+    keys = make_keys(purpose, seed, epoch, count)
+    assert tuple(map(int, keys)) == GOLDEN_KEYS[purpose, seed, epoch, count]
+    assert all(type(key) is np.uint64 for key in keys)
+
+
+@pytest.mark.parametrize(("purpose", "seed", "epoch"), GOLDEN_ROUND_KEYS)
+def test_round_keys_are_what_they_have_always_been(purpose: str, seed: int, epoch: int) -> None:
+    assert tuple(map(int, round_keys(seed, epoch, purpose))) == GOLDEN_ROUND_KEYS[purpose, seed, epoch]
+
+
+def test_keys_are_their_definition_in_plain_integers() -> None:
+    for purpose, seed, epoch in product([b"", b"a", b"shardio test 1"], KEYS, KEYS):
+        for count in range(1, 9):
+            assert list(map(int, make_keys(purpose, seed, epoch, count))) == plain_keys(purpose, seed, epoch, count)
+
+
+def test_the_purpose_of_round_keys_is_the_permutation_unless_said_otherwise() -> None:
+    assert round_keys(5, 6) == round_keys(5, 6, "permutation")
+    assert not set(round_keys(5, 6)) & set(round_keys(5, 6, "window"))
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch"), [(-1, 0), (0, -1), (2**64, 0), (0, 2**64), (-(2**70), 2**70), (float("nan"), 0)]
+)
+def test_seeds_and_epochs_outside_of_64_bits_are_refused(seed: int, epoch: int) -> None:
+    with pytest.raises(ValueError, match=rf"from 0 to 2\*\*64 - 1; found seed {seed}, epoch {epoch}$"):
+        make_keys(b"x", seed, epoch, 1)
+
+
+def test_no_two_of_purpose_seed_and_epoch_share_a_key() -> None:
+    numbers = [0, 1, *(1 << bit for bit in range(1, 64)), 2**64 - 1]
+    pairs = {*((0, number) for number in numbers), *((number, 0) for number in numbers), (1, 1), (2, 1), (1, 2)}
+    purposes = [b"", b"\0", b"\0" * 8, b"a", b"b", b"shardio weighted 1", b"shardio permutation 1", b"shardio window 1"]
+    keys = [make_keys(purpose, *pair, count) for purpose, pair, count in product(purposes, pairs, (1, 6))]
+    assert len(set(chain.from_iterable(keys))) == sum(map(len, keys))
+
+
+def ones(numbers: np.ndarray) -> int:
+    return int(np.unpackbits(np.ascontiguousarray(numbers).view(np.uint8)).sum())
+
+
+def test_a_flipped_bit_of_seed_or_epoch_flips_half_of_the_bits_of_every_key() -> None:
+    base = np.array(make_keys(b"x", 12345, 67, 8))
+    flips = [(12345 ^ 1 << bit, 67) for bit in range(64)] + [(12345, 67 ^ 1 << bit) for bit in range(64)]
+    changed = np.array([make_keys(b"x", *flip, 8) for flip in flips]) ^ base
+    for name, axis in (("key", 1), ("flip", 0)):
+        for i in range(changed.shape[axis]):
+            part = changed.take(i, axis)
+            score = (ones(part) - part.size * 32) / math.sqrt(part.size * 16)
+            assert abs(score) < 5, f"{name} {i}: {score}"
+
+
+@pytest.mark.parametrize("which", ["key", "counter"])
+def test_a_flipped_bit_of_key_or_counter_flips_half_of_the_random_bits(which: str) -> None:
+    numbers = np.random.default_rng(1).integers(0, 2**64, 1000, dtype=np.uint64)
+    base = random_bits(np.uint64(99), numbers)
+    for bit in range(64):
+        key, theirs = np.uint64(99), numbers
+        if which == "key":
+            key ^= np.uint64(1 << bit)
+        else:
+            theirs = numbers ^ np.uint64(1 << bit)
+        share = ones(base ^ random_bits(key, theirs)) / (64 * len(numbers))
+        assert abs(share - 0.5) < 0.01, f"bit {bit}: {share}"  # five deviations of 64 000 coins
+
+
+def test_uniform_numbers_are_uniform_and_know_nothing_of_each_other() -> None:
+    n = 50_000
+    for seed in range(10):
+        this_key, next_key = (make_keys(b"x", seed, epoch, 1)[0] for epoch in (0, 1))
+        numbers = uniform(this_key, counters(range(n)))
+        cells = np.bincount((numbers * 100).astype(np.int64), minlength=100)
+        scores = {"cells": ((cells - n / 100) ** 2 / (n / 100)).sum() / math.sqrt(2 * 99) - 99 / math.sqrt(2 * 99)}
+        for lag in (1, 2, 64):
+            scores[f"lag {lag}"] = np.corrcoef(numbers[:-lag], numbers[lag:])[0, 1] * math.sqrt(n - lag)
+        scores["epochs"] = np.corrcoef(numbers, uniform(next_key, counters(range(n))))[0, 1] * math.sqrt(n)
+        for name, score in scores.items():
+            assert abs(score) < 5, f"seed {seed}, {name}: {score}"

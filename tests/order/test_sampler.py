@@ -1,0 +1,170 @@
+"""Every rank's batches, for every way of splitting an epoch."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from check_order import EPOCH, ORDERS, TAILS, check_cover, check_epoch
+
+import shardio.order.sampler
+from shardio.order.orders import GlobalShuffle, StoredOrder
+from shardio.order.permutation import Permutation
+from shardio.order.sampler import Sampler, Tail
+
+
+def all_batches(sampler: Sampler) -> list[np.ndarray]:
+    return list(sampler.batches(EPOCH))
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_ranks_partition_every_small_epoch(name: str) -> None:
+    for num_samples in range(1, 17):
+        order = ORDERS[name](num_samples, num_samples)
+        for world_size, batch_size, tail in product(range(1, 5), range(1, 5), TAILS):
+            check_epoch(order, batch_size, world_size, tail)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("name", ORDERS)
+def test_ranks_partition_large_epochs(name: str, tail: Tail) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        order = ORDERS[name](int(rng.integers(1, 100_000)), seed)
+        check_epoch(order, int(rng.integers(1, 700)), int(rng.integers(1, 40)), tail)
+
+
+@pytest.mark.parametrize("name", ORDERS.keys() - {"weighted"})
+def test_an_epoch_covers_each_sample_once(name: str) -> None:
+    for num_samples in (*range(1, 30), 1000, 20_011):
+        check_cover(ORDERS[name](num_samples, num_samples))
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_a_rank_that_reads_beside_its_part_would_be_noticed(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = Sampler.bounds
+
+    def shifted(sampler: Sampler, step: int) -> tuple[int, int]:
+        start, stop = bounds(sampler, step)
+        return (start + shift, stop + shift) if sampler.rank == 1 else (start, stop)
+
+    monkeypatch.setattr(Sampler, "bounds", shifted)
+    with pytest.raises(AssertionError, match="world_size=2"):
+        check_epoch(GlobalShuffle(20, 0), 4, 2, "drop")
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 1000, 1 << 15, (1 << 15) + 1])
+@pytest.mark.parametrize("tail", TAILS)
+def test_chunks_of_work_do_not_show_in_the_batches(tail: Tail, batch_size: int) -> None:
+    num_samples = 2 * shardio.order.sampler._CHUNK + 5001
+    source = GlobalShuffle(num_samples, seed=9)
+    sampler = Sampler(source, batch_size, 1, 2, tail)
+    batches = all_batches(sampler)
+    order = source(EPOCH, np.arange(num_samples))
+    assert len(batches) == sampler.num_batches
+    for step, batch in enumerate(batches):
+        start, stop = sampler.bounds(step)
+        assert np.array_equal(batch, np.take(order, range(start, stop), mode="wrap")), step
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("tail", TAILS)
+def test_every_small_epoch_goes_on_from_any_step_exactly(tail: Tail, name: str) -> None:
+    for num_samples, world_size, batch_size in product((1, 2, 7, 12, 24), (1, 2, 3), (1, 2, 5)):
+        sampler = Sampler(ORDERS[name](num_samples, 0), batch_size, world_size - 1, world_size, tail)
+        batches = [batch.tolist() for batch in all_batches(sampler)]
+        for step in range(num_samples // sampler.global_batch_size + 1):
+            rest = all_batches(replace(sampler, start=step * sampler.global_batch_size))
+            assert [batch.tolist() for batch in rest] == batches[step:], (num_samples, world_size, batch_size, step)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_large_epochs_go_on_from_any_step_exactly(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    source = GlobalShuffle(int(rng.integers(70_000, 200_000)), seed)
+    sampler = Sampler(source, int(rng.integers(1, 300)), tail="short")
+    batches = all_batches(sampler)
+    for step in rng.integers(0, len(batches), 5).tolist():
+        rest = all_batches(replace(sampler, start=step * sampler.batch_size))
+        assert len(rest) == len(batches) - step, (seed, step)
+        assert np.array_equal(np.concatenate(rest), np.concatenate(batches[step:])), (seed, step)
+
+
+def test_splitting_the_same_global_batch_differently_keeps_every_step() -> None:
+    for tail in TAILS:
+        steps = []
+        for world_size in (1, 2, 3, 4, 6, 8, 12, 24):
+            ranks = [
+                all_batches(Sampler(GlobalShuffle(1001, 0), 24 // world_size, rank, world_size, tail))
+                for rank in range(world_size)
+            ]
+            steps.append([sorted(np.concatenate(parts).tolist()) for parts in zip(*ranks, strict=True)])
+        assert all(other == steps[0] for other in steps), tail
+
+
+def test_epochs_and_seeds_have_their_own_orders() -> None:
+    orders = {
+        tuple(np.concatenate(list(Sampler(GlobalShuffle(100, seed), 10).batches(epoch))).tolist())
+        for seed in range(5)
+        for epoch in range(5)
+    }
+    assert len(orders) == 25
+
+
+def test_without_shuffling_all_epochs_are_in_source_order() -> None:
+    for epoch in (0, 1, 99):
+        batches = Sampler(StoredOrder(10), 3, tail="short").batches(epoch)
+        assert [batch.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_more_ranks_than_samples_get_empty_batches_with_short_and_repeats_with_pad() -> None:
+    short = [all_batches(Sampler(StoredOrder(2), 1, rank, 5, "short")) for rank in range(5)]
+    assert [[batch.tolist() for batch in batches] for batches in short] == [[[]], [[]], [[0]], [[]], [[1]]]
+    pad = [all_batches(Sampler(StoredOrder(2), 1, rank, 5, "pad")) for rank in range(5)]
+    assert [[batch.tolist() for batch in batches] for batches in pad] == [[[0]], [[1]], [[0]], [[1]], [[0]]]
+
+
+def test_a_step_of_ten_thousand_million_samples_costs_no_memory() -> None:
+    sampler = Sampler(GlobalShuffle(10**10, 0), 256, 3, 64)
+    tracemalloc.start()
+    try:
+        last = replace(sampler, start=(sampler.num_batches - 1) * sampler.global_batch_size)
+        batch = next(last.batches(EPOCH))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    start, stop = sampler.bounds(sampler.num_batches - 1)
+    assert np.array_equal(batch, Permutation(10**10, 0, EPOCH)(np.arange(start, stop)))
+    assert peak < 8 << 20
+
+
+def test_steps_outside_of_the_epoch_are_refused() -> None:
+    sampler = Sampler(StoredOrder(10), 3)
+    for step in (-1, 3, 100):
+        with pytest.raises(IndexError, match=f"step must be from 0 to 2; found {step}$"):
+            sampler.bounds(step)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1; found 0$"),
+        ({"batch_size": -1}, "batch_size must be at least 1; found -1$"),
+        ({"rank": 1}, "rank must be from 0 to world_size - 1; found 1 of 1$"),
+        ({"rank": -1, "world_size": 4}, "rank must be from 0 to world_size - 1; found -1 of 4$"),
+        ({"world_size": 0}, "rank must be from 0 to world_size - 1; found 0 of 0$"),
+        ({"tail": "keep"}, "tail must be one of drop, pad, short; found 'keep'$"),
+        ({"tail": None}, "tail must be one of drop, pad, short; found None$"),
+    ],
+)
+def test_impossible_samplers_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampler(**{"order": StoredOrder(10), "batch_size": 4, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_negative_epoch_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"found seed 0, epoch -1$"):
+        next(Sampler(GlobalShuffle(10, 0), 4).batches(-1))

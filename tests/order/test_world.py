@@ -1,0 +1,280 @@
+"""Who says which rank this process is, and who is believed first."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from shardio.errors import LaunchError
+from shardio.order.world import World, find_world
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "11", "LOCAL_RANK": "1"}
+SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "10", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+PMI = {"PMI_RANK": "8", "PMI_SIZE": "9", "MPI_LOCALRANKID": "4"}
+# The innermost first: each may have been started by those behind it, which then have fewer processes.
+IN_ORDER = [
+    (TORCHRUN, World(5, 11, 1, "torchrun")),
+    (OPEN_MPI, World(7, 10, 3, "Open MPI")),
+    (PMI, World(8, 9, 4, "PMI")),
+    (SLURM, World(6, 8, 2, "SLURM")),
+]
+
+
+class FakeDistributed(SimpleNamespace):
+    """torch.distributed as it answers in rank 2 of 3."""
+
+    available = True
+    initialized = True
+
+    def is_available(self) -> bool:
+        return self.available
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def get_rank(self) -> int:
+        return 2
+
+    def get_world_size(self) -> int:
+        return 3
+
+
+@pytest.fixture
+def distributed(monkeypatch: pytest.MonkeyPatch) -> FakeDistributed:
+    fake = FakeDistributed()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=fake))
+    return fake
+
+
+@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
+def test_each_launcher_is_understood(environ: dict[str, str], world: World) -> None:
+    assert find_world(environ=environ) == world
+
+
+@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
+def test_without_a_local_rank_it_is_not_known(environ: dict[str, str], world: World) -> None:
+    local_rank = list(environ)[2]
+    without = {name: value for name, value in environ.items() if name != local_rank}
+    assert find_world(environ=without) == dataclasses.replace(world, local_rank=None)
+
+
+@pytest.mark.parametrize("first", range(len(IN_ORDER)))
+def test_of_nested_launchers_the_innermost_tells(first: int) -> None:
+    environ: dict[str, str] = {}
+    for variables, _ in reversed(IN_ORDER[first:]):
+        environ.update(variables)
+    assert find_world(environ=environ) == IN_ORDER[first][1]
+
+
+@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
+@pytest.mark.parametrize("present", [0, 1, 2])
+def test_a_single_variable_is_no_launcher(environ: dict[str, str], world: World, present: int) -> None:
+    name = list(environ)[present]
+    alone = {name: environ[name]}
+    if name in ("RANK", "WORLD_SIZE"):  # torch will believe them: one of many cannot be 0 of 1
+        with pytest.raises(LaunchError, match=f"default says rank 0 of 1, but found {name}={alone[name]} in the envir"):
+            find_world(environ=alone)
+    else:
+        assert find_world(environ=alone) == World(
+            0, 1, int(environ[name]) if name == "LOCAL_RANK" else None, "default"
+        ), world.source
+
+
+def test_half_of_a_launcher_does_not_hide_the_next() -> None:
+    assert find_world(environ={"RANK": "7", **OPEN_MPI}) == IN_ORDER[1][1]
+    assert find_world(environ={"WORLD_SIZE": "8", **SLURM}) == IN_ORDER[3][1]  # as many a batch script exports it
+
+
+@pytest.mark.parametrize("change", [{"RANK": "1"}, {"WORLD_SIZE": "9"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_what_torch_would_believe_may_not_contradict_the_launcher(number: int, change: dict[str, str]) -> None:
+    environ, world = IN_ORDER[number]
+    if change.get("WORLD_SIZE") == str(world.world_size):
+        change = {"WORLD_SIZE": "12"}
+    with pytest.raises(LaunchError) as caught:
+        find_world(environ={**environ, **change})
+    assert world.source in str(caught.value)
+    assert f"rank {world.rank} of {world.world_size}" in str(caught.value)
+    assert str(caught.value).endswith("or give rank= and world_size=")
+
+
+def test_an_outer_launcher_with_more_processes_is_a_contradiction() -> None:
+    alone = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}  # MPI that was not told of srun's tasks
+    with pytest.raises(LaunchError, match="Open MPI says rank 0 of 1, but found SLURM rank 6 of 8: "):
+        find_world(environ={**alone, **SLURM})
+
+
+def test_launchers_of_equal_size_must_agree_in_the_rank() -> None:
+    same = {"PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2"}
+    assert find_world(environ={**same, **SLURM}) == World(6, 8, 2, "PMI")
+    with pytest.raises(LaunchError, match="PMI says rank 0 of 8, but found SLURM rank 6 of 8: "):
+        find_world(environ={**same, **SLURM, "PMI_RANK": "0"})
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 64])
+def test_torchrun_under_another_launcher_numbers_its_processes_itself(world_size: int) -> None:
+    torchrun = {"RANK": "0", "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+    assert find_world(environ={**torchrun, **SLURM}) == World(0, world_size, 0, "torchrun")
+
+
+def test_torch_distributed_is_believed_whatever_the_environment_says(distributed: FakeDistributed) -> None:
+    """RANK may be the node's, from which a script has made the rank that it told torch."""
+    assert distributed.is_initialized()
+    for environ in (
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {"RANK": "x"},
+        {**TORCHRUN, **SLURM},
+        {**PMI, **SLURM, "RANK": "9"},
+    ):
+        world = find_world(environ=environ)
+        assert (world.rank, world.world_size, world.source) == (2, 3, "torch.distributed")
+
+
+@pytest.mark.parametrize("local_rank", ["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"])
+def test_pmi_has_several_names_for_the_local_rank(local_rank: str) -> None:
+    assert find_world(environ={"PMI_RANK": "3", "PMI_SIZE": "4", local_rank: "1"}) == World(3, 4, 1, "PMI")
+
+
+def test_local_rank_alone_is_believed(distributed: FakeDistributed) -> None:
+    """Lightning's own launcher sets no RANK."""
+    assert distributed.is_initialized()
+    assert find_world(environ={"LOCAL_RANK": "1", "WORLD_SIZE": "2"}) == World(2, 3, 1, "torch.distributed")
+    assert find_world(0, 2, environ={"LOCAL_RANK": "1"}) == World(0, 2, 1, "arguments")
+
+
+def test_the_local_rank_of_a_launcher_that_means_another_process_is_not_taken(distributed: FakeDistributed) -> None:
+    """One task of srun that spawns three processes: all of them inherit its variables."""
+    srun = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
+    assert distributed.is_initialized()
+    assert find_world(environ=srun) == World(2, 3, None, "torch.distributed")
+    same = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1"}
+    assert find_world(environ=same) == World(2, 3, 1, "torch.distributed")
+
+
+def test_mpirun_may_have_fewer_processes_than_the_nodes_of_its_allocation() -> None:
+    mpi = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    daemon = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "0"}
+    assert find_world(environ={**mpi, **daemon}) == World(2, 4, 0, "Open MPI")
+
+
+def test_a_slurm_batch_script_without_srun_is_rank_0_of_1() -> None:
+    batch_script = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_NTASKS": "8",
+        "SLURM_NPROCS": "8",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_TASKS_PER_NODE": "4(x2)",
+    }
+    assert find_world(environ=batch_script) == World(0, 1, None, "default")
+
+
+def test_srun_sets_what_is_asked_for() -> None:
+    srun = {"SLURM_NTASKS": "8", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"}
+    assert find_world(environ=srun) == World(3, 8, 3, "SLURM")
+
+
+def test_with_nothing_known_it_is_0_of_1() -> None:
+    assert find_world(environ={}) == World(0, 1, None, "default")
+
+
+def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variables, _ in IN_ORDER:
+        for name in variables:
+            monkeypatch.delenv(name, raising=False)
+    assert find_world() == World(0, 1, None, "default")
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    assert find_world() == IN_ORDER[3][1]
+
+
+def test_arguments_come_before_all_else(distributed: FakeDistributed) -> None:
+    assert distributed.is_initialized()
+    assert find_world(0, 4, environ={**TORCHRUN, **PMI}) == World(0, 4, 1, "arguments")
+
+
+def test_arguments_keep_the_local_rank_of_the_launcher() -> None:
+    assert find_world(7, 10, environ=OPEN_MPI) == World(7, 10, 3, "arguments")
+    assert find_world(1, 2, environ=OPEN_MPI) == World(1, 2, None, "arguments")
+    assert find_world(1, 2, environ={}) == World(1, 2, None, "arguments")
+
+
+@pytest.mark.parametrize(
+    "environ", [{**TORCHRUN, "RANK": "fifth"}, {**TORCHRUN, "RANK": "11"}, {**PMI, "PMI_SIZE": ""}]
+)
+def test_arguments_are_believed_whatever_the_launcher_says(environ: dict[str, str]) -> None:
+    world = find_world(1, 2, environ=environ)
+    assert (world.rank, world.world_size, world.source) == (1, 2, "arguments")
+
+
+def test_torch_distributed_comes_before_launchers(distributed: FakeDistributed) -> None:
+    assert distributed.is_initialized()
+    assert find_world(environ=OPEN_MPI) == World(2, 3, None, "torch.distributed")
+    torchrun = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1"}
+    assert find_world(environ=torchrun) == World(2, 3, 1, "torch.distributed")
+    assert find_world(environ={}) == World(2, 3, None, "torch.distributed")
+
+
+@pytest.mark.parametrize("missing", ["available", "initialized"])
+def test_torch_distributed_that_is_not_in_use_says_nothing(distributed: FakeDistributed, missing: str) -> None:
+    setattr(distributed, missing, False)
+    assert find_world(environ=TORCHRUN) == IN_ORDER[0][1]
+
+
+def test_torch_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    assert find_world(environ=TORCHRUN) == IN_ORDER[0][1]
+    assert "torch" not in sys.modules
+
+
+def test_a_real_process_group_is_asked() -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "2"}
+    assert find_world(environ=environ).source == "torchrun"
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert find_world(environ=environ) == World(0, 1, 2, "torch.distributed")
+    finally:
+        torch.distributed.destroy_process_group()
+    assert find_world(environ=environ).source == "torchrun"
+
+
+@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("text", ["", " ", "one", "1.0", "0x1", "1,2", "4(x2)", "None"])
+def test_malformed_integers_are_named(environ: dict[str, str], world: World, number: int, text: str) -> None:
+    name = list(environ)[number]
+    with pytest.raises(LaunchError) as caught:
+        find_world(environ={**environ, name: text})
+    assert str(caught.value) == f"expected an integer in {world.source}'s {name}, found {text!r}"
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 1), (3, None), (None, 8)])
+def test_half_of_the_arguments_is_refused(rank: int | None, world_size: int | None) -> None:
+    with pytest.raises(LaunchError) as caught:
+        find_world(rank, world_size, environ=TORCHRUN)
+    assert str(caught.value) == f"expected rank and world_size together, found rank={rank}, world_size={world_size}"
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(1, 1), (4, 4), (9, 4), (-1, 4), (0, 0), (0, -1)])
+def test_a_rank_outside_of_its_world_is_refused(rank: int, world_size: int) -> None:
+    found = f"expected a rank from 0 to world_size - 1, found rank {rank} of {world_size} "
+    with pytest.raises(LaunchError) as caught:
+        find_world(rank, world_size, environ={})
+    assert str(caught.value) == found + "(from arguments)"
+    for environ, world in IN_ORDER:
+        rank_name, size_name, _ = environ
+        with pytest.raises(LaunchError) as caught:
+            find_world(environ={rank_name: str(rank), size_name: str(world_size)})
+        assert str(caught.value) == found + f"(from {world.source})"
+
+
+def test_a_launch_error_is_also_a_value_error() -> None:
+    with pytest.raises(ValueError, match="found rank 1 of 1"):
+        find_world(1, 1, environ=dict(os.environ))

@@ -1,0 +1,167 @@
+"""Which reader is chosen, over every combination of facts, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import sample_pixels
+
+import shardio.reading.choose
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.reading.choose import Facts, choose, look_at, make_reader, read_ahead_batches
+from shardio.reading.readers import FileReader, MappedReader, direct_alignment
+from shardio.reading.shardset import open_shards
+
+GB = 10**9
+
+
+def expected(facts: Facts) -> tuple[str, bool]:
+    """The rules once more, as a table: (engine, drop behind)."""
+    fits = facts.memory_left is None or facts.nbytes <= 0.75 * facts.memory_left
+    network = facts.filesystem.startswith(("nfs", "lustre", "fuse."))
+    if network:
+        return "pread", not fits
+    if facts.resident_share == 1.0 or fits:
+        return "mmap", False
+    return ("pread", True) if facts.direct_alignment is None else ("direct", False)
+
+
+def test_every_combination_of_facts_has_its_engine_and_says_why() -> None:
+    seen = set()
+    for values in itertools.product(
+        ["", "ext4", "tmpfs", "nfs4", "lustre", "fuse.sshfs", "fuseblk"],
+        [0, 74 * GB, 75 * GB, 76 * GB, 10**15],
+        [None, 0.0, 0.5, 0.999, 1.0],
+        [None, 0, 100 * GB],
+        [None, 512, 4096],
+    ):
+        facts = Facts(*values)
+        choice = choose(facts)
+        assert (choice.engine, choice.drop_behind) == expected(facts), facts
+        assert choice.reason
+        assert "None" not in choice.reason
+        assert "  " not in choice.reason
+        seen.add((choice.engine, choice.drop_behind))
+    assert seen == {("mmap", False), ("pread", False), ("pread", True), ("direct", False)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (Facts("ext4", 150 * GB, 1.0, 10 * GB, 512), "the set is in the page cache"),
+        (Facts("ext4", 7 * GB, 0.5, 10 * GB, 512), "the set's 7 GB fit in the 10 GB of memory that are left"),
+        (Facts("apfs", 7 * GB, None, None, None), "how much memory is left for the set's 7 GB is unknown"),
+        (
+            Facts("ext4", 150 * GB, 0.5, 10 * GB, 512),
+            "the set's 150 GB do not fit in the 10 GB of memory that are left",
+        ),
+        (
+            Facts("zfs", 150 * GB, 0.5, 10 * GB, None),
+            "the set's 150 GB do not fit in the 10 GB of memory that are left, and O_DIRECT does not work on zfs",
+        ),
+        (
+            Facts("nfs4", 7 * GB, None, 10 * GB, 512),
+            "nfs4 is a network filesystem: many reads at a time, each tried again if it fails",
+        ),
+        (
+            Facts("lustre", 2000 * GB, None, 10 * GB, 512),
+            "lustre is a network filesystem: many reads at a time, each tried again if it fails; the set's 2,000 GB "
+            "do not fit in the 10 GB of memory that are left, so nothing is kept in the page cache",
+        ),
+    ],
+)
+def test_the_reason_is_a_sentence_with_the_figures(facts: Facts, reason: str) -> None:
+    assert choose(facts).reason == reason
+
+
+def test_the_facts_of_a_set_are_looked_at(make_set: Callable[..., Path]) -> None:
+    shards = open_shards(make_set(40))
+    facts = look_at(shards, 30)
+    assert facts.nbytes == 30 * 90
+    assert facts.filesystem
+    assert facts.resident_share == 1.0  # just written
+    assert facts.memory_left
+    assert facts.direct_alignment in (None, 512, 4096)
+
+
+def test_a_network_filesystem_is_not_mapped(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path: "nfs4")
+    shards = open_shards(make_set(40))
+    assert look_at(shards, 40).resident_share is None
+    reader, reason = make_reader(shards, "auto", 40)
+    assert reader.name == "pread"
+    assert "nfs4" in reason
+    reader.close()
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
+def test_what_is_asked_for_is_obeyed(
+    io: shardio.reading.choose.Io, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path: "nfs4")
+    monkeypatch.setattr(shardio.reading.choose, "choose", lambda facts: pytest.fail("nobody asked for a choice"))
+    shards = open_shards(make_set(40))
+    if io == "direct" and look_at(shards, 40).direct_alignment is None:
+        pytest.skip("O_DIRECT does not work here")
+    reader, reason = make_reader(shards, io, 40)
+    assert reader.name == io
+    assert reason == f"asked for by io={io!r}"
+    assert type(reader) is (MappedReader if io == "mmap" else FileReader)
+    reader.close()
+
+
+def test_direct_is_refused_where_it_cannot_work(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shardio.reading.choose, "direct_alignment", lambda path: None)
+    monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path: "tmpfs")
+    path = make_set(40)
+    with pytest.raises(ValueError) as caught:
+        make_reader(open_shards(path), "direct", 40)
+    assert str(caught.value) == f'{path}: O_DIRECT does not work on tmpfs: use io="auto", "mmap" or "pread"'
+
+
+@pytest.mark.parametrize("io", ["", "MMAP", "odirect", None, 3])
+def test_another_engine_is_refused(io: shardio.reading.choose.Io, make_set: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match=f"io must be one of auto, mmap, pread, direct; found {io!r}"):
+        make_reader(open_shards(make_set(40)), io, 40)
+
+
+@pytest.mark.parametrize(
+    ("batch_nbytes", "left", "batches"),
+    [
+        (1, None, 8),
+        (32 << 20, None, 8),
+        (50 << 20, None, 5),
+        (256 << 20, None, 1),
+        (257 << 20, None, 0),
+        (32 << 20, 1 << 40, 8),
+        (32 << 20, 256 << 20, 2),
+        (1 << 20, 0, 0),
+    ],
+)
+def test_read_ahead_is_bounded_by_bytes_batches_and_memory(batch_nbytes: int, left: int | None, batches: int) -> None:
+    assert read_ahead_batches(batch_nbytes, left) == batches
+
+
+def test_on_memory_itself_auto_maps_and_direct_works_or_is_refused() -> None:
+    # tmpfs takes O_DIRECT on some kernels and refuses it on others.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        with ShardWriter(Path(folder) / "set", (6, 5, 3), classes=["a"]) as writer:
+            for i in range(9):
+                writer.append(sample_pixels(i), 0)
+        shards = open_shards(Path(folder) / "set")
+        reader, _ = make_reader(shards, "auto", 9)
+        assert reader.name == "mmap"
+        if direct_alignment(Path(folder) / "set" / "train-00000.npy") is None:
+            with pytest.raises(ValueError, match="O_DIRECT does not work on tmpfs"):
+                make_reader(shards, "direct", 9)
+            return
+        reader, _ = make_reader(shards, "direct", 9)
+        out = np.empty((9, 6, 5, 3), np.uint8)
+        reader.read(np.arange(9), out)
+        assert np.array_equal(out[8], sample_pixels(8))
+        reader.close()

@@ -1,0 +1,231 @@
+"""Storage that fails behind a mapping: an error that names what is lost, and never the end of the process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import sample_pixels
+from numpy.typing import NDArray
+
+import shardio.reading.rowcopy
+import shardio.reading.shardset
+from shardio.errors import FormatError
+from shardio.format.layout import HEADER_NBYTES
+from shardio.loading.dataset import ShardDataset
+from shardio.loading.loader import ShardLoader
+from shardio.order.windows import Windows
+from shardio.reading.shardset import ShardSet, open_shards
+from shardio.system.kernels import KERNELS
+
+pytestmark = pytest.mark.skipif("plain" not in KERNELS, reason="installed without the native kernels")
+
+# A sample is two pages, so that a file that is cut behind whole pages has lost whole samples.
+SHAPE = (64, 64, 2)
+NBYTES = 8192
+SAMPLES = 40
+PER_SHARD = 20
+KEPT = 12
+
+
+@pytest.fixture(params=KERNELS[1:])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in ("copy_rows", "copy_windows"):
+        defaults = getattr(shardio.reading.rowcopy, name).__defaults__
+        assert len(defaults) == 1
+        monkeypatch.setattr(getattr(shardio.reading.rowcopy, name), "__defaults__", (request.param,))
+    return str(request.param)
+
+
+@pytest.fixture
+def shards(make_set: Callable[..., Path], no_pauses: list[float]) -> ShardSet:
+    return open_shards(make_set(SAMPLES, SHAPE, PER_SHARD))
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that would have been made."""
+    pauses: list[float] = []
+    monkeypatch.setattr(shardio.reading.shardset.time, "sleep", pauses.append)
+    return pauses
+
+
+def cut(shards: ShardSet, name: str = "train-00001.npy", nbytes: int = HEADER_NBYTES + KEPT * NBYTES) -> None:
+    os.truncate(shards.path / name, nbytes)
+
+
+def gathered(shards: ShardSet, indices: list[int], windows: Windows | None = None) -> NDArray[np.uint8]:
+    shape = SHAPE if windows is None else (windows.height, windows.width, SHAPE[2])
+    out = np.full((len(indices), *shape), 0xEE, np.uint8)
+    shards.gather(np.array(indices), out, windows)
+    return out
+
+
+def pixels(indices: list[int]) -> NDArray[np.uint8]:
+    return np.stack([sample_pixels(i, SHAPE) for i in indices])
+
+
+def test_samples_that_were_cut_off_are_an_error_that_names_file_and_sizes(shards: ShardSet, kernel: str) -> None:
+    cut(shards)
+    whole = HEADER_NBYTES + PER_SHARD * NBYTES
+    message = rf"train-00001\.npy: expected {whole} bytes, .* found {HEADER_NBYTES + KEPT * NBYTES}: somebody cut it"
+    for lost in range(PER_SHARD + KEPT, SAMPLES):
+        with pytest.raises(FormatError, match=message):
+            gathered(shards, [3, lost, 5])
+    kept = list(range(PER_SHARD + KEPT))
+    assert np.array_equal(gathered(shards, kept), pixels(kept))
+
+
+def test_a_large_batch_stops_where_a_page_is_lost(shards: ShardSet, kernel: str) -> None:
+    """Large enough that native kernels store past the caches."""
+    cut(shards)
+    indices = list(range(PER_SHARD + KEPT)) * 6
+    assert len(indices) * NBYTES > 1 << 20
+    with pytest.raises(FormatError, match="somebody cut it"):
+        gathered(shards, [*indices, SAMPLES - 1, *indices])
+    assert np.array_equal(gathered(shards, indices), pixels(indices))
+
+
+def test_a_window_is_lost_only_if_its_lines_are(shards: ShardSet, kernel: str) -> None:
+    cut(shards, nbytes=HEADER_NBYTES + KEPT * NBYTES + NBYTES // 2)  # a page of the first lost sample is there
+    half = PER_SHARD + KEPT
+
+    def window(top: int) -> Windows:
+        return Windows(8, 16, np.array([top]), np.array([5]))
+
+    assert np.array_equal(gathered(shards, [half], window(24))[0], sample_pixels(half, SHAPE)[24:32, 5:21])
+    with pytest.raises(FormatError, match="somebody cut it"):
+        gathered(shards, [half], window(25))
+
+
+def test_labels_that_were_cut_off_are_an_error_too(make_set: Callable[..., Path], no_pauses: list[float]) -> None:
+    shards = open_shards(make_set(5000, (1, 1, 1)))
+    expected = shards.labels.copy()
+    cut(shards, "train-index.npy", HEADER_NBYTES)
+    assert len(shards.labels_of(np.array([], np.int64))) == 0
+    with pytest.raises(FormatError, match=r"train-index\.npy: expected .* somebody cut it"):
+        shards.labels_of(np.array([4999]))
+    assert np.array_equal(shards.labels, expected)
+
+
+def test_a_dataset_and_a_loader_raise_it_where_the_sample_was_due(make_set: Callable[..., Path]) -> None:
+    path = make_set(SAMPLES, SHAPE, PER_SHARD)
+    dataset = ShardDataset(path)
+    with ShardLoader(path, 4, shuffle=False, prefetch=0, io="mmap", device="cpu") as loader:
+        batches = iter(loader)
+        for _ in range((PER_SHARD + KEPT) // 4):
+            next(batches)
+            if loader.stats()["batches"] == 5:
+                cut(dataset.shards)
+        with pytest.raises(FormatError, match="somebody cut it"):
+            next(batches)
+    assert dataset[PER_SHARD][0].shape == (2, 64, 64)
+    with pytest.raises(FormatError, match="somebody cut it"):
+        dataset[SAMPLES - 1]
+
+
+def test_threads_that_lose_pages_do_not_disturb_the_others(shards: ShardSet) -> None:
+    cut(shards)
+    kept = list(range(PER_SHARD + KEPT))
+    expected = pixels(kept)
+
+    def work(number: int) -> bool:
+        if number % 2:
+            return np.array_equal(gathered(shards, kept), expected)
+        with pytest.raises(FormatError):
+            gathered(shards, [*kept, SAMPLES - 1])
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(400)))
+
+
+def test_what_comes_when_asked_again_is_taken(
+    shards: ShardSet, no_pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_rows = shardio.reading.rowcopy.copy_rows
+    asked: list[int] = []
+
+    def in_pieces(rows: Any, numbers: Any, out: Any) -> int:
+        asked.append(len(numbers))
+        return copy_rows(rows, numbers[:3], out[:3])  # then a page is lost, for this time
+
+    monkeypatch.setattr(shardio.reading.shardset, "copy_rows", in_pieces)
+    indices = [30, 1, 1, 17, 39, 0, 22, 22, 5, 6, 7, 8]
+    assert np.array_equal(gathered(shards, indices), pixels(indices))
+    assert asked == [12, 9, 6, 3]
+    assert no_pauses == list(shardio.system.retry.RETRY_SECONDS)
+
+
+def test_what_never_comes_is_an_error_with_the_reason_that_reading_gives(
+    shards: ShardSet, no_pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int, nbytes: int, offset: int) -> bytes:
+        assert nbytes == NBYTES
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(shardio.reading.shardset, "copy_rows", lambda rows, numbers, out: 0)
+    monkeypatch.setattr(shardio.reading.shardset.os, "pread", fail)
+    with pytest.raises(OSError, match=rf"sample 25 at byte {HEADER_NBYTES + 5 * NBYTES} .*\(attempts: 4\)") as caught:
+        gathered(shards, [25])
+    assert caught.value.errno == errno.ESTALE
+    assert caught.value.filename == str(shards.path / "train-00001.npy")
+    assert no_pauses == list(shardio.system.retry.RETRY_SECONDS)
+
+
+def test_a_file_that_was_cut_and_then_replaced_by_a_good_one_is_named(shards: ShardSet) -> None:
+    path = shards.path / "train-00001.npy"
+    shutil.copyfile(path, shards.path / "good")
+    cut(shards)
+    (shards.path / "good").rename(path)
+    with pytest.raises(
+        OSError, match=r"sample 39 at byte .* replaced since it was opened, open the set again"
+    ) as caught:
+        gathered(shards, [39])
+    assert caught.value.errno == errno.EIO
+    assert np.array_equal(gathered(open_shards(shards.path), [39]), pixels([39]))
+
+
+_OTHER_FAULT = """\
+import faulthandler, os, signal, sys
+import numpy as np
+how, path = sys.argv[1:]
+if how in ("faulthandler before", "disabled"):
+    faulthandler.enable()
+from shardio.reading.shardset import open_shards
+shards = open_shards(path)
+out = np.empty((1, *shards.sample_shape), np.uint8)
+shards.gather(np.array([1]), out)
+if how == "faulthandler after":
+    faulthandler.enable()
+if how == "disabled":
+    faulthandler.disable()  # puts back what was there before it, in our place
+os.truncate(os.path.join(path, "train-00001.npy"), 4096)
+try:
+    shards.gather(np.array([39]), out)
+except ValueError:
+    print("an error", flush=True)
+if how == "sent":
+    os.kill(os.getpid(), signal.SIGBUS)
+print(int(shards.shard_arrays[1][19].sum()))  # not in a copy of ours
+"""
+
+
+@pytest.mark.parametrize("how", ["no handler", "sent", "faulthandler before", "faulthandler after", "disabled"])
+def test_faults_elsewhere_end_the_process_as_ever(make_set: Callable[..., Path], how: str) -> None:
+    path = make_set(SAMPLES, SHAPE, PER_SHARD)
+    command = [sys.executable, "-c", _OTHER_FAULT, how, str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == -signal.SIGBUS
+    assert result.stdout == "an error\n"
+    assert ("Fatal Python error: Bus error" in result.stderr) == how.startswith("faulthandler")

@@ -1,0 +1,228 @@
+"""Reading never writes: a set on a read-only mount works, and nothing in a set's folder is made, changed or locked."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shardio.format.manifest import load_manifest
+from shardio.loading.dataset import ShardDataset
+from shardio.loading.loader import ShardLoader
+from shardio.reading.readers import direct_alignment
+from shardio.reading.warm import warm
+from shardio.sets.storage import open_storage
+from shardio.sets.verify import verify
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Everything that reads, in a process of its own that cannot write to the set: with its folder, and who to be then.
+_READ = """\
+import os, sys
+from pathlib import Path
+from test_read_only import read_in_every_way
+path, user = Path(sys.argv[1]), int(sys.argv[2])
+if user:
+    os.chdir("/")
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+try:
+    (path / "new").touch()
+except OSError:
+    pass
+else:
+    sys.exit("the folder can be written to")
+read_in_every_way(path)
+print("read")
+"""
+_NOBODY = 65534
+
+
+def read_in_every_way(path: Path) -> None:
+    """Open, read by every engine with and without a check, verify, warm: whatever does not make a set."""
+    manifest = load_manifest(path)
+    ios = ["auto", "mmap", "pread"]
+    if direct_alignment(path / manifest.splits["train"].shards[0].file) is not None:
+        ios.append("direct")
+    for io in ios:
+        for options in ({}, {"check": "sample", "on_damage": "skip"}, {"crop": 3, "check": "sample"}):
+            with ShardLoader(path, 4, io=io, device="cpu", digest=manifest.digest, **options) as loader:  # type: ignore[arg-type]
+                assert sum(len(labels) for _, labels in loader) == len(loader) * 4
+                assert loader.damaged == []
+    assert len(ShardDataset(path).__getitems__([0, 3])) == 2
+    for how in ({}, {"quick": True}, {"subset": 0.5}):
+        assert verify(path, **how).ok  # type: ignore[arg-type]
+    assert warm(path).num_files > 0
+    storage = open_storage(path)
+    index = storage.load_manifest().splits["train"].index
+    storage.check(index)
+    storage.read_into(index, 4096, memoryview(bytearray(8)))
+
+
+def run(path: Path, *before: str, user: int = 0) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tools")))}
+    command = [*before, sys.executable, "-B", "-c", _READ, str(path), str(user)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environ)
+
+
+# --- places that cannot be written -----------------------------------------------------------------------------------
+
+_AS_ROOT = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+_IN_A_MOUNT_NAMESPACE = ["unshare", *_AS_ROOT, "--mount", "--propagation", "private"]
+
+
+def test_a_set_on_a_read_only_mount_is_read_in_every_way(make_set: Callable[..., Path]) -> None:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*_IN_A_MOUNT_NAMESPACE, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("this process may make no mount namespace")
+    path = make_set(20)
+    script = f'mount --bind "{path}" "{path}" && mount -o remount,bind,ro "{path}" && exec "$@"'
+    result = run(path, *_IN_A_MOUNT_NAMESPACE, "sh", "-c", script, "sh")
+    if "mount:" in result.stderr:
+        pytest.skip(f"nothing can be mounted here: {result.stderr.strip()}")
+    assert (result.returncode, result.stdout) == (0, "read\n"), result.stderr
+    (path / "new").touch()  # the mount was gone with its process
+
+
+def test_a_set_of_somebody_else_without_write_permission_is_read_in_every_way(make_set: Callable[..., Path]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else")
+    path = make_set(20)
+    with readable_for_all(path):
+        result = run(path, user=_NOBODY)
+    assert (result.returncode, result.stdout) == (0, "read\n"), result.stderr
+
+
+@contextlib.contextmanager
+def readable_for_all(path: Path) -> Iterator[None]:
+    """And the folders above it may be passed."""
+    modes = {folder: stat.S_IMODE(folder.stat().st_mode) for folder in (path, *path.parents)}
+    try:
+        for folder, mode in modes.items():
+            if not mode & stat.S_IXOTH:
+                folder.chmod(mode | stat.S_IXOTH)
+        path.chmod(0o555)
+        for file in path.iterdir():
+            file.chmod(0o444)
+        yield
+    finally:
+        for folder, mode in modes.items():
+            folder.chmod(mode)
+
+
+# --- what happens in the folder --------------------------------------------------------------------------------------
+
+_EVENTS = {
+    0x2: "IN_MODIFY",
+    0x4: "IN_ATTRIB",
+    0x8: "IN_CLOSE_WRITE",
+    0x40: "IN_MOVED_FROM",
+    0x80: "IN_MOVED_TO",
+    0x100: "IN_CREATE",
+    0x200: "IN_DELETE",
+    0x400: "IN_DELETE_SELF",
+    0x800: "IN_MOVE_SELF",
+}
+_IN_OPEN = 0x20
+
+
+@contextlib.contextmanager
+def events_in(folder: Path, mask: int) -> Iterator[list[tuple[str, str]]]:
+    """(event, name) of what happens in the folder in the meantime, by inotify: complete when the block is left."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0 or libc.inotify_add_watch(descriptor, os.fsencode(folder), mask) < 0:
+        pytest.skip(f"no inotify here: {os.strerror(ctypes.get_errno())}")
+    found: list[tuple[str, str]] = []
+    try:
+        yield found
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(descriptor, 1 << 16):
+                while data:
+                    _, event, _, length = struct.unpack_from("iIII", data)
+                    name = os.fsdecode(data[16 : 16 + length].rstrip(b"\0"))
+                    found.append((_EVENTS.get(event & 0xFFF, "IN_OPEN"), name))
+                    data = data[16 + length :]
+    finally:
+        os.close(descriptor)
+
+
+def test_reading_makes_changes_and_removes_nothing_in_the_folder_of_a_set(make_set: Callable[..., Path]) -> None:
+    path = make_set(20)
+    before = status_of(path)
+    with events_in(path, sum(_EVENTS)) as events:
+        read_in_every_way(path)
+    assert events == []
+    assert status_of(path) == before
+
+
+def status_of(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of the folder and its files all but the time of the last access, which is the filesystem's."""
+    paths = {"": path, **{file.name: file for file in path.iterdir()}}
+    statuses = {name: file.lstat() for name, file in paths.items()}
+    return {
+        name: (s.st_mode, s.st_ino, s.st_nlink, s.st_uid, s.st_gid, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+        for name, s in statuses.items()
+    }
+
+
+def test_only_the_files_of_the_set_are_opened(make_set: Callable[..., Path]) -> None:
+    """No lock file is looked for, either."""
+    path = make_set(20)
+    with events_in(path, _IN_OPEN) as events:
+        read_in_every_way(path)
+    entry = load_manifest(path)
+    files = {"manifest.json", entry.rejects.file, entry.splits["train"].index.file}
+    assert {name for _, name in events} - {""} == files | {shard.file for shard in entry.splits["train"].shards}
+
+
+def test_readers_hold_no_lock_on_any_file(make_set: Callable[..., Path]) -> None:
+    path = make_set(20)
+    inodes = {file.stat().st_ino for file in path.iterdir()} | {path.stat().st_ino}
+    held: list[str] = []
+    for io in ("mmap", "pread"):
+        with ShardLoader(path, 4, io=io, device="cpu", check="sample") as loader:  # type: ignore[arg-type]
+            for _ in loader:
+                held += [line for line in Path("/proc/locks").read_text().splitlines() if lock_is_on(line, inodes)]
+    assert held == []
+
+
+def lock_is_on(line: str, inodes: set[int]) -> bool:
+    """1: FLOCK  ADVISORY  WRITE 708 00:13:11 0 EOF"""
+    words = line.split()
+    return words[4] == str(os.getpid()) and int(words[5].rpartition(":")[2]) in inodes
+
+
+def test_these_tests_would_notice(make_set: Callable[..., Path]) -> None:
+    import fcntl
+
+    path = make_set(20)
+    before = status_of(path)
+    with events_in(path, sum(_EVENTS) | _IN_OPEN) as events:
+        with (path / "train-00000.npy").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            inode = os.fstat(file.fileno()).st_ino
+            assert any(lock_is_on(line, {inode}) for line in Path("/proc/locks").read_text().splitlines())
+        (path / ".lock").touch()
+        (path / ".lock").unlink()
+        os.utime(path / "manifest.json")
+    for event in (
+        ("IN_OPEN", "train-00000.npy"),
+        ("IN_CREATE", ".lock"),
+        ("IN_DELETE", ".lock"),
+        ("IN_ATTRIB", "manifest.json"),
+    ):
+        assert event in events
+    assert status_of(path) != before

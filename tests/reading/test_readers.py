@@ -1,0 +1,817 @@
+"""Every reader gives the bytes of ShardSet.gather, or an error that names what could not be read."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import sample_pixels
+from numpy.typing import NDArray
+
+import shardio.reading.readers
+from shardio.errors import FormatError
+from shardio.order.windows import Windows
+from shardio.reading.mapping import resident_share
+from shardio.reading.readers import FileReader, MappedReader, Reader, direct_alignment
+from shardio.reading.shardset import ShardSet, open_shards
+from shardio.system.direct import aligned_empty
+from shardio.system.files import OpenFile
+
+SHAPES = [(6, 5, 3), (1, 1, 1), (16, 32, 1), (64, 64, 1), (7, 73, 1), (63, 65, 2), (64, 64, 3), (28, 28, 3)]
+ENGINES = ["mmap", "pread", "drop", "direct 512", "direct 4096"]
+MakeReader = Callable[..., Reader]
+
+
+def make_reader(shards: ShardSet, engine: str) -> Reader:
+    if engine == "mmap":
+        return MappedReader(shards)
+    if engine.startswith("direct"):
+        needed = direct_alignment(shards.path / "train-00000.npy")
+        if needed is None or needed > int(engine.split()[1]):
+            pytest.skip("O_DIRECT does not work like this here")
+        return FileReader(shards, alignment=int(engine.split()[1]))
+    return FileReader(shards, drop_behind=engine == "drop")
+
+
+@pytest.fixture
+def reader_of() -> Iterator[Callable[[ShardSet, str], Reader]]:
+    """reader_of(shards, engine): closed at the end."""
+    made: list[Reader] = []
+
+    def make(shards: ShardSet, engine: str) -> Reader:
+        made.append(make_reader(shards, engine))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.close()
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were made before a read was tried again."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    return slept
+
+
+def pixels_of(indices: Sequence[int], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    if not len(indices):
+        return np.empty((0, *shape), np.uint8)
+    return np.stack([sample_pixels(i, shape) for i in indices])
+
+
+def read(reader: Reader, indices: Sequence[int] | NDArray[np.int64], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Into aligned memory, with a margin that must stay as it is."""
+    nbytes = int(np.prod(shape))
+    memory = aligned_empty((len(indices) * nbytes + 8192,))
+    memory.fill(0xEE)
+    end = len(indices) * nbytes
+    out = memory[:end].reshape(len(indices), *shape)
+    reader.read(np.asarray(indices, np.int64), out)
+    assert (memory[end:] == 0xEE).all()
+    return out
+
+
+# The same bytes.
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_batch_of_up_to_three_of_seven_samples_is_right(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader
+) -> None:
+    shape = (6, 5, 3)
+    expected = pixels_of(range(7), shape)
+    for samples_per_shard in (1, 3, 7):
+        reader = reader_of(open_shards(make_set(7, shape, samples_per_shard)), engine)
+        for size in range(4):
+            for indices in itertools.product(range(7), repeat=size):
+                found = read(reader, indices, shape)
+                assert np.array_equal(found, expected[list(indices)]), indices
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_random_batches_of_any_shape_are_right(
+    shape: tuple[int, int, int], engine: str, make_set: Callable[..., Path], reader_of: MakeReader
+) -> None:
+    shards = open_shards(make_set(100, shape, 23))
+    reader = reader_of(shards, engine)
+    rng = np.random.default_rng(1)
+    pictures = pixels_of(range(100), shape)
+    for size in (0, 1, 2, 17, 100, 300):
+        batches = [rng.integers(0, 100, size), np.arange(size) % 100, 99 - np.arange(size) % 100]
+        batches += [np.sort(rng.integers(0, 100, size)), np.full(size, 99), np.arange(size) * 2 % 100]
+        for indices in batches:
+            assert np.array_equal(read(reader, indices, shape), pictures[indices])
+            unaligned = np.empty(len(indices) * pictures[0].nbytes + 1, np.uint8)[1:].reshape(len(indices), *shape)
+            reader.read(indices, unaligned)
+            assert np.array_equal(unaligned, pictures[indices])
+    assert np.array_equal(reader.labels_of(np.arange(99, -1, -1)), np.arange(99, -1, -1) % 7)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_samples_larger_than_a_request_are_right(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardio.reading.readers, "_REQUEST_NBYTES", 8192)
+    monkeypatch.setattr(shardio.reading.readers, "_DETOUR_NBYTES", 8192)
+    for shape in ((101, 100, 3), (96, 128, 1)):
+        reader = reader_of(open_shards(make_set(7, shape, 3)), engine)
+        for indices in ([0], [6], [2, 3], [5, 4, 3, 2, 1, 0, 6], [1, 1, 5]):
+            assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_labels_of_many_samples_are_right(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = open_shards(make_set(9000, (1, 1, 1), 5000))
+    reader = reader_of(shards, engine)
+    for indices in (np.arange(9000), np.arange(8999, -1, -7), np.array([5, 5, 8999, 0]), np.array([], np.int64)):
+        labels = reader.labels_of(indices)
+        assert labels.dtype == np.int64
+        assert np.array_equal(labels, shards.labels[indices])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_column_of_the_index_can_be_read(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = open_shards(make_set(40, (1, 1, 1)))
+    indices = np.array([39, 0, 7, 7, 21])
+    for native in (shardio.reading.readers._rowread, None):
+        monkeypatch.setattr(shardio.reading.readers, "_rowread", native)
+        reader = reader_of(shards, engine)
+        for name in shards.index.dtype.names or ():
+            expected = shards.index[name][indices]
+            np.testing.assert_array_equal(reader.column_of(name, indices), expected, strict=True)
+            assert len(reader.column_of(name, indices[:0])) == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_eight_threads_at_once_get_their_own_samples(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (28, 28, 3)
+    monkeypatch.setattr(shardio.reading.readers, "most_open", lambda: 2)
+    reader = reader_of(open_shards(make_set(120, shape, 10)), engine)
+    pictures = pixels_of(range(120), shape)
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(40):
+                indices = rng.integers(0, 120, rng.integers(0, 40))
+                reader.will_read(indices)
+                if not np.array_equal(read(reader, indices, shape), pictures[indices]):
+                    wrong.append(indices)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert reader.counts().nbytes > 0
+    assert reader.counts().retries == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_wrong_request_is_refused_before_anything_is_copied(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader
+) -> None:
+    reader = reader_of(open_shards(make_set(20)), engine)
+    out = np.full((3, 6, 5, 3), 7, np.uint8)
+    wrong: Any
+    for wrong, kind, message in (
+        ([0, 1, 20], IndexError, "from 0 to 19; found 0 to 20"),
+        ([0, -1, 1], IndexError, "found -1 to 1"),
+        ([0, 1], ValueError, "shape"),
+        ([0.0, 1.0, 2.0], ValueError, "one-dimensional integers"),
+        ([[0, 1, 2]], ValueError, "one-dimensional integers"),
+    ):
+        with pytest.raises(kind, match=message):
+            reader.read(np.array(wrong), out)
+    with pytest.raises(ValueError, match="C-contiguous"):
+        reader.read(np.arange(3), np.asfortranarray(out))
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_hint_never_fails(engine: str, make_set: Callable[..., Path], reader_of: MakeReader) -> None:
+    reader = reader_of(open_shards(make_set(20)), engine)
+    hint: Any
+    for hint in ([], [0], [19, 19, 3], [-1, 5, 20], [1 << 62], range(3000), None, "x", [[1, 2]], [0.5]):
+        reader.will_read(np.array(hint))
+    assert np.array_equal(read(reader, [3], (6, 5, 3)), pixels_of([3], (6, 5, 3)))
+
+
+def test_samples_side_by_side_are_one_request(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+    preadv = os.preadv
+
+    def noting(descriptor: int, buffers: list[Any], offset: int) -> int:
+        calls.append((offset, len(buffers)))
+        return preadv(descriptor, buffers, offset)
+
+    reader = FileReader(open_shards(make_set(30, samples_per_shard=10)))
+    monkeypatch.setattr(os, "preadv", noting)
+    read(reader, [12, 3, 13, 5, 11, 4, 4, 20], (6, 5, 3))
+    assert calls == [(4096 + 3 * 90, 3), (4096 + 90, 3), (4096, 1)]
+    reader.close()
+
+
+def test_what_was_read_is_counted_and_is_the_whole_of_it(make_set: Callable[..., Path], reader_of: MakeReader) -> None:
+    shape = (64, 64, 1)
+    shards = open_shards(make_set(20, shape))
+    for engine in ("mmap", "pread", "direct 4096"):
+        reader = reader_of(shards, engine)
+        before = reader.counts().nbytes
+        read(reader, [3, 17, 5], shape)
+        assert reader.counts().nbytes - before == 3 * 4096
+
+
+# What is read through, past and out of the page cache.
+
+
+def drop(shards: ShardSet) -> None:
+    for path in shards.path.glob("*.npy"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def cold(make_set: Callable[..., Path]) -> ShardSet:
+    """Samples of 16 pages, none of them in the page cache."""
+    shards = open_shards(make_set(64, (256, 256, 1), 32))
+    drop(shards)
+    if shards.resident_share() != 0.0:
+        pytest.skip("this filesystem keeps all files in memory")
+    return shards
+
+
+def test_direct_and_drop_behind_leave_nothing_in_the_page_cache(
+    make_set: Callable[..., Path], reader_of: MakeReader
+) -> None:
+    shards = cold(make_set)
+    for engine in ("drop", "direct 4096"):
+        read(reader_of(shards, engine), np.arange(64)[::-1], (256, 256, 1))
+        assert shards.resident_share() == 0.0, engine
+
+
+def test_pread_and_mmap_read_what_is_wanted_and_nothing_around_it(
+    make_set: Callable[..., Path], reader_of: MakeReader
+) -> None:
+    shards = cold(make_set)
+    for engine in ("pread", "mmap"):
+        reader = reader_of(shards, engine)
+        if engine == "pread":
+            read(reader, [0, 63], (256, 256, 1))  # opens the files: of their headers the kernel reads on
+        drop(shards)
+        read(reader, np.arange(0, 64, 4), (256, 256, 1))
+        assert shards.resident_share() == 0.25, engine
+
+
+def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callable[..., Path]) -> None:
+    for at_once in (True, False):
+        shards = cold(make_set)
+        reader = MappedReader(shards)
+        assert reader.reads_ahead()
+        with pytest.MonkeyPatch.context() as patch:
+            if not at_once:  # as on a kernel that does not have it, or not for us
+                patch.setattr("shardio.reading.mapping._will_need_at_once", lambda spans: False)
+            reader.will_read(np.arange(0, 64, 4))
+        deadline = time.monotonic() + 10
+        while shards.resident_share() != 0.25 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert shards.resident_share() == 0.25
+        reader.will_read(np.arange(64))
+        while reader.reads_ahead() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not reader.reads_ahead()
+
+
+def test_of_windows_only_the_lines_that_they_cross_are_announced(make_set: Callable[..., Path]) -> None:
+    """A line has 256 bytes, a page 16 lines, and the pixels begin on a page."""
+    shards = cold(make_set)
+    reader = MappedReader(shards)
+    samples = np.array([40, 3, 3])
+    reader.will_read(samples, Windows(16, 9, np.array([17, 32, 32]), np.array([0, 200, 247])))
+    first, second = (array.reshape(-1, 4096) for array in shards.shard_arrays)
+
+    def in_cache() -> list[int]:
+        return [
+            page + 512 * number
+            for number, pages in enumerate((first, second))
+            for page in range(len(pages))
+            if resident_share(pages, np.array([page]))
+        ]
+
+    announced = [3 * 16 + 2, 40 * 16 + 1, 40 * 16 + 2]
+    deadline = time.monotonic() + 10
+    while in_cache() != announced and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert in_cache() == announced
+
+
+def test_what_was_announced_and_came_in_time_is_counted(make_set: Callable[..., Path]) -> None:
+    shards = cold(make_set)
+    reader = MappedReader(shards)
+    read(reader, range(8, 16), (256, 256, 1))
+    assert (reader.counts().looked_for, reader.counts().found) == (0, 0)  # nobody announces
+    drop(shards)
+    assert reader.reads_ahead()
+    reader.will_read(np.arange(8))
+    deadline = time.monotonic() + 10
+    while shards.resident_share(np.arange(8)) != 1.0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    read(reader, range(8), (256, 256, 1))
+    assert (reader.counts().looked_for, reader.counts().found) == (8, 8)
+    read(reader, range(32, 64, 4), (256, 256, 1))  # was not announced
+    assert (reader.counts().looked_for, reader.counts().found) == (16, 8)
+
+
+def test_of_files_of_somebody_else_the_kernel_does_not_tell(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = open_shards(make_set(20))
+    monkeypatch.setattr(os, "geteuid", lambda: -1)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert shards.resident_share() is None
+    assert MappedReader(shards).reads_ahead()
+
+
+# Descriptors.
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_few_files_are_open_at_a_time_and_none_after_the_end(
+    direct: bool, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardio.reading.readers, "most_open", lambda: 5)
+    shards = open_shards(make_set(60, (6, 5, 3), 2))
+    before = descriptors()
+    reader = make_reader(shards, "direct 4096" if direct else "pread")
+    for indices in (np.arange(60), np.random.default_rng(0).permutation(60)):
+        read(reader, indices, (6, 5, 3))
+        assert descriptors() == before + 5
+    reader.close()
+    reader.close()
+    assert descriptors() == before
+    with pytest.raises(RuntimeError, match="closed"):
+        read(reader, [1], (6, 5, 3))
+    reader = make_reader(shards, "pread")
+    read(reader, [1], (6, 5, 3))
+    del reader
+    assert descriptors() == before
+
+
+def test_three_hundred_shards_under_a_limit_of_64_descriptors(make_set: Callable[..., Path]) -> None:
+    script = """
+import os, resource, sys, threading
+import numpy as np
+from shardio.reading.readers import FileReader, direct_alignment
+from shardio.reading.shardset import open_shards
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+shards = open_shards(sys.argv[1])
+expected = np.empty((600, 6, 5, 3), np.uint8)
+shards.gather(np.arange(600), expected)
+alignment = direct_alignment(shards.path / "train-00000.npy")
+for alignment in {None, alignment}:
+    reader = FileReader(shards, alignment=alignment)
+    def work(seed):
+        out = np.empty((100, 6, 5, 3), np.uint8)
+        for _ in range(10):
+            indices = np.random.default_rng(seed).integers(0, 600, 100)
+            reader.read(indices, out)
+            right.append(np.array_equal(out, expected[indices]))
+    right = []
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert len(right) == 80 and all(right), right
+    assert len(os.listdir("/proc/self/fd")) < 40
+    reader.close()
+"""
+    command = [sys.executable, "-W", "error", "-c", script, str(make_set(600, (6, 5, 3), 2))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, no_waiting: list[float]
+) -> None:
+    reader = FileReader(open_shards(make_set(60, (6, 5, 3), 2)))
+    open_checked = shardio.reading.readers.open_checked
+    limit = descriptors() + 3
+
+    def limited(*arguments: Any) -> OpenFile:
+        if descriptors() >= limit:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return open_checked(*arguments)
+
+    monkeypatch.setattr(shardio.reading.readers, "open_checked", limited)
+    indices = np.random.default_rng(0).permutation(60)
+    assert np.array_equal(read(reader, indices, (6, 5, 3)), pixels_of(indices.tolist(), (6, 5, 3)))
+    assert reader.counts().retries > 0
+    reader.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_closing_while_others_read_ends_them_well(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardio.reading.readers, "most_open", lambda: 2)
+    shape = (6, 5, 3)
+    shards = open_shards(make_set(60, shape, 2))
+    pictures = pixels_of(range(60), shape)
+    for _ in range(5):
+        reader = reader_of(shards, engine)
+        wrong: list[Any] = []
+        started = threading.Barrier(4)
+
+        def work(reader: Reader, started: threading.Barrier, wrong: list[Any]) -> None:
+            started.wait(10)
+            with contextlib.suppress(RuntimeError):  # closed
+                for _ in range(20):
+                    if not np.array_equal(read(reader, np.arange(60)[::-1], shape), pictures[::-1]):
+                        wrong.append("bytes")
+
+        threads = [threading.Thread(target=work, args=(reader, started, wrong)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        started.wait(10)
+        reader.close()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert not wrong
+
+
+def test_a_forked_child_reads_and_closes_without_harm_to_its_parent(make_set: Callable[..., Path]) -> None:
+    script = """
+import os, sys
+import numpy as np
+from shardio.reading.readers import FileReader
+from shardio.reading.shardset import open_shards
+shards = open_shards(sys.argv[1])
+expected = np.empty((60, 6, 5, 3), np.uint8)
+shards.gather(np.arange(60), expected)
+reader = FileReader(shards)
+out = np.zeros_like(expected)
+reader.read(np.arange(60), out)
+child = os.fork()
+out[:] = 0
+reader.read(np.arange(60), out)
+assert np.array_equal(out, expected)
+if not child:
+    reader.close()
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+reader.read(np.arange(60), out)
+assert np.array_equal(out, expected)
+"""
+    command = [sys.executable, "-W", "error", "-c", script, str(make_set(60, (6, 5, 3), 2))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_the_process_may_change_its_folder(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = make_set(20)
+    monkeypatch.chdir(out.parent)
+    reader = FileReader(open_shards(out.name))
+    monkeypatch.chdir("/")
+    assert np.array_equal(read(reader, [13], (6, 5, 3)), pixels_of([13], (6, 5, 3)))
+    reader.close()
+
+
+# Errors.
+
+
+class Faults:
+    """Stands before os.preadv. Each call takes the next of `plan`, or `rest`: an error to raise, a number of bytes that
+    come at most, or None to let it pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plan: list[OSError | int | None] = []
+        self.rest: OSError | int | None = None
+        self.calls = 0
+        self._preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", self)
+        monkeypatch.setattr(shardio.reading.readers, "_rowread", None)  # which reads without it
+
+    def __call__(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        self.calls += 1
+        fault = self.plan.pop(0) if self.plan else self.rest
+        if isinstance(fault, OSError):
+            raise fault
+        count = self._preadv(descriptor, buffers, offset)
+        if fault is None or count <= fault:
+            return count
+        skip = fault
+        for buffer in buffers:  # what did not come is not there either
+            np.asarray(buffer)[min(skip, len(buffer)) :] = 0xDD
+            skip = max(0, skip - len(buffer))
+        return fault
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+def failure(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+FILE_ENGINES = [engine for engine in ENGINES if engine != "mmap"]
+TRANSIENT = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR]
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+@pytest.mark.parametrize("code", TRANSIENT)
+def test_an_error_that_passes_is_not_seen(
+    code: int,
+    engine: str,
+    make_set: Callable[..., Path],
+    reader_of: MakeReader,
+    faults: Faults,
+    no_waiting: list[float],
+) -> None:
+    reader = reader_of(open_shards(make_set(20)), engine)
+    faults.plan = [failure(code), None, failure(code), failure(code)]
+    indices = [13, 2, 19, 5]
+    assert np.array_equal(read(reader, indices, (6, 5, 3)), pixels_of(indices, (6, 5, 3)))
+    assert reader.counts().retries == len(no_waiting) == 3
+    assert sum(no_waiting) < 1
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+@pytest.mark.parametrize("code", [*TRANSIENT, errno.EACCES])
+def test_an_error_that_stays_is_raised_and_names_what_could_not_be_read(
+    code: int,
+    engine: str,
+    make_set: Callable[..., Path],
+    reader_of: MakeReader,
+    faults: Faults,
+    no_waiting: list[float],
+) -> None:
+    path = make_set(25)
+    reader = reader_of(open_shards(path), engine)
+    faults.calls, faults.rest = 0, failure(code)
+    with pytest.raises(OSError) as caught:
+        read(reader, [17, 18], (6, 5, 3))
+    assert caught.value.errno == code
+    assert type(caught.value) is type(failure(code))
+    assert caught.value.filename == str(path / "train-00001.npy")
+    for part in (os.strerror(code), "sample 17 ", f"byte {4096 + 7 * 90} ", f"attempts: {faults.calls}", ";"):
+        assert part in str(caught.value)
+    assert faults.calls == (4 if code in TRANSIENT else 1)
+    assert len(no_waiting) == faults.calls - 1
+    faults.rest = None
+    assert np.array_equal(read(reader, [17, 18], (6, 5, 3)), pixels_of([17, 18], (6, 5, 3)))
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+@pytest.mark.parametrize("shape", [(6, 5, 3), (64, 64, 1), (63, 65, 2)])
+def test_whatever_comes_in_pieces_is_put_together(
+    shape: tuple[int, int, int],
+    engine: str,
+    make_set: Callable[..., Path],
+    reader_of: MakeReader,
+    faults: Faults,
+    no_waiting: list[float],
+) -> None:
+    reader = reader_of(open_shards(make_set(20, shape)), engine)
+    rng = np.random.default_rng(0)
+    for most in (1, 89, 90, 91, 511, 512, 513, 4096, 5000, 9000):
+        for indices in ([13], [13, 14, 15], [3, 4, 5, 19, 2, 7], rng.integers(0, 20, 30).tolist()):
+            faults.plan = [most, most, None, most, 2 * most, 3 * most, None, None, most]
+            assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape)), (most, indices)
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_a_read_that_never_ends_is_an_error_and_no_picture(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, faults: Faults, no_waiting: list[float]
+) -> None:
+    reader = reader_of(open_shards(make_set(20)), engine)
+    faults.rest = 0
+    with pytest.raises(OSError, match="sample 13 at byte") as caught:
+        read(reader, [13], (6, 5, 3))
+    assert "only 0 of" in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_a_stale_file_is_opened_again(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, faults: Faults, no_waiting: list[float]
+) -> None:
+    path = make_set(20)
+    reader = reader_of(open_shards(path), engine)
+    shard = path / "train-00001.npy"
+    data = shard.read_bytes()
+    read(reader, [13], (6, 5, 3))
+    shard.unlink()
+    faults.plan = [failure(errno.ESTALE)]
+    with pytest.raises(FormatError, match=r"train-00001\.npy: expected a file of the shard set, found nothing"):
+        read(reader, [13], (6, 5, 3))
+    shard.write_bytes(data)
+    assert np.array_equal(read(reader, [13], (6, 5, 3)), pixels_of([13], (6, 5, 3)))
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_a_shard_that_is_cut_while_it_is_open_is_an_error_and_no_signal(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader
+) -> None:
+    path = make_set(20)
+    reader = reader_of(open_shards(path), engine)
+    read(reader, [13], (6, 5, 3))
+    whole = (path / "train-00001.npy").stat().st_size
+    for nbytes in (whole - 1, whole - 91, 4096, 10, 0):
+        os.truncate(path / "train-00001.npy", nbytes)
+        with pytest.raises(FormatError, match=rf"train-00001\.npy: expected {whole} bytes.*found {nbytes}: "):
+            read(reader, [19], (6, 5, 3))
+        assert np.array_equal(read(reader, [7], (6, 5, 3)), pixels_of([7], (6, 5, 3)))
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_a_shard_that_is_replaced_by_another_is_an_error_when_it_is_opened_again(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shardio.reading.readers, "most_open", lambda: 1)
+    path = make_set(20)
+    reader = reader_of(open_shards(path), engine)
+    other = make_set(20, (6, 5, 3), 9)
+    os.replace(other / "train-00001.npy", path / "train-00001.npy")
+    with pytest.raises(FormatError, match=r"train-00001\.npy: expected 4996 bytes.*found 4906"):
+        read(reader, [3, 13], (6, 5, 3))
+    (path / "train-00001.npy").unlink()
+    (path / "train-00001.npy").symlink_to(path / "train-00000.npy")
+    with pytest.raises(FormatError, match=r"train-00001\.npy: expected a regular file, found a symbolic link"):
+        read(reader, [3, 13], (6, 5, 3))
+
+
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
+    engine: str, make_set: Callable[..., Path], reader_of: MakeReader, faults: Faults, no_waiting: list[float]
+) -> None:
+    path = make_set(20)
+    reader = reader_of(open_shards(path), engine)
+    expected = reader.labels_of(np.arange(20))
+    faults.rest = failure(errno.EIO)
+    with pytest.raises(OSError, match=r"reading the label of sample 7 at byte \d+ failed \(attempts: 4\)") as caught:
+        reader.labels_of(np.array([7]))
+    assert caught.value.filename == str(path / "train-index.npy")
+    with pytest.raises(OSError, match=r"reading the crc32 of sample 19 at byte \d+ failed"):
+        reader.column_of("crc32", np.array([19]))
+    faults.rest = None
+    faults.plan = [failure(errno.EIO), failure(errno.ESTALE)]
+    assert np.array_equal(reader.labels_of(np.arange(20)), expected)
+    os.truncate(path / "train-index.npy", 4200)
+    with pytest.raises(FormatError, match=r"train-index\.npy: expected .* found 4200"):
+        reader.labels_of(np.array([0, 19]))
+
+
+def test_the_index_is_read_through_the_page_cache(make_set: Callable[..., Path], reader_of: MakeReader) -> None:
+    """Whatever O_DIRECT demands: labels are 8 bytes each."""
+    reader = reader_of(open_shards(make_set(20)), "direct 4096")
+    assert np.array_equal(reader.labels_of(np.array([3, 19])), [3 % 7, 19 % 7])
+    assert isinstance(reader, FileReader)
+    assert not fcntl.fcntl(reader._files.get(reader._index_number).fileno(), fcntl.F_GETFL) & os.O_DIRECT
+
+
+# O_DIRECT.
+
+
+def test_what_o_direct_demands_is_found_by_trying(make_set: Callable[..., Path]) -> None:
+    alignment = direct_alignment(make_set(20) / "train-00000.npy")
+    assert alignment in (None, 512, 4096)
+
+
+def test_where_o_direct_does_not_work_it_is_not_tried_again(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, faults: Faults
+) -> None:
+    path = make_set(20) / "train-00000.npy"
+    faults.rest = failure(errno.EINVAL)  # the flag is taken, but no read
+    assert direct_alignment(path) is None
+    monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    faults.rest = None
+    assert direct_alignment(path) is None
+    assert direct_alignment(path / "nothing") is None
+
+
+def test_a_filesystem_that_wants_larger_sectors_gets_them(make_set: Callable[..., Path], faults: Faults) -> None:
+    path = make_set(20) / "train-00000.npy"
+    if direct_alignment(path) is None:
+        pytest.skip("O_DIRECT does not work here")
+    faults.plan = [failure(errno.EINVAL)]
+    assert direct_alignment(path) == 4096
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 1), (64, 64, 3)])
+def test_memory_that_no_disk_may_write_to_is_filled_by_a_detour(
+    shape: tuple[int, int, int], make_set: Callable[..., Path], reader_of: MakeReader, faults: Faults
+) -> None:
+    reader = reader_of(open_shards(make_set(20, shape)), "direct 4096")
+    faults.plan = [None, failure(errno.EFAULT)]
+    for indices in ([3, 13, 4, 5], [19, 3, 3]):
+        assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
+    assert reader.counts().retries == 0
+    for engine in ("pread", "direct 4096"):
+        reader = reader_of(open_shards(make_set(20, shape)), engine)
+        faults.rest = failure(errno.EFAULT)
+        with pytest.raises(OSError, match="reading sample 3 at byte") as caught:
+            read(reader, [3], shape)
+        assert caught.value.errno == errno.EFAULT
+        faults.rest = None
+
+
+# Natively: many rows in one call.
+
+native = pytest.mark.skipif(shardio.reading.readers._rowread is None, reason="installed without a compiler")
+OUTCOMES = ["without", "whole", "nothing", "stops"]
+
+
+@native
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_what_the_native_call_leaves_is_read_one_by_one(
+    outcome: str, engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardio.system import _rowread
+
+    shape = (64, 64, 1)  # 4096 bytes: direct can put them where they belong
+    shards = open_shards(make_set(60, shape))
+    rng = random.Random(outcome + engine)
+
+    class Stopping:
+        @staticmethod
+        def read_rows(descriptor: int, offsets: Any, places: Any, *others: Any) -> int:
+            most = {"whole": len(offsets), "nothing": 0}.get(outcome, rng.randint(0, len(offsets)))
+            return _rowread.read_rows(descriptor, offsets[:most], places[:most], *others)
+
+    monkeypatch.setattr(shardio.reading.readers, "_rowread", None if outcome == "without" else Stopping)
+    reader = reader_of(shards, engine)
+    for _ in range(10):
+        indices = rng.sample(range(0, 60, 2), rng.randint(1, 30))  # no two side by side
+        before = reader.counts().nbytes
+        assert np.array_equal(read(reader, indices, shape), pixels_of(indices, shape))
+        assert reader.counts().nbytes - before == len(indices) * 4096
+
+
+@native
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"offsets": np.array([0, -1])}, IndexError),
+        ({"places": np.array([0, -1])}, IndexError),
+        ({"places": np.array([0, 11])}, IndexError),
+        ({"places": np.array([0, 2**62])}, IndexError),
+        ({"nbytes": 21}, IndexError),
+        ({"nbytes": 2**62}, IndexError),
+        ({"nbytes": 0}, ValueError),
+        ({"nbytes": -1}, ValueError),
+        ({"places": np.array([0])}, ValueError),
+        ({"offsets": np.zeros(3, np.int8)}, ValueError),
+        ({"out": bytes(20)}, (TypeError, BufferError)),
+    ],
+)
+def test_the_native_call_refuses_what_would_leave_its_memory(
+    change: dict[str, Any], error: type[Exception], tmp_path: Path
+) -> None:
+    from shardio.system import _rowread
+
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    with open(tmp_path / "file", "rb") as file:
+        good = {"offsets": np.array([50, 7]), "places": np.array([0, 10]), "nbytes": 10, "out": np.zeros(20, np.uint8)}
+        assert _rowread.read_rows(file.fileno(), *good.values(), False) == 2
+        assert good["out"].tolist() == [*range(50, 60), *range(7, 17)]
+        out = good["out"] = np.full(20, 9, np.uint8)
+        with pytest.raises(error):
+            _rowread.read_rows(file.fileno(), *{**good, **change}.values(), True)
+        assert (out == 9).all()
+        for offsets, done in (([50, 95], 1), ([95, 50], 0), ([2**62, 0], 0)):  # beyond the end of the file
+            assert _rowread.read_rows(file.fileno(), np.array(offsets), good["places"], 10, out, False) == done
+    assert _rowread.read_rows(-1, good["offsets"], good["places"], 10, out, False) == 0

@@ -1,0 +1,252 @@
+"""Every kernel copies the same bytes, nothing beside them, and nothing at all if a row or a window is not inside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+
+from shardio.reading.rowcopy import copy_rows, copy_windows
+from shardio.system.kernels import DEFAULT_KERNEL, KERNELS
+
+# From here on native kernels store past the caches.
+STREAMED = 1 << 20
+GUARD = 0xA5
+
+
+def fenced(shape: tuple[int, ...], shift: int) -> tuple[np.ndarray, Callable[[], bool]]:
+    """Memory that begins `shift` bytes behind a cache line, and whether what lies around it was left alone."""
+    nbytes = int(np.prod(shape))
+    memory = np.full(nbytes + 64 + shift + 64 + 64, GUARD, np.uint8)
+    start = 64 + -memory.ctypes.data % 64 + shift
+    out = memory[start : start + nbytes].reshape(shape)
+    return out, lambda: bool((memory[:start] == GUARD).all() and (memory[start + nbytes :] == GUARD).all())
+
+
+def random_rows(rng: np.random.Generator, count: int, nbytes: int) -> np.ndarray:
+    return rng.integers(0, 256, (count, nbytes), dtype=np.uint8)
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_compiler_was_at_hand() -> None:
+    """Or the other tests would only compare numpy with itself."""
+    if "plain" not in KERNELS:
+        pytest.skip("installed without the native kernels")
+    assert DEFAULT_KERNEL == os.environ.get("SHARDIO_KERNEL", KERNELS[-1]) != ""
+
+
+def test_small_rows_of_every_size_and_alignment_are_copied(kernel: str) -> None:
+    rng = np.random.default_rng(0)
+    for nbytes, shift in product([*range(1, 70), 127, 128, 129, 1023, 1024, 1025, 4097], (0, 1, 33, 63)):
+        rows = random_rows(rng, 5, nbytes)
+        for numbers in ([], [4], [0, 4, 4, 2]):
+            out, untouched = fenced((len(numbers), nbytes), shift)
+            copy_rows(rows, np.array(numbers, np.int64), out, kernel)
+            assert np.array_equal(out, rows[numbers] if numbers else out), (nbytes, shift, numbers)
+            assert untouched(), (nbytes, shift, numbers)
+
+
+@pytest.mark.parametrize("nbytes", [3072, 150_528, 196_608, 196_607, 196_609, 99_991, STREAMED + 1])
+@pytest.mark.parametrize("shift", [0, 1, 32, 63])
+def test_large_rows_are_copied(nbytes: int, shift: int, kernel: str) -> None:
+    rng = np.random.default_rng(nbytes + shift)
+    rows = random_rows(rng, 4, nbytes)
+    numbers = rng.integers(0, 4, max(3, 2 * STREAMED // nbytes))
+    out, untouched = fenced((len(numbers), nbytes), shift)
+    assert out.nbytes >= STREAMED
+    copy_rows(rows, numbers, out, kernel)
+    assert np.array_equal(out, rows[numbers])
+    assert untouched()
+
+
+def test_windows_of_every_small_size_and_place_are_copied(kernel: str) -> None:
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
+    for h, w in product(range(1, 5), range(1, 6)):
+        corners = list(product(range(3), range(4 - h + 1), range(5 - w + 1)))
+        numbers, tops, lefts = np.array(corners).T
+        out, untouched = fenced((len(corners), h, w, 3), 7)
+        copy_windows(images, numbers, tops, lefts, out, kernel)
+        for image, (i, top, left) in zip(out, corners, strict=True):
+            assert np.array_equal(image, images[i, top : top + h, left : left + w]), (h, w, i, top, left)
+        assert untouched()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("window", [(224, 224), (256, 200), (17, 256), (256, 256), (1, 1), (100, 129)])
+def test_large_windows_are_copied(window: tuple[int, int], channels: int, kernel: str) -> None:
+    rng = np.random.default_rng(channels)
+    images = rng.integers(0, 256, (6, 256, 256, channels), dtype=np.uint8)
+    h, w = window
+    count = min(300, max(6, 2 * STREAMED // (h * w * channels)))
+    numbers = rng.integers(0, 6, count)
+    tops, lefts = rng.integers(0, 256 - h + 1, count), rng.integers(0, 256 - w + 1, count)
+    out, untouched = fenced((count, h, w, channels), 5)
+    copy_windows(images, numbers, tops, lefts, out, kernel)
+    expected = [images[i, y : y + h, x : x + w] for i, y, x in zip(numbers, tops, lefts, strict=True)]
+    assert np.array_equal(out, np.stack(expected))
+    assert untouched()
+
+
+@pytest.mark.parametrize("bad", [-1, 5, 2**62, -(2**63)])
+@pytest.mark.parametrize("at", [0, 7, 15])
+def test_nothing_is_copied_if_one_number_is_outside(bad: int, at: int, kernel: str) -> None:
+    rows = np.zeros((5, 100_000), np.uint8)
+    numbers = np.arange(16) % 5
+    numbers[at] = bad
+    out, untouched = fenced((16, 100_000), 0)
+    with pytest.raises(IndexError):
+        copy_rows(rows, numbers, out, kernel)
+    images = rows.reshape(5, 100, 1000, 1)
+    places = np.zeros(16, np.int64)
+    windows = out[:, :81].reshape(-1)[: 16 * 81].reshape(16, 9, 9, 1)
+    with pytest.raises(IndexError):
+        copy_windows(images, numbers, places, places, windows, kernel)
+    assert (out == GUARD).all()
+    assert untouched()
+
+
+@pytest.mark.parametrize("bad", [-1, 2, 2**62, -(2**63)])
+@pytest.mark.parametrize("which", ["tops", "lefts"])
+def test_nothing_is_copied_if_one_window_is_outside(bad: int, which: str, kernel: str) -> None:
+    images = np.zeros((5, 10, 20, 3), np.uint8)
+    places = {"tops": np.zeros(4, np.int64), "lefts": np.zeros(4, np.int64)}
+    places[which][3] = bad
+    out, untouched = fenced((4, 9, 19, 3), 0)
+    with pytest.raises(IndexError, match=r"must begin from \(0, 0\) to \(1, 1\)"):
+        copy_windows(images, np.arange(4), places["tops"], places["lefts"], out, kernel)
+    assert (out == GUARD).all()
+    assert untouched()
+
+
+def test_shapes_that_do_not_fit_are_refused(kernel: str) -> None:
+    rows, images = np.zeros((5, 60), np.uint8), np.zeros((5, 4, 5, 3), np.uint8)
+    two, out = np.arange(2), np.zeros((2, 60), np.uint8)
+    for numbers, target in (
+        (np.arange(3), out),
+        (two, np.zeros((2, 59), np.uint8)),
+        (two, np.zeros((3, 60), np.uint8)),
+    ):
+        with pytest.raises(ValueError, match="expected out to be"):
+            copy_rows(rows, numbers, target, kernel)
+    for shape in ((2, 5, 5, 3), (2, 4, 6, 3), (2, 0, 5, 3), (2, 4, 0, 3), (2, 4, 5, 2)):
+        with pytest.raises(ValueError, match="expected windows of at most"):
+            copy_windows(images, two, two * 0, two * 0, np.zeros(shape, np.uint8), kernel)
+    for count in (0, 1, 3):
+        some = np.zeros(count, np.int64)
+        for arguments in ((some, two, two), (two, some, two), (two, two, some)):
+            with pytest.raises(ValueError, match="expected 2 numbers, tops and lefts"):
+                copy_windows(images, *arguments, np.zeros((2, 1, 1, 3), np.uint8), kernel)
+
+
+def test_numbers_of_other_types_and_strides_are_understood(kernel: str) -> None:
+    rows = random_rows(np.random.default_rng(0), 9, 50)
+    for numbers in (
+        np.arange(9, dtype=np.int32)[::-1],
+        np.arange(18, dtype=np.int64)[::2] // 2,
+        np.arange(9, dtype=np.uint8),
+    ):
+        out = np.zeros((9, 50), np.uint8)
+        copy_rows(rows, numbers, out, kernel)
+        assert np.array_equal(out, rows[numbers])
+
+
+def test_threads_copy_at_the_same_time(kernel: str) -> None:
+    rng = np.random.default_rng(3)
+    rows = random_rows(rng, 50, 40_000)
+    outs = [np.zeros((64, 40_000), np.uint8) for _ in range(8)]
+    numbers = [rng.integers(0, 50, 64) for _ in outs]
+    threads = [
+        threading.Thread(target=copy_rows, args=(rows, chosen, out, kernel))
+        for chosen, out in zip(numbers, outs, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for chosen, out in zip(numbers, outs, strict=True):
+        assert np.array_equal(out, rows[chosen])
+
+
+def python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_environment_chooses_the_kernel(name: str) -> None:
+    result = python("from shardio.system.kernels import DEFAULT_KERNEL; print(DEFAULT_KERNEL)", SHARDIO_KERNEL=name)
+    assert (result.stdout, result.stderr) == (f"{name}\n", "")
+
+
+def test_a_kernel_that_does_not_run_here_is_refused() -> None:
+    result = python("import shardio.reading.rowcopy", SHARDIO_KERNEL="sse9")
+    assert result.returncode == 1
+    assert f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found 'sse9'" in result.stderr
+
+
+def test_without_the_native_kernels_numpy_copies() -> None:
+    block = "import sys; sys.modules['shardio.system._rowcopy'] = None; "
+    code = "import shardio.reading.rowcopy, shardio.system.kernels as r; print(r.KERNELS, r.DEFAULT_KERNEL)"
+    assert python(block + code, SHARDIO_KERNEL="").stdout == "('numpy',) numpy\n"
+
+
+@pytest.mark.skipif("plain" not in KERNELS, reason="installed without the native kernels")
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"row_nbytes": 0}, ValueError),
+        ({"row_nbytes": -1}, ValueError),
+        ({"row_nbytes": 21}, IndexError),
+        ({"pieces": 0}, ValueError),
+        ({"pieces": -1}, ValueError),
+        ({"pieces": 2**62}, ValueError),
+        ({"piece_nbytes": 0}, ValueError),
+        ({"piece_nbytes": 11}, ValueError),
+        ({"piece_nbytes": 2**62}, ValueError),
+        ({"stride": -1}, ValueError),
+        ({"stride": 11}, ValueError),
+        ({"stride": 2**62}, ValueError),
+        ({"numbers": np.zeros(3, np.int64)}, ValueError),
+        ({"numbers": np.zeros(3, np.int8)}, ValueError),
+        ({"starts": np.zeros(3, np.int64)}, ValueError),
+        ({"starts": np.array([0, 1])}, IndexError),
+        ({"starts": np.array([0, -1])}, IndexError),
+        ({"numbers": np.array([0, 5])}, IndexError),
+        ({"out": np.zeros(41, np.uint8)}, ValueError),
+        ({"out": np.zeros(0, np.uint8)}, ValueError),
+        ({"out": b"x" * 40}, (TypeError, BufferError)),
+        ({"kernel": -1}, ValueError),
+        ({"kernel": 99}, ValueError),
+    ],
+)
+def test_the_native_code_itself_refuses_what_would_leave_its_memory(
+    change: dict[str, object], error: type[Exception]
+) -> None:
+    from shardio.system import _rowcopy
+
+    good: dict[str, object] = {
+        "rows": np.zeros((5, 20), np.uint8),
+        "row_nbytes": 20,
+        "numbers": np.array([0, 4]),
+        "starts": np.zeros(2, np.int64),
+        "pieces": 2,
+        "piece_nbytes": 10,
+        "stride": 10,
+        "out": np.full(40, GUARD, np.uint8),
+        "kernel": 0,
+    }
+    _rowcopy.copy(*{**good, "out": np.zeros(40, np.uint8)}.values())  # type: ignore[call-arg]
+    with pytest.raises(error):
+        _rowcopy.copy(*{**good, **change}.values())  # type: ignore[call-arg]
+    assert (good["out"] == GUARD).all()  # type: ignore[union-attr]

@@ -1,0 +1,407 @@
+"""A loader with a cache gives what one without gives, from the first batch on, however far the copy is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import sample_pixels
+
+from shardio.errors import CacheError, FormatError, SetNotFoundError
+from shardio.format.manifest import FileEntry, load_manifest
+from shardio.loading.loader import ShardLoader
+from shardio.reading import partial as stagedset
+from shardio.sets.cache import stage as staging
+from shardio.sets.cache.folder import Cache
+from shardio.sets.storage import FolderStorage
+
+NUM_SAMPLES = 95  # in shards of ten
+
+
+@pytest.fixture
+def src(make_set: Callable[..., Path]) -> Path:
+    return make_set(NUM_SAMPLES)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stagedset, "_LOOK_SECONDS", -1.0)
+
+
+class Gate:
+    """Holds up the copying of shards, not the reading of samples from afar, until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        self.copied: list[str] = []
+        self.fetched: list[str] = []
+        real = FolderStorage.read_into
+
+        def read_into(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+            if threading.current_thread().name.startswith("shardio-stage"):
+                if not entry.file.endswith("-index.npy"):
+                    self.opened.wait(60)
+                self.copied.append(entry.file)
+            else:
+                self.fetched.append(entry.file)
+            real(storage, entry, offset, buffer)
+
+        monkeypatch.setattr(FolderStorage, "read_into", read_into)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+def loaded(src: Path, cache: Path | None, **options: Any) -> ShardLoader:
+    return ShardLoader(src, 8, device="cpu", return_indices=True, cache=cache, **options)
+
+
+def read_epoch(loader: ShardLoader) -> list[tuple[torch.Tensor, ...]]:
+    batches = list(loader)
+    for images, labels, indices in batches:
+        for image, label, index in zip(images, labels.tolist(), indices.tolist(), strict=True):
+            assert torch.equal(image.permute(1, 2, 0), torch.from_numpy(sample_pixels(index)))
+            assert label == index % 7
+    return batches
+
+
+def wait_for(loader: ShardLoader, state: str = "complete") -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while (found := loader.stats()["staging"])["state"] != state:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+    return dict(found)
+
+
+def test_training_begins_before_anything_is_copied_and_ends_on_the_copy(src: Path, cache: Path, gate: Gate) -> None:
+    with loaded(src, cache) as loader, loaded(src, None) as plain:
+        read_epoch(loader)
+        assert loader.stats()["io"] == "staged"
+        assert loader.stats()["staging"]["shards_here"] == 0
+        assert gate.copied == ["train-index.npy"]
+        assert len(gate.fetched) == 88
+        gate.opened.set()
+        wait_for(loader)
+        gate.fetched.clear()
+        second = read_epoch(loader)
+        assert loader.stats()["io"] == "mmap"
+        assert not gate.fetched
+        next(iter(plain))
+        for here, there in zip(second, plain, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
+        assert loader.stats()["staging"]["path"] == str(cache / loader.shards.digest)
+
+
+def test_a_set_that_is_being_copied_is_pickled_as_its_source_and_then_as_the_copy(
+    src: Path, cache: Path, gate: Gate
+) -> None:
+    with loaded(src, cache) as loader:
+        before = pickle.loads(pickle.dumps(loader.shards))
+        assert before.path == src
+        gate.opened.set()
+        wait_for(loader)
+        after = pickle.loads(pickle.dumps(loader.shards))
+        assert after.path == cache / loader.shards.digest
+        assert before.digest == after.digest == loader.shards.digest
+
+
+def test_shards_are_copied_in_the_order_in_which_they_are_needed(src: Path, cache: Path, gate: Gate) -> None:
+    first = [93, 3, 47, *range(20, 25)]
+    with loaded(src, cache, shuffle=False, indices=[*first, *range(80, 88)], num_threads=1) as loader:
+        gate.opened.set()
+        wait_for(loader)
+    shards = [file for file in gate.copied if file.startswith("train-0")]
+    assert {*shards[:4]} == {f"train-0000{number}.npy" for number in (9, 0, 4, 2)}
+    assert len(shards) == 10
+
+
+def test_a_complete_copy_is_read_as_any_set_and_the_source_is_not(src: Path, cache: Path, gate: Gate) -> None:
+    gate.opened.set()
+    digest = staging.stage(src, cache).digest
+    gate.copied.clear()
+    with loaded(src, cache) as loader:
+        read_epoch(loader)
+        assert loader.stats()["staging"]["state"] == "complete"
+        assert loader.stats()["io"] == "mmap"
+        assert loader.shards.path == cache / digest
+    assert not gate.copied
+    assert not gate.fetched
+
+
+def test_a_copy_in_use_is_not_evicted_and_afterwards_it_may_be(src: Path, cache: Path) -> None:
+    with loaded(src, cache) as loader:
+        wait_for(loader)
+        assert not Cache(cache).evict(keep=0).removed
+        batches = read_epoch(loader)
+    assert len(Cache(cache).evict(keep=0).removed) == 1
+    assert len(batches) == 11
+    assert os.listdir(cache) == ["shardio-cache.txt"]
+
+
+def test_a_file_that_the_copy_has_lost_is_copied_again(src: Path, cache: Path) -> None:
+    path = Path(staging.stage(src, cache).path)
+    (path / "train-00003.npy").unlink()
+    with loaded(src, cache) as loader:
+        read_epoch(loader)
+        wait_for(loader)
+        read_epoch(loader)
+    assert (path / "train-00003.npy").exists()
+
+
+def test_an_epoch_goes_on_while_shards_come_in_the_middle_of_it(src: Path, cache: Path, gate: Gate) -> None:
+    with loaded(src, cache, crop=3, crop_at="random") as loader, loaded(src, None, crop=3, crop_at="random") as plain:
+        batches = []
+        for number, batch in enumerate(loader):
+            if number == 2:
+                gate.opened.set()
+                wait_for(loader)
+            batches.append(batch)
+        for here, there in zip(batches, plain, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
+
+
+def test_without_room_training_goes_on_and_says_so(src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cache, "free_nbytes", lambda cache: 1000)
+    with pytest.warns(RuntimeWarning, match=r"training goes on, reading .* without a copy: .*expected room for"):
+        loader = _failed(src, cache)
+    with loader:
+        read_epoch(loader)
+        read_epoch(loader)
+        assert loader.stats()["io"] == "staged"
+
+
+def _failed(src: Path, cache: Path) -> ShardLoader:
+    """A loader that has found out that its copy cannot be made."""
+    loader = loaded(src, cache)
+    deadline = time.monotonic() + 60
+    while not loader.stats()["staging"]["state"].startswith("failed"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return loader
+
+
+def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
+    src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = staging.reserve, [4]
+
+    def reserve(descriptor: int, nbytes: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor, nbytes)
+
+    monkeypatch.setattr(staging, "reserve", reserve)
+    with pytest.warns(RuntimeWarning, match="without a copy"):
+        loader = _failed(src, cache)
+    with loader:
+        read_epoch(loader)
+        assert 0 < loader.stats()["staging"]["shards_here"] < 10
+    monkeypatch.undo()
+    with loaded(src, cache) as loader:
+        wait_for(loader)
+
+
+def test_a_source_that_is_gone_does_not_matter_to_who_pins_a_complete_copy(src: Path, cache: Path) -> None:
+    digest = staging.stage(src, cache).digest
+    shutil.rmtree(src)
+    with pytest.raises(SetNotFoundError):
+        loaded(src, cache)
+    with loaded(src, cache, digest=digest) as loader:
+        read_epoch(loader)
+
+
+def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(src: Path, cache: Path) -> None:
+    path = Path(staging.stage(src, cache).path)
+    damage(path / "train-00003.npy")
+    before = {file.name: file.stat().st_ino for file in path.iterdir()}
+    with loaded(src, cache, check="sample") as loader, loaded(src, cache, io="pread") as other:
+        batches = iter(other)
+        next(batches)
+        read_epoch(loader)
+        assert loader.stats()["read_retries"] > 0
+        assert not loader.damaged
+        wait_for(loader)
+        assert len(list(batches)) == 10  # whoever has the copy open goes on with it
+        read_epoch(loader)  # what is mapped stays damaged, and is read from the source again
+    after = {file.name: file.stat().st_ino for file in path.iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {"train-00003.npy"}
+    assert (path / "train-00003.npy").read_bytes() == (src / "train-00003.npy").read_bytes()
+    with loaded(src, cache, check="sample") as loader:
+        read_epoch(loader)
+        assert loader.stats()["read_retries"] == 0
+
+
+def damage(shard: Path) -> None:
+    """Its second sample: 31 of the fourth shard."""
+    with open(shard, "r+b") as file:
+        file.seek(4096 + 90)
+        file.write(b"other")
+
+
+def test_a_damaged_source_costs_the_copy_nothing(src: Path, cache: Path) -> None:
+    path = Path(staging.stage(src, cache).path)
+    for folder in (src, path):
+        damage(folder / "train-00003.npy")
+    before = (path / "train-00003.npy").stat()
+    with loaded(src, cache, check="sample", on_damage="skip") as loader:
+        with pytest.warns(RuntimeWarning, match="sample 31 is damaged"):
+            list(loader)
+        assert loader.damaged == [31]
+        assert loader.stats()["staging"]["state"] == "complete"
+    assert (path / "train-00003.npy").stat().st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("file", ["train-00003.npy", "train-index.npy"])
+def test_a_copy_with_a_damaged_header_is_mended_while_training_goes_on(
+    src: Path, cache: Path, gate: Gate, file: str
+) -> None:
+    gate.opened.set()
+    path = Path(staging.stage(src, cache).path)
+    gate.opened.clear()
+    with open(path / file, "r+b") as damaged:
+        damaged.write(b"?")
+    with loaded(src, cache) as loader:
+        read_epoch(loader)
+        gate.opened.set()
+        wait_for(loader)
+        read_epoch(loader)
+        assert loader.stats()["io"] == "mmap"
+    assert (path / file).read_bytes() == (src / file).read_bytes()
+
+
+def test_a_server_that_is_away_is_no_damage(
+    src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = FolderStorage.read_into
+
+    def away(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        if threading.current_thread().name.startswith("shardio-gather"):
+            raise OSError(errno.EHOSTUNREACH, "the server is away", entry.file)
+        real(storage, entry, offset, buffer)
+
+    with loaded(src, cache, on_damage="skip") as loader:
+        monkeypatch.setattr(FolderStorage, "read_into", away)
+        with pytest.raises(OSError, match="the server is away"):
+            list(loader)
+        monkeypatch.setattr(FolderStorage, "read_into", real)
+        assert len(list(loader)) == 11
+        assert not loader.damaged
+        gate.opened.set()
+
+
+def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back(
+    src: Path, cache: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, held = FolderStorage.read_into, list[ShardLoader]()
+
+    def collecting(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        real(storage, entry, offset, buffer)
+        if threading.current_thread().name == "shardio-stage-0" and held:
+            held.pop()._cached.close()  # type: ignore[union-attr]  # as its finaliser does
+
+    monkeypatch.setattr(FolderStorage, "read_into", collecting)
+    loader = loaded(src, cache)
+    held.append(loader)
+    gate.opened.set()
+    (thread,) = loader._cached._held.threads  # type: ignore[union-attr]
+    thread.join(30)
+    assert not thread.is_alive()
+    assert not [copy for copy in Cache(cache).copies() if copy.in_use]
+    loader.close()
+
+
+def test_what_is_damaged_in_the_source_is_found_while_the_copy_is_made(src: Path, cache: Path, gate: Gate) -> None:
+    damage(src / "train-00003.npy")
+    with loaded(src, cache, check="sample", on_damage="skip") as loader:
+        with pytest.warns(RuntimeWarning, match="sample 31 is damaged"):
+            batches = list(loader)
+        assert loader.damaged == [31]
+        assert len(batches) == 11
+        gate.opened.set()
+
+
+def test_what_cannot_be_opened_leaves_no_lease(src: Path, cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(SetNotFoundError, match="expected a split 'test', found train"):
+        loaded(src, cache, split="test")
+    with pytest.raises(FormatError, match=r"expected 0000.*, found .*: this is another set"):
+        loaded(src, cache, digest="0" * 64)
+    with pytest.raises(FormatError, match=r"expected 000000000000, found .*: this is another set"):
+        loaded(src, cache, digest="0" * 12)
+    with pytest.raises(ValueError, match="digest must be the 64 lower-case"):
+        loaded(src, cache, digest="latest")
+    with pytest.raises(ValueError, match="io must be one of"):
+        loaded(src, cache, io="fast")
+    with pytest.raises(ValueError, match="at least one batch"):
+        ShardLoader(src, 100, cache=cache, device="cpu")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "precious").touch()
+    with pytest.raises(CacheError, match="precious"):
+        loaded(src, tmp_path / "other")
+    assert not [copy for copy in Cache(cache).copies() if copy.in_use]
+
+
+def test_closing_ends_the_copying_at_once_and_the_next_loader_goes_on(src: Path, cache: Path, gate: Gate) -> None:
+    loader = loaded(src, cache)
+    next(iter(loader))
+    threading.Timer(0.2, gate.opened.set).start()  # a piece that is being read is read to its end
+    loader.close()
+    assert loader.stats()["staging"]["state"] == "stopped"
+    assert load_manifest(src) != _copied(cache)
+    with loaded(src, cache) as loader:
+        wait_for(loader)
+    assert load_manifest(src) == _copied(cache)
+
+
+SCRIPT = """
+import sys, threading, time
+from shardio.loading.loader import ShardLoader
+from shardio.sets.storage import FolderStorage
+real = FolderStorage.read_into
+def slow(self, entry, offset, buffer):
+    if threading.current_thread().name.startswith("shardio-stage") and "index" not in entry.file:
+        while threading.main_thread().is_alive():
+            time.sleep(0.01)
+    real(self, entry, offset, buffer)
+FolderStorage.read_into = slow
+loader = ShardLoader(sys.argv[1], 8, device="cpu", cache=sys.argv[2])
+next(iter(loader))
+"""
+
+
+def test_a_script_that_ends_does_not_wait_for_the_copy(src: Path, cache: Path) -> None:
+    result = subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT, src, cache], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert _copied(cache) is None
+    assert not [path for path in cache.rglob("train-0*.npy") if path.stat().st_size == 0]
+    with loaded(src, cache) as loader:
+        wait_for(loader)
+        read_epoch(loader)
+
+
+def _copied(cache: Path) -> object:
+    folder = next(path for path in cache.iterdir() if path.is_dir())
+    try:
+        return load_manifest(folder)
+    except SetNotFoundError:
+        return None

@@ -1,0 +1,679 @@
+"""A cache: whoever holds a copy keeps it, whatever else happens, and nothing goes that shardio did not put there."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from test_files import must_not_block
+
+from shardio.errors import CacheError
+from shardio.format.manifest import FileEntry
+from shardio.sets.cache import folder as module
+from shardio.sets.cache.folder import MARKER_NAME, Cache
+
+A, B, C = ("a" * 64, "b" * 64, "c" * 64)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def put_copy(cache: Cache, digest: str, nbytes: int = 1000, used: float = 0, complete: bool = True) -> Path:
+    """Something of the size of a copy, last used at that time."""
+    with cache.lease(digest) as lease:
+        lease.path.mkdir()
+        (lease.path / "train-00000.npy").write_bytes(bytes(nbytes))
+        if complete:
+            (lease.path / "manifest.json").write_bytes(b"")
+    os.utime(cache.folder / f"{digest}.lock", (used, used))
+    return lease.path
+
+
+def digests(cache: Cache) -> set[str]:
+    return {copy.digest for copy in cache.copies()}
+
+
+IMPORTS = "import os, sys, time\nfrom shardio.sets.cache.folder import Cache"
+
+
+@contextmanager
+def another_process(code: str, *words: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs `code` and then waits; it has printed a line when the block begins."""
+    code = f"{IMPORTS}\n{code}\nprint(flush=True)\ntime.sleep(60)"
+    command = [sys.executable, "-c", code, *map(str, words)]
+    # A group of its own, so that those it has forked end with it.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "\n"
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_lease_makes_the_cache(cache: Cache) -> None:
+    assert not cache.folder.exists()
+    with cache.lease(A) as lease:
+        assert "shardio evict" in (cache.folder / MARKER_NAME).read_text()
+        assert lease.path == cache.folder / A
+        assert not lease.path.exists()
+        assert not lease.is_complete()
+        assert lease.manifest() is None
+    assert cache.copies() == []
+
+
+def test_a_folder_that_holds_anything_else_is_refused_and_not_touched(cache: Cache) -> None:
+    (cache.folder / A).mkdir(parents=True)
+    for use in (lambda: cache.lease(A), lambda: cache.evict(keep=0), cache.copies):
+        with pytest.raises(CacheError, match=f"found '{A}' in it and no {MARKER_NAME}; choose another folder"):
+            use()  # type: ignore[operator]
+    assert os.listdir(cache.folder) == [A]
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken"),
+    [
+        *(("lustre", False), ("nfs4", False), ("ext4", True), ("tmpfs", True), ("overlay", True), ("", True)),
+        *(("fuse.fuse-overlayfs", True), ("fuse", True), ("fuseblk", True), ("virtiofs", True), ("9p", True)),
+        *(("fuse.glusterfs", False), ("fuse.ceph-fuse", False), ("fuse.juicefs", False), ("fuse.sshfs", False)),
+        *(("fuse.s3fs", False), ("fuse.gcsfuse", False), ("fuse.rclone", False), ("fuse.beegfs", False)),
+    ],
+)
+def test_a_filesystem_that_nodes_share_is_refused(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, kind: str, taken: bool
+) -> None:
+    monkeypatch.setattr(module, "filesystem_kind", lambda path: kind)
+    if taken:
+        cache.lease(A).close()
+        return
+    with pytest.raises(CacheError, match=f"expected a folder on a disk of this machine, found one on {kind}"):
+        cache.lease(A)
+    assert not cache.folder.exists()
+
+
+def test_an_empty_folder_becomes_a_cache_and_no_folder_is_no_cache(cache: Cache) -> None:
+    with pytest.raises(FileNotFoundError, match="cache"):
+        cache.evict(keep=0)
+    assert not cache.folder.exists()
+    cache.folder.mkdir()
+    with pytest.raises(CacheError, match="found an empty one"):
+        cache.copies()
+    cache.lease(A).close()
+    assert cache.copies() == []
+
+
+def test_many_who_make_the_cache_at_once_agree(cache: Cache) -> None:
+    barrier = threading.Barrier(8)
+    errors = []
+
+    def lease() -> None:
+        barrier.wait()
+        try:
+            Cache(cache.folder).lease(A).close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=lease) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+@pytest.mark.parametrize(
+    "digest", ["", "a" * 63, "a" * 65, "A" * 64, "a" * 63 + "/", "../" + "a" * 61, "a" * 64 + "\n"]
+)
+def test_only_digests_name_copies(cache: Cache, digest: str) -> None:
+    with pytest.raises(ValueError, match="digest must be 64 lower-case hexadecimal digits"):
+        cache.lease(digest)
+    assert not cache.folder.exists()
+
+
+def test_a_relative_folder_stays_the_same_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = Cache("cache")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    cache.lease(A).close()
+    assert (tmp_path / "cache" / MARKER_NAME).exists()
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_is_held_is_not_evicted_and_who_holds_it_is_told(cache: Cache) -> None:
+    path = put_copy(cache, A)
+    with cache.lease(A), cache.lease(A):
+        report = cache.evict(keep=0)
+        assert report.removed == ()
+        (kept,) = report.kept
+        assert (kept.digest, kept.in_use, kept.processes) == (A, True, (os.getpid(),))
+        assert report.nbytes == kept.nbytes == 1000
+    assert path.exists()
+    assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+def test_a_lease_dies_with_its_process(cache: Cache) -> None:
+    put_copy(cache, A)
+    with another_process(f"lease = Cache(sys.argv[1]).lease({A!r})", cache.folder) as process:
+        (copy,) = cache.copies()
+        assert copy.processes == (process.pid,)
+        assert not cache.evict(keep=0).removed
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (copy,) = cache.copies()
+    assert (copy.in_use, copy.processes) == (False, ())
+    assert cache.evict(keep=0).removed
+
+
+def test_a_forked_process_keeps_the_lease_that_its_parent_has_closed(cache: Cache) -> None:
+    put_copy(cache, A)
+    code = "lease = Cache(sys.argv[1]).lease(sys.argv[2])\nif os.fork():\n    lease.close()\n    os.wait()\nelse:"
+    code += "\n    time.sleep(0.1)\n    assert not Cache(sys.argv[1]).evict(keep=0).removed\n    os._exit(0)"
+    with another_process(code, cache.folder, A):
+        assert cache.evict(keep=0).removed
+
+
+def test_a_lock_file_that_was_removed_between_its_opening_and_its_lock_is_opened_again(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_copy(cache, A)
+    real, calls = fcntl.flock, []
+
+    def flock(descriptor: int, how: int) -> None:
+        calls.append(how)
+        if len(calls) == 1:
+            assert Cache(cache.folder).evict(keep=0).removed
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with cache.lease(A) as lease:
+        monkeypatch.undo()
+        assert calls.count(fcntl.LOCK_SH | fcntl.LOCK_NB) == 2
+        lease.path.mkdir()
+        assert not cache.evict(keep=0).removed
+
+
+def test_a_copy_is_used_last_when_its_lease_begins_and_when_it_ends(cache: Cache) -> None:
+    put_copy(cache, A, used=1000)
+    assert cache.copies()[0].last_used == 1000
+    lease = cache.lease(A)
+    assert cache.copies()[0].last_used > 1000
+    os.utime(cache.folder / f"{A}.lock", (2000, 2000))
+    lease.close()
+    ended = cache.copies()[0].last_used
+    assert ended > 2000
+    lease.close()
+    assert cache.copies()[0].last_used == ended
+
+
+def test_a_file_is_there_when_it_is_a_regular_one_of_the_right_size(cache: Cache) -> None:
+    put_copy(cache, A, nbytes=1000)
+    with cache.lease(A) as lease:
+        assert lease.has(FileEntry("train-00000.npy", 1000, ""))
+        assert not lease.has(FileEntry("train-00000.npy", 1001, ""))
+        assert not lease.has(FileEntry("train-00001.npy", 1000, ""))
+        (lease.path / "link.npy").symlink_to("train-00000.npy")
+        assert not lease.has(FileEntry("link.npy", len("train-00000.npy"), ""))
+
+
+def test_one_at_a_time_fills_a_copy_and_says_from_where(cache: Cache) -> None:
+    with cache.lease(A) as lease, cache.lease(A) as other:
+        assert lease.filler() is None
+        filling = lease.try_filling("/data/set")
+        assert filling is not None
+        assert lease.filler() == os.getpid()
+        assert other.try_filling("/elsewhere") is None
+        lease.path.mkdir()
+        assert [copy.source for copy in cache.copies()] == ["/data/set"]
+        filling.close()
+        filling.close()
+        with other.try_filling("s3://bucket/set") as filling:  # type: ignore[union-attr]
+            assert [copy.source for copy in cache.copies()] == ["s3://bucket/set"]
+        assert lease.filler() is None
+
+
+def test_a_forked_process_does_not_keep_others_from_filling(cache: Cache) -> None:
+    with cache.lease(A) as lease:
+        code = "lease = Cache(sys.argv[1]).lease(sys.argv[2])\nfilling = lease.try_filling('')\nif os.fork():"
+        code += "\n    filling.close()\nelse:\n    time.sleep(60)"
+        with another_process(code, cache.folder, A):
+            filling = lease.try_filling("")
+            assert filling is not None
+            filling.close()
+
+
+def as_nobody(expression: str, cache: Cache) -> str:
+    """What an expression on `cache` gives or raises, as text, in a process of a user who owns nothing."""
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    code = f"""
+import os, sys
+from shardio.sets.cache.folder import Cache
+cache = Cache(sys.argv[1])
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+try:
+    print({expression})
+except OSError as error:
+    print(type(error).__name__, os.path.basename(error.filename))
+"""
+    command = [sys.executable, "-c", code, str(cache.folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+
+@pytest.fixture
+def open_to_all(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)  # pytest makes them for its user alone
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
+    put_copy(cache, A)
+    assert as_nobody(f"(held := cache.lease('{A}')).is_complete(), cache.copies()[0].in_use", cache) == "True True"
+    assert as_nobody("[copy.nbytes for copy in cache.evict(keep=0).kept]", cache) == "[1000]"
+    assert as_nobody(f"cache.lease('{B}')", cache) == f"PermissionError {B}.lock"
+    assert as_nobody(f"cache.lease('{A}').try_filling('')", cache) == f"PermissionError {A}.fill"
+    with cache.lease(A) as lease:
+        filling = lease.try_filling("")
+        assert as_nobody(f"cache.lease('{A}').try_filling('')", cache) == "None"
+        assert filling is not None
+        filling.close()
+    expression = f"cache.lease('{A}').try_filling('')"
+    assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
+    assert digests(cache) == {A}
+    # As /tmp is: the kernel lets nobody open another user's file there with O_CREAT.
+    cache.folder.chmod(0o1777)
+    assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
+    assert as_nobody(f"cache.lease('{B}').try_filling('') is not None", cache) == "True"
+    assert as_nobody("len(cache.evict(keep=0).kept)", cache) == "1"
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_in_a_groups_cache_a_copy_that_may_be_renamed_but_not_emptied_is_kept_as_it_is(cache: Cache) -> None:
+    path = put_copy(cache, A)
+    path.chmod(0o755)
+    if not os.geteuid():
+        os.chown(cache.folder, -1, 65534)
+    cache.folder.chmod(0o2775)
+    assert as_nobody(f"cache.may_remove('{A}'), cache.may_remove('{B}')", cache) == "False True"
+    before = set(os.listdir(cache.folder))
+    assert as_nobody("[copy.in_use for copy in cache.evict(keep=0).kept]", cache) == "[False]"
+    assert set(os.listdir(cache.folder)) == before
+    assert (path / "train-00000.npy").exists()
+    os.chown(path, -1, 65534)
+    path.chmod(0o2775)
+    assert as_nobody("len(cache.evict(keep=0).removed)", cache) == "1"
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_under_a_sticky_bit_only_the_owner_of_a_copy_may_remove_it(cache: Cache) -> None:
+    path = put_copy(cache, A)
+    cache.folder.chmod(0o1777)
+    path.chmod(0o777)
+    assert as_nobody(f"cache.may_remove('{A}')", cache) == "False"
+    os.chown(path, 65534, -1)
+    assert as_nobody(f"cache.may_remove('{A}')", cache) == "True"
+
+
+def test_a_copy_is_gone_once_it_is_renamed_though_not_all_of_it_can_be_removed(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_copy(cache, A)
+
+    def rmtree(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", rmtree)
+        report = cache.evict(keep=0)
+    assert ([copy.digest for copy in report.removed], report.kept) == ([A], ())
+    cache.sweep()
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_what_another_user_shows_to_nobody_is_listed_and_left_alone(cache: Cache) -> None:
+    path = put_copy(cache, A)
+    path.chmod(0o700)
+    (cache.folder / f"{A}.lock").chmod(0o600)
+    expression = "[(copy.in_use, copy.nbytes, copy.complete) for copy in cache.evict(keep=-1).kept]"
+    assert as_nobody(expression, cache) == "[(True, 0, False)]"
+    assert digests(cache) == {A}
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_a_lock_can_be_opened_by_all_whatever_the_umask(cache: Cache) -> None:
+    before = os.umask(0o077)
+    try:
+        cache.lease(A).close()
+    finally:
+        os.umask(before)
+    assert (cache.folder / f"{A}.lock").stat().st_mode & 0o777 == 0o644
+    cache.folder.chmod(0o1777)
+    assert as_nobody(f"cache.lease('{A}').is_complete()", cache) == "False"
+
+
+@pytest.mark.usefixtures("open_to_all")
+def test_a_lock_that_another_user_makes_at_the_same_moment_is_opened(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.lease(B).close()
+    real, flags_of_lock = os.open, []
+
+    def late(path: Path, flags: int, mode: int = 0o777) -> int:
+        if not str(path).endswith(f"{A}.lock"):
+            return real(path, flags, mode)
+        flags_of_lock.append(flags)
+        if len(flags_of_lock) == 1:
+            Path(path).write_bytes(b"")
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if flags & os.O_CREAT and not flags & os.O_EXCL:  # as fs.protected_regular has it
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", late)
+    cache.lease(A).close()
+    assert len(flags_of_lock) == 3
+
+
+def test_of_a_copy_that_was_not_begun_no_locks_stay_but_for_those_who_hold_them(cache: Cache) -> None:
+    with cache.lease(A) as lease, lease.try_filling(""):  # type: ignore[union-attr]
+        assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{A}.lock", f"{A}.fill"}
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+    with cache.lease(A) as other:
+        with cache.lease(A) as lease, lease.try_filling(""):  # type: ignore[union-attr]
+            pass
+        assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{A}.lock", f"{A}.fill"}
+        with other.try_filling(""):  # type: ignore[union-attr]
+            other.path.mkdir()
+    assert set(os.listdir(cache.folder)) == {MARKER_NAME, A, f"{A}.lock", f"{A}.fill"}
+
+
+# --- what another user has put there ---------------------------------------------------------------------------------
+
+
+def a_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_symbolic_link(path: Path) -> None:
+    (path.parent / "elsewhere").write_bytes(b"precious")
+    path.symlink_to("elsewhere")
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+HOSTILE = [a_fifo, a_symbolic_link, a_folder]
+
+
+@pytest.mark.parametrize("put", HOSTILE)
+def test_what_is_no_lock_is_refused_by_name_and_keeps_no_other_copy_from_use(
+    cache: Cache, put: Callable[[Path], None]
+) -> None:
+    path, other = put_copy(cache, A), put_copy(cache, B)
+    lock = cache.folder / f"{A}.lock"
+    lock.unlink()
+    put(lock)
+    words = f"(?i){A}.lock: expected a regular file, found {put.__name__.replace('_', ' ')}: .* Remove it, or choose"
+    with must_not_block():
+        with pytest.raises(CacheError, match=words):
+            cache.lease(A)
+        cache.sweep()
+        found = {copy.digest: copy for copy in cache.copies()}
+        assert (found[A].in_use, found[B].in_use, found[B].problem) == (True, False, "")
+        assert re.search(words, found[A].problem)
+        report = cache.evict(keep=0)
+    assert [copy.digest for copy in report.removed] == [B]
+    assert [re.search(words, copy.problem) is not None for copy in report.kept] == [True]
+    assert path.exists()
+    assert not other.exists()
+
+
+@pytest.mark.parametrize("put", HOSTILE)
+def test_a_lock_of_no_copy_that_is_none_hinders_nobody(cache: Cache, put: Callable[[Path], None]) -> None:
+    put_copy(cache, A)
+    put(cache.folder / f"{B}.lock")
+    put(cache.folder / f".{C}.0123.evicted")
+    with must_not_block():
+        cache.sweep()
+        cache.lease(A).close()
+        assert digests(cache) == {A}
+        assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
+
+
+@pytest.mark.parametrize("put", HOSTILE)
+def test_what_is_no_fill_file_is_refused_and_the_copy_can_be_used_and_evicted(
+    cache: Cache, put: Callable[[Path], None]
+) -> None:
+    put_copy(cache, A)
+    put(cache.folder / f"{A}.fill")
+    with must_not_block():
+        with cache.lease(A) as lease, pytest.raises(CacheError, match=rf"{A}\.fill: expected a regular file, found"):
+            lease.try_filling("")
+        assert [(copy.source, copy.problem) for copy in cache.copies()] == [("", "")]
+        assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
+    assert digests(cache) == set()
+
+
+def test_a_fill_file_that_is_another_file_too_is_not_written_to(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"precious")
+    put_copy(cache, A)
+    os.link(tmp_path / "precious", cache.folder / f"{A}.fill")
+    with cache.lease(A) as lease, pytest.raises(CacheError, match=r"found one that has a second name \(a hard link\)"):
+        lease.try_filling("")
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("put", [a_fifo, a_symbolic_link])
+def test_what_is_no_folder_is_no_copy_and_nothing_is_written_through_it(
+    cache: Cache, put: Callable[[Path], None]
+) -> None:
+    put_copy(cache, B)
+    put(cache.folder / A)
+    with must_not_block(), pytest.raises(CacheError, match=f"{A}: expected the folder of a copy, found a"):
+        cache.lease(A)
+    assert digests(cache) == {B}
+    assert [copy.digest for copy in cache.evict(keep=0).removed] == [B]
+    assert os.path.lexists(cache.folder / A)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"source": ' + b" " * (1 << 20) + b'"x"}', b'{"source": 1}', b"\xff"]
+)
+def test_a_source_that_cannot_be_read_is_unknown(cache: Cache, content: bytes) -> None:
+    put_copy(cache, A)
+    (cache.folder / f"{A}.fill").write_bytes(content)
+    assert [copy.source for copy in cache.copies()] == [""]
+
+
+def test_a_lock_that_another_process_keeps_is_waited_for_no_longer_than_an_evictor_needs(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LEASE_SECONDS", 0.05)
+    put_copy(cache, A)
+    code = "import fcntl\nfile = open(sys.argv[1])\nfcntl.flock(file, fcntl.LOCK_EX)"
+    with (
+        another_process(code, cache.folder / f"{A}.lock") as process,
+        must_not_block(),
+        pytest.raises(TimeoutError, match=rf"found that process {process.pid} keeps it\. End that one.*{A}\.lock"),
+    ):
+        cache.lease(A)
+    cache.lease(A).close()
+
+
+def test_the_waiting_for_a_lock_can_be_interrupted(cache: Cache) -> None:
+    put_copy(cache, A)
+    code = "import fcntl\nfile = open(sys.argv[1])\nfcntl.flock(file, fcntl.LOCK_EX)"
+    with another_process(code, cache.folder / f"{A}.lock"):
+        script = f"{IMPORTS}\nprint(flush=True)\nCache(sys.argv[1]).lease(sys.argv[2])"
+        command = [sys.executable, "-c", script, str(cache.folder), A]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+            assert waiting.stdout is not None
+            waiting.stdout.readline()
+            waiting.send_signal(signal.SIGINT)
+            assert b"KeyboardInterrupt" in waiting.communicate(timeout=20)[1]
+
+
+# --- what is there ---------------------------------------------------------------------------------------------------
+
+
+def test_copies_are_told_with_their_size_and_state(cache: Cache) -> None:
+    put_copy(cache, A, 500, used=10)
+    put_copy(cache, B, 700, used=20, complete=False)
+    found = {copy.digest: copy for copy in cache.copies()}
+    assert found.keys() == {A, B}
+    assert [(copy.nbytes, copy.complete, copy.last_used, copy.in_use) for copy in (found[A], found[B])] == [
+        (500, True, 10, False),
+        (700, False, 20, False),
+    ]
+    assert found[A].path == str(cache.folder / A)
+
+
+def test_use_is_told_where_the_kernel_does_not_say_by_whom(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_lock_holders", dict)
+    put_copy(cache, A)
+    put_copy(cache, B)
+    with cache.lease(A):
+        assert {copy.digest: (copy.in_use, copy.processes) for copy in cache.copies()} == {
+            A: (True, ()),
+            B: (False, ()),
+        }
+
+
+def test_who_waits_for_a_lock_does_not_hold_it(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text(
+        "1: FLOCK  ADVISORY  READ  12 fe:00:345 0 EOF\n"
+        "1: -> FLOCK  ADVISORY  WRITE 13 fe:00:345 0 EOF\n"
+        "2: POSIX  ADVISORY  WRITE 14 fe:00:345 0 EOF\n"
+        "3: FLOCK  ADVISORY  READ  15 fe:00:345 0 EOF\n"
+    )
+    assert module._lock_holders(tmp_path) == {"fe:00:345": {12, 15}}
+    assert module._lock_holders(tmp_path / "nowhere") == {}
+
+
+# --- eviction --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_not_used_for_longest_goes_first_and_no_more_than_need_be(cache: Cache) -> None:
+    for digest, used in ((A, 30), (B, 10), (C, 20)):
+        put_copy(cache, digest, 1000, used)
+    report = cache.evict(keep=2500)
+    assert [copy.digest for copy in report.removed] == [B]
+    assert (report.nbytes, report.kept) == (2000, ())
+    assert not cache.evict(keep=2000).removed
+    with cache.lease(C):
+        os.utime(cache.folder / f"{C}.lock", (20, 20))
+        report = cache.evict(keep=1000)
+    assert ([copy.digest for copy in report.removed], [copy.digest for copy in report.kept]) == ([A], [C])
+
+
+def test_copies_go_until_so_many_bytes_are_free(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    for digest, used in ((A, 30), (B, 10), (C, 20)):
+        put_copy(cache, digest, 1000, used)
+    monkeypatch.setattr(Cache, "free_nbytes", lambda self: 5000 - 1000 * len(self.copies()))
+    assert not cache.evict(free=2000).removed
+    assert [copy.digest for copy in cache.evict(free=3500).removed] == [B, C]
+    with pytest.raises(ValueError, match="either keep or free"):
+        cache.evict()
+
+
+def test_free_bytes_are_those_that_a_user_may_write(cache: Cache) -> None:
+    cache.lease(A).close()
+    status = os.statvfs(cache.folder)
+    assert 0 < cache.free_nbytes() <= status.f_blocks * status.f_frsize
+
+
+def test_nothing_else_in_the_folder_is_removed(cache: Cache) -> None:
+    put_copy(cache, A)
+    for name in ("notes.txt", ".hidden", "a" * 63, f"{A}.bak", f"x{B}.lock"):
+        (cache.folder / name).write_bytes(b"mine")
+    (cache.folder / "imagenet").mkdir()
+    left = set(os.listdir(cache.folder)) - {A, f"{A}.lock"}
+    cache.evict(keep=0)
+    assert set(os.listdir(cache.folder)) == left
+
+
+def test_what_a_killed_evictor_left_is_swept_but_not_what_a_living_one_is_at(cache: Cache) -> None:
+    put_copy(cache, A)
+    left, busy = (cache.folder / f".{digest}.0123.evicted" for digest in (A, B))
+    for path in (left, busy):
+        path.mkdir()
+        (path / "train-00000.npy").write_bytes(b"x")
+    descriptor = os.open(busy, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        cache.sweep()
+        assert not left.exists()
+        assert (busy / "train-00000.npy").exists()
+    finally:
+        os.close(descriptor)
+    cache.evict(keep=10**9)
+    assert not busy.exists()
+    assert digests(cache) == {A}
+
+
+def test_an_evictor_that_fails_halfway_leaves_no_half_of_a_copy(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_copy(cache, A)
+
+    def rmtree(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", rmtree)
+        with pytest.raises(OSError, match=r"\.evicted"):
+            cache.evict(keep=0)
+    assert cache.copies() == []
+    cache.sweep()
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+def test_locks_without_a_copy_are_swept_unless_somebody_holds_them(cache: Cache) -> None:
+    cache.lease(A).close()
+    with cache.lease(B):
+        cache.sweep()
+        assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{B}.lock"}
+    cache.sweep()
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
+def test_a_look_at_the_copies_does_not_keep_them(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_copy(cache, A)
+    descriptor = os.open(cache.folder / f"{A}.lock", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as `copies` does for a moment
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: os.close(descriptor))
+    assert cache.evict(keep=0).removed
+
+
+def test_a_copy_that_somebody_else_has_just_evicted_is_gone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_copy(cache, A)
+    copies = cache.copies()
+    cache.evict(keep=0)
+    monkeypatch.setattr(Cache, "copies", lambda self: copies)
+    assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
+    assert os.listdir(cache.folder) == [MARKER_NAME]

@@ -1,0 +1,285 @@
+"""What `shardio list` shows: every set below the roots, in whatever state, and nothing that is none."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from servers import ObjectStore, running_store, store
+from test_commands import assert_one_clear_error, shardio
+
+from shardio.format.manifest import load_manifest
+from shardio.sets.cache.folder import Cache
+from shardio.sets.cache.stage import stage
+from shardio.sets.catalogue import CatalogueEntry, list_sets
+from shardio.sets.leftovers import folder_of
+from shardio.sets.publish import publish
+from shardio.sets.remote import RemoteStorage
+from shardio.system.files import _machine
+
+__all__ = ["running_store", "store"]
+
+
+@pytest.fixture
+def root(make_set: Callable[..., Path], tmp_path: Path) -> Path:
+    """One set of every state, and folders that are none."""
+    root = tmp_path / "root"
+    root.mkdir()
+    out = make_set(25)
+    publish(out, root / "sound")
+    for name in ("damaged", "damaged-shards"):
+        shutil.copytree(out, root / name)
+    data = (root / "damaged" / "manifest.json").read_text()
+    (root / "damaged" / "manifest.json").write_text(data.replace('"num_samples": 25', '"num_samples": 26'))
+    (root / "damaged-shards" / "train-00000.npy").unlink()  # `verify` looks at these
+    (root / "converting" / ".convert").mkdir(parents=True)
+    (root / "none").mkdir()
+    (root / "file").write_text("no folder")
+    shutil.copytree(out, root / ".sound.0123abcd-0123456789abcdef.tmp.d")
+    (root / "linked").symlink_to(out)
+    return root
+
+
+def test_every_set_below_a_root_is_listed_with_its_state(root: Path) -> None:
+    (listing,) = list_sets([str(root)])
+    assert (listing.root, listing.problem) == (str(root), "")
+    states = {entry.name: entry.state for entry in listing.sets}
+    assert states == {
+        "converting": "unfinished",
+        "damaged": "damaged",
+        "damaged-shards": "damaged",
+        "linked": "published",
+        "sound": "published",
+    }
+    assert list(states) == sorted(states)
+    manifest = load_manifest(root / "sound")
+    assert listing.sets[-1] == CatalogueEntry(
+        "sound",
+        str(root / "sound"),
+        "published",
+        digest=manifest.digest,
+        sample_shape=(6, 5, 3),
+        num_samples={"train": 25},
+        nbytes=manifest.nbytes,
+    )
+    damaged, lacking = (entry for entry in listing.sets if entry.state == "damaged")
+    assert "num_samples: expected the shards' sum 25, found 26" in damaged.reason
+    assert (damaged.digest, damaged.num_samples) == ("", {})
+    assert lacking.reason == f"{root}/damaged-shards/train-00000.npy: expected a file of the shard set, found nothing"
+    assert (lacking.digest, lacking.num_samples) == (manifest.digest, {"train": 25})
+
+
+def test_a_set_that_may_not_be_read_is_listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(place: str, digest: str | None) -> None:
+        raise PermissionError(13, "Permission denied", f"{place}/manifest.json")
+
+    monkeypatch.setattr("shardio.sets.storage.load_manifest", refused)
+    (listing,) = list_sets([str(root)])
+    assert {entry.state for entry in listing.sets} == {"unreadable"}
+    assert "Permission denied" in listing.sets[0].reason
+
+
+@pytest.mark.parametrize("file", ["train-00000.npy", "train-00002.npy", "train-index.npy", "rejects.jsonl"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "grown", "link"])
+def test_a_set_whose_files_are_not_all_there_is_damaged(
+    damage: str, file: str, make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = make_set(25)
+    digest, path = load_manifest(out).digest, out / file
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "link":
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif damage != "missing":
+        path.write_bytes(content[:-1] if damage == "cut" and content else content + b"x")
+    (listing,) = list_sets([str(tmp_path)])
+    (entry,) = (entry for entry in listing.sets if entry.name == out.name)
+    assert (entry.state, entry.digest) == ("damaged", digest)
+    assert entry.reason.startswith(f"{path}: expected ")
+    facts = json.loads(shardio("info", out, "--json").stdout)
+    assert (facts["state"], facts["reason"]) == ("damaged", entry.reason)
+
+
+def test_a_root_that_cannot_be_read_hides_no_other(root: Path, tmp_path: Path) -> None:
+    missing, file = tmp_path / "missing", root / "file"
+    listings = list_sets([str(missing), str(root), str(file), "nonsense://x"])
+    assert [bool(listing.problem) for listing in listings] == [True, False, True, True]
+    assert len(listings[1].sets) == 5
+    assert "No such file" in listings[0].problem
+
+
+def test_the_sets_of_an_object_store_and_of_a_web_server_are_listed(root: Path, store: ObjectStore) -> None:
+    store.put_set(root / "sound", "listed/one")
+    store.put_set(root / "damaged", "listed/two")
+    store.put("sets/listed/none/file", b"x")
+    store.put("sets/listed/file", b"x")
+    (listing,) = list_sets(["s3://sets/listed"])
+    assert [(entry.name, entry.state) for entry in listing.sets] == [("one", "published"), ("two", "damaged")]
+    assert listing.sets[0].path == "s3://sets/listed/one"
+    assert listing.sets[0].digest == load_manifest(root / "sound").digest
+    store.put_set(root / "sound", "listed/later")
+    (listing,) = list_sets(["s3://sets/listed"])
+    assert [entry.name for entry in listing.sets] == ["later", "one", "two"]
+    store.put("sets/listed/later/train-00001.npy", b"cut")
+    (listing,) = list_sets(["s3://sets/listed"])
+    assert [entry.state for entry in listing.sets] == ["damaged", "published", "damaged"]
+    assert listing.sets[0].reason.startswith("s3://sets/listed/later/train-00001.npy: expected 4")
+    (root / "sound" / "train-00000.npy").unlink()
+    store.put_set(root / "sound", "listed/lacking")
+    (listing,) = list_sets(["s3://sets/listed"])
+    assert (listing.sets[0].name, listing.sets[0].state) == ("lacking", "damaged")
+    assert "train-00000.npy: expected a file of the shard set, found nothing" in listing.sets[0].reason
+    (listing,) = list_sets(["s3://sets/nothing"])
+    assert (listing.sets, "s3://sets/nothing" in listing.problem) == ((), True)
+
+
+def test_what_publishers_left_is_listed_with_its_size_and_stays(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for name, machine in (("dead", _machine()), ("elsewhere", "0badcafe"), ("alive", _machine())):
+        lock = root / f".{name}.{machine}-0123456789abcdef.tmp"
+        lock.touch()
+        folder_of(lock).mkdir()
+        (folder_of(lock) / "train-00000.npy").write_bytes(b"x" * 5000)
+    before = sorted(root.rglob("*"))
+    with lock.open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (listing,) = list_sets([str(root)])
+        result = shardio("list", root)
+    assert {(Path(left.path).name.split(".")[1], left.nbytes, left.abandoned) for left in listing.left_overs} == {
+        ("dead", 5000, True),
+        ("elsewhere", 5000, False),
+        ("alive", 5000, False),
+    }
+    assert sorted(root.rglob("*")) == before
+    lines = result.stdout.splitlines()[1:]
+    assert [line.startswith(f"left over: {root}/.") for line in lines] == [True] * 3
+    assert sum(line.endswith("5 kB; the next `shardio publish` there removes it, if it may") for line in lines) == 1
+    facts = json.loads(shardio("list", root, "--json").stdout)
+    assert len(facts["roots"][0]["left_overs"]) == 3
+
+
+def test_a_root_that_may_only_be_read_is_listed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def read_only(path: str | Path, flags: int, *rest: int, **named: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        if str(path).endswith(".tmp"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, *rest, **named)
+
+    (root / ".sound.0123abcd-0123456789abcdef.tmp").touch()
+    monkeypatch.setattr(os, "open", read_only)
+    (listing,) = list_sets([str(root)])
+    assert (len(listing.sets), listing.problem) == (5, "")
+    assert [left.abandoned for left in listing.left_overs] == [False]
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+def test_list_prints_a_table(root: Path, tmp_path: Path) -> None:
+    digest = load_manifest(root / "sound").digest
+    env = {**os.environ, "SHARDIO_PATH": str(root)}
+    env.pop("SHARDIO_CACHE", None)
+    result = shardio("list", env=env)
+    assert (result.returncode, result.stderr) == (0, "")
+    header, *rows = result.stdout.splitlines()
+    assert header.split() == ["name", "samples", "shape", "size", "digest", "state"]
+    assert rows[0].split() == ["converting", "unfinished"]
+    nbytes = f"{load_manifest(root / 'sound').nbytes / 1000:.3g}"
+    texts = ["sound", "train 25", "6 x 5 x 3", f"{nbytes} kB", digest[:12], "published"]
+    assert re.split("  +", rows[4]) == texts
+    assert rows[4].index("published") == rows[0].index("unfinished") == header.index("state")
+    assert rows[5].startswith(f"damaged: {root}/damaged/manifest.json: ")
+
+    cached = ("list", root, "--cache", tmp_path / "cache")
+    assert shardio(*cached).stdout.splitlines()[5].endswith("published   no")
+    stage(root / "sound", tmp_path / "cache")
+    with Cache(tmp_path / "cache").lease(digest) as lease:
+        result = shardio("list", env={**env, "SHARDIO_CACHE": str(tmp_path / "cache")})
+        assert result.stdout.splitlines()[5].endswith("published   yes, in use by 1")
+    (lease.path / "manifest.json").unlink()
+    assert shardio(*cached).stdout.splitlines()[5].endswith("published   unfinished")
+    facts = json.loads(shardio(*cached, "--json").stdout)
+    (listing,) = facts["roots"]
+    assert [entry["cached"] and entry["cached"]["complete"] for entry in listing["sets"]] == [
+        *(None, None, False, False, False),
+    ]
+    assert listing["sets"][4]["digest"] == digest
+    (tmp_path / "cache" / "shardio-cache.txt").unlink()
+    assert_one_clear_error(shardio(*cached), 1, "expected a cache that `shardio stage` has made")
+
+
+def test_list_tells_of_roots_that_cannot_be_read(root: Path, tmp_path: Path) -> None:
+    result = shardio("list", root, tmp_path / "missing")
+    assert result.returncode == 1
+    assert "sound" in result.stdout
+    assert result.stdout.splitlines()[0].endswith("root")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"shardio: error: {tmp_path / 'missing'}: ")
+    env = {name: value for name, value in os.environ.items() if name != "SHARDIO_PATH"}
+    assert_one_clear_error(shardio("list", env=env), 2, "expected a ROOT, or roots in SHARDIO_PATH")
+
+
+def test_commands_take_the_name_of_a_set(root: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "SHARDIO_PATH": str(root)}
+    for command in ("info", "verify", "warm"):
+        result = shardio(command, "sound", env=env)
+        assert result.returncode == 0, result.stderr
+        assert str(root / "sound") in result.stdout
+    assert_one_clear_error(shardio("verify", "soundless", env=env), 1, f"SHARDIO_PATH: {root}")
+    assert_one_clear_error(shardio("verify", "s3://b/x", env=env), 1, "expected a folder, found a URL")
+
+
+def test_info_tells_of_a_set_that_a_url_names(root: Path, store: ObjectStore) -> None:
+    store.put_set(root / "sound", "told")
+    result = shardio("info", "s3://sets/told", "--json")
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert (facts["path"], facts["digest"]) == ("s3://sets/told", load_manifest(root / "sound").digest)
+    assert_one_clear_error(shardio("info", "s3://sets/missing"), 1, "s3://sets/missing/manifest.json: not found")
+
+
+def test_help_names_the_commands_and_where_the_cache_comes_from() -> None:
+    text = shardio("--help").stdout
+    assert "\n  list " in text
+    assert "\n  publish " in text
+    assert "SHARDIO_CACHE" in shardio("list", "--help").stdout
+
+
+def test_publish_sums_up_what_it_did(root: Path, tmp_path: Path, make_set: Callable[..., Path]) -> None:
+    out, digest = make_set(25), load_manifest(root / "sound").digest
+    result = shardio("publish", out, root / "copied", umask=0o022)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("copied 6 files, ")
+    assert f"digest {digest[:16]}\n  published as {root / 'copied'}\n" in result.stdout
+    assert_one_clear_error(shardio("publish", out, root / "copied"), 1, "expected nothing there, found something")
+    result = shardio("publish", out, root / "private", "--move", umask=0o077)
+    assert result.stdout.startswith("moved 6 files, ")
+    assert f"only its owner can read it, as the umask says: `chmod -R a+rX {root / 'private'}`" in result.stdout
+    env = {**os.environ, "SHARDIO_PATH": str(root)}
+    facts = json.loads(shardio("publish", "private", root / "again", "--json", env=env).stdout)
+    assert (facts["digest"], facts["renamed"], facts["num_files"]) == (digest, False, 6)
+
+
+def test_a_set_in_a_store_that_may_be_read_and_not_be_listed_is_told(
+    root: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_set(root / "sound", "unlisted")
+    storage = RemoteStorage("s3://sets/unlisted")
+
+    def refused() -> None:
+        raise PermissionError(13, "listing failed", "s3://sets/unlisted")
+
+    monkeypatch.setattr(storage, "_list", refused)
+    assert storage.find_fault(storage.load_manifest()) == ""

@@ -1,0 +1,181 @@
+"""A damaged set is never taken for a sound one: a short form of tools/damage_set.py, and whether it would notice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import damage_set
+import numpy as np
+import pytest
+from damage_set import FIFO, KINDS, LINK, NOTHING, SHAPE, Damage, Site, expected_samples, is_seen_at_open
+
+from shardio.errors import FormatError
+from shardio.format.layout import HEADER_NBYTES, sample_nbytes
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import Problem, VerifyReport, verify
+
+ROOT = Path(__file__).resolve().parents[2]
+NBYTES = sample_nbytes(SHAPE)
+
+
+def run_python(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, *map(str, words)]
+    environ = {**os.environ, "PYTHONPATH": path, **environ}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environ)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    return damage_set._make_site(tmp_path / "site")
+
+
+def test_every_damage_is_found_named_and_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    result = run_python(ROOT / "tools" / "damage_set.py", "--damages", "500", "--seed", "5", TMPDIR=str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "500 damages, 0 not found or not named, 0 deaths, 0 hangs"
+    assert os.listdir(tmp_path) == []
+
+
+def test_damages_are_of_every_kind_and_size_and_the_same_for_a_seed(site: Site) -> None:
+    damages = [site.draw(1, number) for number in range(1500)]
+    assert [site.draw(1, number) for number in range(50)] == damages[:50]
+    assert {damage.kind for damage in damages} == set(KINDS)
+    assert {name for damage in damages for name in damage.changed} == set(site.sound)
+    sizes = set()
+    for damage in damages:
+        for name, now in damage.changed.items():
+            was = site.sound[name]
+            assert now != was
+            if isinstance(now, bytes) and len(now) == len(was):
+                sizes.add(int(np.count_nonzero(np.frombuffer(now, np.uint8) != np.frombuffer(was, np.uint8))))
+    assert min(sizes) == 1
+    assert max(sizes) > 50_000
+
+
+def test_what_must_be_named_and_refused_is_told_by_the_bytes(site: Site) -> None:
+    name = "train-00001.npy"
+    was = site.sound[name]
+    changed = was[: HEADER_NBYTES + 3 * NBYTES] + b"?" + was[HEADER_NBYTES + 3 * NBYTES + 1 :]
+    assert expected_samples(name, was, changed) == ((24 + 3,) if changed != was else ())
+    assert not is_seen_at_open(name, was, changed)
+    assert expected_samples(name, was, was[: HEADER_NBYTES + 5 * NBYTES + 1]) == tuple(range(24 + 5, 48))
+    assert expected_samples(name, was, was + b"x") == expected_samples(name, was, LINK) == ()
+    assert expected_samples(name, was, NOTHING) == tuple(range(24, 48))
+    for now in (was[:-1], was + b"x", FIFO, NOTHING, b"?" + was[1:]):
+        assert is_seen_at_open(name, was, now)
+    assert not is_seen_at_open("rejects.jsonl", b"x", b"")
+    assert is_seen_at_open("manifest.json", b"xx", b"xy")
+
+
+def test_a_set_is_what_it_was_after_every_kind_of_damage(site: Site) -> None:
+    tried = set()
+    for number in range(200):
+        damage = site.draw(3, number)
+        assert site.try_damage(damage) == ""
+        tried.add(damage.kind)
+        assert {path.name: path.read_bytes() for path in site.folder.iterdir()} == site.sound
+        assert not any(path.is_symlink() for path in site.folder.iterdir())
+    assert tried == set(KINDS)
+
+
+def without_samples(problem: Problem) -> Problem:
+    return replace(problem, samples=())
+
+
+def without_path(problem: Problem) -> Problem:
+    return replace(problem, detail="something is damaged")
+
+
+def careless(mend: Callable[[VerifyReport], VerifyReport], **options: Any) -> Callable[..., VerifyReport]:
+    return lambda folder, workers: mend(verify(folder, workers=workers, **options))
+
+
+def of_all(change: Callable[[Problem], Problem]) -> Callable[[VerifyReport], VerifyReport]:
+    return lambda report: replace(report, problems=tuple(map(change, report.problems)))
+
+
+@pytest.mark.parametrize(
+    ("careless_verify", "told"),
+    [
+        (careless(lambda report: report, quick=True), "to be named, found"),
+        (careless(lambda report: report, subset=0.2, seed=0), "to be named, found"),
+        (careless(lambda report: replace(report, problems=())), "found {}"),
+        (careless(lambda report: replace(report, problems=report.problems[:1])), "to be named, found"),
+        (careless(of_all(without_samples)), "to be named, found"),
+        (careless(of_all(without_path)), "expected the path in"),
+        (
+            careless(lambda report: replace(report, problems=(*report.problems, Problem("rejects.jsonl", "x", (1,))))),
+            "'rejects.jsonl': (1,)",
+        ),
+    ],
+    ids=["sizes alone", "some samples", "nothing", "one file", "no samples", "no path", "too much"],
+)
+def test_a_careless_verifier_is_noticed(
+    careless_verify: Callable[..., VerifyReport], told: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damage_set, "verify", careless_verify)
+    wrong = [text for number in range(60) if (text := site.try_damage(site.draw(7, number)))]
+    assert wrong
+    assert all(told in text for text in wrong)
+
+
+def test_a_careless_opening_is_noticed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = Damage("cut off", {"val-00001.npy": site.sound["val-00001.npy"][:-1]})
+    flipped = Damage("one bit flipped", {"val-00001.npy": site.sound["val-00001.npy"][:-1] + b"?"})
+    assert site.try_damage(cut) == site.try_damage(flipped) == ""
+    monkeypatch.setattr(damage_set, "open_shards", lambda folder, split: None)
+    assert "expected val to be refused for ['val-00001.npy'], but it was opened" in site.try_damage(cut)
+
+    def refuse(folder: Path, split: str) -> None:
+        raise FormatError("something is damaged")
+
+    monkeypatch.setattr(damage_set, "open_shards", refuse)
+    assert "expected train to be refused for nothing, found something is damaged" in site.try_damage(flipped)
+
+    def refuse_another(folder: Path, split: str) -> None:
+        if split == "val":
+            raise FormatError(f"{folder / 'val-00000.npy'}: is damaged")
+        open_shards(folder, split)
+
+    monkeypatch.setattr(damage_set, "open_shards", refuse_another)
+    assert "expected val to be refused for ['val-00001.npy'], found" in site.try_damage(cut)
+
+
+def test_a_process_that_dies_or_hangs_is_noticed_and_the_other_damages_are_done(tmp_path: Path) -> None:
+    script = """
+import os, time
+import damage_set as tool
+tool.PATIENCE_SECONDS = 1
+tool.BATCH = 7
+draw = tool.Site.draw
+def noting(site, seed, number):
+    site.__dict__["number"] = number
+    return draw(site, seed, number)
+judge = tool.Site.judge
+def broken(site, damage):
+    if site.number == 17:
+        os.abort()
+    if site.number == 20:
+        time.sleep(60)
+    if site.number == 23:
+        raise ZeroDivisionError
+    return judge(site, damage)
+tool.Site.draw, tool.Site.judge = noting, broken
+counts = tool.damage_set(40, 0, 2)
+print(counts.kinds.total(), counts.deaths, counts.hangs, counts.missed)
+print(*[violation.splitlines()[0] for violation in counts.violations], sep="\\n")
+"""
+    result = run_python("-c", script, TMPDIR=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    first, *violations = result.stdout.splitlines()
+    assert first == "40 1 1 1"
+    assert [line.split(" of ")[0] for line in sorted(violations)] == ["damage 17", "damage 20", "damage 23"]
+    assert os.listdir(tmp_path) == []

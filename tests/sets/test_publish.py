@@ -1,0 +1,514 @@
+"""Publishing into a shared root: the whole set or nothing, never over anything, readable by those who should."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from test_files import must_not_block
+
+from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceError
+from shardio.format.manifest import load_manifest
+from shardio.sets import publish as publisher
+from shardio.sets.leftovers import find_left_overs, sweep_left_overs
+from shardio.sets.publish import publish
+from shardio.sets.verify import verify
+from shardio.system.files import _boot_time, _machine
+
+
+@pytest.fixture
+def out(make_set: Callable[..., Path]) -> Path:
+    return make_set(25)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def modes(folder: Path) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+
+
+def test_a_copy_has_the_bytes_of_the_set_and_leaves_it_alone(out: Path, root: Path) -> None:
+    before, seen = contents(out), list[tuple[int, int]]()
+    report = publish(out, root / "small", on_progress=lambda nbytes, total: seen.append((nbytes, total)))
+    assert contents(out) == contents(root / "small") == before
+    manifest = load_manifest(out)
+    assert (report.path, report.digest, report.renamed) == (str(root / "small"), manifest.digest, False)
+    assert (report.num_files, report.nbytes, report.readable_by) == (len(before), manifest.nbytes, "all")
+    assert sum(nbytes for nbytes, _ in seen) == manifest.nbytes
+    assert os.listdir(root) == ["small"]
+
+
+def test_a_move_within_a_filesystem_is_a_rename(out: Path, root: Path) -> None:
+    before = contents(out)
+    inodes = {path.name: path.stat().st_ino for path in out.iterdir()}
+    report = publish(out, root / "small", move=True)
+    assert report.renamed
+    assert contents(root / "small") == before
+    assert {path.name: path.stat().st_ino for path in (root / "small").iterdir()} == inodes
+    assert not out.exists()
+    assert os.listdir(root) == ["small"]
+
+
+def test_a_move_to_another_filesystem_is_a_copy_that_then_removes_the_set(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(out)
+    monkeypatch.setattr(publisher, "_can_be_renamed", lambda source, root: False)
+    (out / "notes.txt").write_text("mine")
+    assert not publish(out, root / "small", move=True).renamed
+    assert contents(root / "small") == before
+    assert os.listdir(out) == ["notes.txt"]
+    again = root / "again"
+    publish(root / "small", again, move=True)
+    assert not (root / "small").exists()
+    assert contents(again) == before
+
+
+@pytest.mark.parametrize("renameat2", [True, False])
+def test_a_move_from_one_mount_of_a_filesystem_to_another_is_a_copy_too(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, renameat2: bool
+) -> None:
+    before = contents(out)
+    real, real_rename = publisher._rename_without_replacing, Path.rename
+
+    def rename(folder: Path, target: Path) -> Path:
+        if folder == out:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(folder), None, str(target))
+        return real_rename(folder, target)
+
+    def rename_without_replacing(folder: Path, target: Path) -> bool:
+        if folder == out and renameat2:
+            rename(folder, target)
+        return renameat2 and real(folder, target)
+
+    monkeypatch.setattr(publisher, "_rename_without_replacing", rename_without_replacing)
+    monkeypatch.setattr(Path, "rename", rename)
+    assert not publish(out, root / "small", move=True).renamed
+    assert contents(root / "small") == before
+    assert os.listdir(root) == ["small"]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("move", [True, False])
+def test_a_folder_whose_names_cannot_be_synced_as_it_may_not_be_read_is_no_failure(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, move: bool
+) -> None:
+    def fsync_folder(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    monkeypatch.setattr(publisher, "fsync_folder", fsync_folder)
+    assert publish(out, root / "small", move=move).renamed is move
+    assert verify(root / "small").ok
+
+
+def test_what_does_not_belong_to_the_set_is_not_taken_along(out: Path, root: Path) -> None:
+    before = contents(out)
+    (out / ".convert").mkdir()
+    (out / ".convert" / "plan.json").write_text("{}")
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ConvertError, match=r"found '\.convert': remove it, or publish a copy"):
+        publish(out, root / "small", move=True)
+    assert os.listdir(root) == []
+    publish(out, root / "small")
+    assert contents(root / "small") == before
+    assert (out / "notes.txt").exists()
+
+
+def test_an_unfinished_set_is_refused(out: Path, root: Path) -> None:
+    (out / "manifest.json").unlink()
+    (out / ".convert").mkdir()
+    for move in (False, True):
+        with pytest.raises(SetNotFoundError, match="was not finished"):
+            publish(out, root / "small", move=move)
+    assert os.listdir(root) == []
+
+
+@pytest.mark.parametrize("move", [False, True])
+@pytest.mark.parametrize("there", ["set", "file", "empty folder", "dangling link"])
+def test_what_exists_is_never_replaced(out: Path, root: Path, move: bool, there: str) -> None:
+    target = root / "small"
+    if there == "set":
+        shutil.copytree(out, target)
+    elif there == "file":
+        target.write_text("mine")
+    elif there == "empty folder":
+        target.mkdir()
+    else:
+        target.symlink_to("nowhere")
+    before = contents(out)
+    with pytest.raises(ConvertError, match="small: expected nothing there, found something"):
+        publish(out, target, move=move)
+    assert contents(out) == before
+    assert os.listdir(root) == ["small"]
+
+
+@pytest.mark.parametrize("renameat2", [True, False])
+@pytest.mark.parametrize("there", ["set", "file", "empty folder"])
+def test_what_appears_at_the_last_moment_is_not_replaced(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, there: str, renameat2: bool
+) -> None:
+    real = publisher._rename_new
+
+    def late(folder: Path, target: Path) -> None:
+        if there == "file":
+            target.write_text("mine")
+        else:
+            target.mkdir()
+        if there == "set":
+            (target / "manifest.json").write_text("mine")
+        real(folder, target)
+
+    monkeypatch.setattr(publisher, "_rename_new", late)
+    if not renameat2:
+        monkeypatch.setattr(publisher, "_rename_without_replacing", lambda folder, target: False)
+    with pytest.raises(ConvertError, match="small: expected nothing there, found something"):
+        publish(out, root / "small")
+    assert os.listdir(root) == ["small"]
+    assert load_manifest(out)
+
+
+def test_renameat2_is_there_and_refuses_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    if sys.platform != "linux":
+        pytest.skip("renameat2 is of Linux")
+    with pytest.raises(FileExistsError):
+        publisher._rename_without_replacing(tmp_path / "a", tmp_path / "b")
+    assert publisher._rename_without_replacing(tmp_path / "a", tmp_path / "c")
+    assert sorted(os.listdir(tmp_path)) == ["b", "c"]
+
+
+def test_a_filesystem_without_renameat2_publishes_too(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(out)
+    monkeypatch.setattr(publisher, "_RENAME_NOREPLACE", 1 << 30)  # EINVAL, as from NFS
+    publish(out, root / "small")
+    publish(out, root / "moved", move=True)
+    assert contents(root / "small") == contents(root / "moved") == before
+
+
+@pytest.mark.parametrize("move", [False, True])
+@pytest.mark.parametrize(
+    ("umask", "file_mode", "folder_mode", "readable_by"),
+    [(0o022, 0o644, 0o755, "all"), (0o027, 0o640, 0o750, "group"), (0o077, 0o600, 0o700, "owner")],
+)
+def test_permissions_are_those_of_new_files_whatever_they_were(
+    out: Path, root: Path, move: bool, umask: int, file_mode: int, folder_mode: int, readable_by: str
+) -> None:
+    for path in out.iterdir():
+        path.chmod(0o400)
+    out.chmod(0o700)
+    os.umask(umask)
+    assert publish(out, root / "small", move=move).readable_by == readable_by
+    assert modes(root / "small") == {file_mode}
+    assert stat.S_IMODE((root / "small").stat().st_mode) == folder_mode
+
+
+@pytest.mark.parametrize("move", [False, True])
+@pytest.mark.parametrize("setgid", [False, True])
+def test_the_group_is_that_which_the_root_hands_on(out: Path, root: Path, move: bool, setgid: bool) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may give a folder to any group")
+    os.chown(root, -1, 4321)
+    root.chmod(0o2775 if setgid else 0o775)
+    before = out.stat().st_gid
+    publish(out, root / "small", move=move)
+    groups = {path.stat().st_gid for path in (root / "small", *(root / "small").iterdir())}
+    assert groups == {4321 if setgid else before}
+    assert bool((root / "small").stat().st_mode & stat.S_ISGID) == setgid
+    assert modes(root / "small") == {0o644}
+
+
+def test_a_set_whose_permissions_are_anothers_to_change_is_not_moved(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    publish(out, root / "as-new", move=True)  # nothing need be changed
+    os.umask(0o027)
+    with pytest.raises(ConvertError, match=r"as-new: its permissions .* publish a copy"):
+        publish(root / "as-new", root / "other", move=True)
+    assert os.listdir(root) == ["as-new"]
+
+
+def test_damage_is_found_while_copying_and_nothing_is_published(out: Path, root: Path) -> None:
+    shard = out / "train-00001.npy"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(FormatError, match=r"train-00001.npy: sha256: expected .*`shardio repair` mends it"):
+        publish(out, root / "small")
+    os.truncate(shard, 5000)
+    for move in (False, True):
+        with pytest.raises(FormatError, match=r"train-00001.npy: expected \d+ bytes, as the manifest says, found 5000"):
+            publish(out, root / "small", move=move)
+    assert os.listdir(root) == []
+    assert (out / "manifest.json").exists()
+
+
+def test_a_failure_stops_the_other_copies(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "_BLOCK_NBYTES", 1)
+    (out / "train-00000.npy").write_bytes(b"")
+    seen = []
+
+    def show(nbytes: int, total: int) -> None:
+        seen.append(nbytes)
+        time.sleep(0.001)
+
+    with pytest.raises(FormatError, match="found 0"):
+        publish(out, root / "small", on_progress=show)
+    assert len(seen) < load_manifest(out).nbytes / 2
+    assert os.listdir(root) == []
+
+
+@pytest.mark.parametrize("name", [".hidden", "with space", "a:b", "-x"])
+def test_a_name_that_jobs_cannot_say_is_refused(out: Path, root: Path, name: str) -> None:
+    with pytest.raises(ConvertError, match="expected ROOT/NAME, with a name of letters"):
+        publish(out, root / name)
+
+
+def test_places_that_cannot_be_are_refused(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConvertError, match="expected a folder to publish into, found none"):
+        publish(out, root / "missing" / "small")
+    for move in (False, True):
+        with pytest.raises(ConvertError, match="outside of the set"):
+            publish(out, out / "small", move=move)
+    usage = shutil.disk_usage(root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(SpaceError, match=r"expected room for [\d,]+ bytes, found 10 free"):
+        publish(out, root / "small")
+    assert os.listdir(root) == []
+
+
+def test_a_full_disk_leaves_nothing(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(publisher, "reserve", full)
+    with pytest.raises(OSError, match=r"No space left on device: '/"):
+        publish(out, root / "small")
+    assert os.listdir(root) == []
+
+
+def left_over(root: Path, machine: str, age: float = 0.0) -> tuple[Path, Path]:
+    """What a publisher of that machine leaves when it is killed: lock and folder, last written to so long ago."""
+    lock = root / f".large.{machine}-0123456789abcdef.tmp"
+    folder = lock.with_name(lock.name + ".d")
+    folder.mkdir()
+    lock.touch()
+    (folder / "train-00000.npy").touch()
+    for path in (folder / "train-00000.npy", folder, lock):
+        os.utime(path, (time.time() - age, time.time() - age))
+    return lock, folder
+
+
+def test_what_killed_publishers_left_is_swept_and_what_living_ones_write_is_not(out: Path, root: Path) -> None:
+    here = left_over(root, _machine())
+    publish(out, root / "a")
+    assert not any(path.exists() for path in here)
+
+    lock, folder = left_over(root, _machine())
+    with lock.open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        publish(out, root / "b")
+        assert lock.exists()
+        assert (folder / "train-00000.npy").exists()
+    lock.unlink()  # swept halfway
+    others = [root / ".theirs.tmp", root / ".theirs.tmp.d", root / ".theirs.12345678-0123456789abcdef.tmp.d.x"]
+    for path in others:
+        path.mkdir()
+    publish(out, root / "c")
+    assert not folder.exists()
+    assert all(path.exists() for path in others)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("elsewhere"), Path.mkdir])
+def test_what_is_no_lock_of_a_publisher_is_left_alone_and_not_waited_for(
+    out: Path, root: Path, put: Callable[[Path], None]
+) -> None:
+    (root / "elsewhere").write_bytes(b"precious")
+    lock, folder = left_over(root, _machine())
+    lock.unlink()
+    put(lock)
+    with must_not_block():
+        publish(out, root / "small")
+    assert os.path.lexists(lock)
+    assert folder.exists()
+    assert (root / "elsewhere").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("target", ["taken", "gone/name", "new"])
+@pytest.mark.parametrize("rest", ["both", "lock", "folder"])
+def test_what_a_loss_of_power_left_is_swept_by_any_next_call(out: Path, root: Path, rest: str, target: str) -> None:
+    publish(out, root / "taken")  # which was done when the power went
+    lock, folder = left_over(root, _machine())
+    if rest == "lock":
+        shutil.rmtree(folder)
+    if rest == "folder":
+        lock.unlink()
+    with contextlib.nullcontext() if target == "new" else pytest.raises(ConvertError):
+        publish(out, root / target)
+    assert (lock.exists() or folder.exists()) == (target == "gone/name")
+
+
+def test_what_may_not_be_removed_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, folder = left_over(root, _machine())
+
+    def refused(path: Path, **options: bool) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:  # for root there are no permissions
+        patch.setattr(Path, "unlink", refused)
+        patch.setattr(os, "unlink", refused)
+        sweep_left_overs(root)
+    assert lock.exists()
+    assert [left.path for left in find_left_overs(root)] == [str(folder)]
+
+
+@pytest.mark.parametrize(("age", "abandoned"), [(0, False), (1000, True)])
+def test_where_locks_do_not_work_only_what_is_older_than_the_machines_start_is_abandoned(
+    age: float, abandoned: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    lock, folder = left_over(root, _machine(), age=age)
+    other, _ = left_over(root, "0badcafe", age=age)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr("shardio.system.files._boot_time", lambda: time.time() - 500)
+    assert {left.path: left.abandoned for left in find_left_overs(root)} == {
+        f"{other}.d": False,
+        str(folder): abandoned,
+    }
+    sweep_left_overs(root)
+    assert folder.exists() == lock.exists() == (not abandoned)
+    assert other.exists()
+
+
+def test_a_machine_began_before_now_and_before_this_process() -> None:
+    assert 0 < _boot_time() < os.stat("/proc/self").st_ctime
+
+
+def test_a_set_that_is_moved_takes_no_left_overs_along(out: Path, root: Path) -> None:
+    (out / f".train-00000.npy.{_machine()}-0123456789abcdef.tmp").write_bytes(b"half")
+    assert publish(out, root / "a", move=True).renamed
+    assert not [name for name in os.listdir(root / "a") if name.startswith(".")]
+
+
+def test_another_machines_work_is_left_alone_for_an_hour_after_its_last_write(out: Path, root: Path) -> None:
+    lock, folder = left_over(root, "0badcafe", age=4000)
+    os.utime(folder / "train-00000.npy")  # the lock is old, but its holder copies
+    publish(out, root / "a")
+    assert lock.exists()
+    assert folder.exists()
+    os.utime(folder / "train-00000.npy", (time.time() - 4000, time.time() - 4000))
+    publish(out, root / "b")
+    assert not lock.exists()
+    assert not folder.exists()
+
+
+def test_of_many_publishers_of_one_name_one_wins(out: Path, root: Path) -> None:
+    barrier, outcomes = threading.Barrier(6), list[str]()
+
+    def run() -> None:
+        barrier.wait()
+        try:
+            outcomes.append(publish(out, root / "small").path)
+        except ConvertError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=run) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count(str(root / "small")) == 1
+    assert sum("expected nothing there" in outcome for outcome in outcomes) == 5
+    assert os.listdir(root) == ["small"]
+    assert verify(root / "small").ok
+
+
+KILL = """
+import os, random, shutil, signal, sys, time
+from pathlib import Path
+from shardio.sets import publish as publisher
+from shardio.system.files import _boot_time, _machine
+from shardio.sets.leftovers import find_left_overs, sweep_left_overs
+from shardio.format.manifest import load_manifest
+from shardio.sets.verify import verify
+
+original, root, rounds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+rng = random.Random(1)
+publisher._BLOCK_NBYTES = 4096
+digest, killed, published = load_manifest(original).digest, 0, 0
+start = time.monotonic()
+publisher.publish(original, root / "warm")
+seconds = time.monotonic() - start
+for number in range(rounds):
+    move, crossing = rng.choice(((False, False), (True, False), (True, True)))
+    source, target = original.with_name("source"), root / f"set-{number}"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(original, source)
+    if crossing:
+        publisher._can_be_renamed = lambda source, root: False
+    else:
+        publisher._can_be_renamed = lambda source, root: True
+    child = os.fork()
+    if not child:
+        publisher.publish(source, target, move=move)
+        os._exit(0)
+    time.sleep(rng.uniform(0, 1.5 * seconds))
+    os.kill(child, signal.SIGKILL)
+    killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    if target.exists():
+        assert verify(target).ok and load_manifest(target).digest == digest, "torn"
+        assert not [name for name in os.listdir(target) if name.startswith(".")], "temporaries inside"
+        published += 1
+        shutil.rmtree(target)
+    else:
+        assert verify(source).ok and load_manifest(source).digest == digest, "lost"
+publisher._can_be_renamed = lambda source, root: False
+shutil.rmtree(original.with_name("source"), ignore_errors=True)
+publisher.publish(original, root / "last")
+assert sorted(os.listdir(root)) == ["last", "warm"], os.listdir(root)
+print(killed, published)
+"""
+
+
+def test_a_publisher_killed_at_any_moment_leaves_the_whole_set_or_none(
+    make_set: Callable[..., Path], root: Path
+) -> None:
+    out = make_set(60, (16, 16, 3), 6)
+    command = [sys.executable, "-c", KILL, str(out), str(root), "80"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    killed, published = map(int, result.stdout.split())
+    assert killed > 20
+    assert published > 5

@@ -1,0 +1,115 @@
+"""Processes that stage, read and evict at once, and are killed: a short form of tools/race_stage.py, and its own test.
+
+It forks, and so is run in a process that has no other threads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_python(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "error", *map(str, words)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+
+
+def test_processes_that_stage_and_evict_at_once_make_one_copy_and_lose_none(tmp_path: Path) -> None:
+    words = ("--rounds", "8", "--processes", "12", "--seed", "1", "--folder", tmp_path)
+    result = run_python(ROOT / "tools" / "race_stage.py", *words)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("\n8 rounds of staging, 8 of eviction, 0 violations\n")
+    counts = {
+        word: int(number)
+        for number, word in re.findall(r"(\d+) (files copied|processes served|killed|copies evicted)", result.stdout)
+    }
+    assert len(counts) == 4
+    assert all(counts.values())
+    assert not list(tmp_path.iterdir())
+
+
+CARELESS = """
+import os, sys
+import race_stage
+from shardio.sets.cache import folder as cache
+from shardio.system import files
+from shardio.sets.cache import stage as staging
+{fault}
+counts = race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None, until_noticed={noticed!r})
+print("".join(text + "\\n" for text in counts.violations))
+"""
+EVICTION_WITHOUT_LOCKS = """
+cache.Cache._lock_alone = lambda self, digest: files.open_file(os.devnull, os.O_RDONLY)
+"""
+LOCKS_OF_FILES_THAT_ARE_GONE = """
+def lease(self, digest):
+    self._make()
+    lock = cache._open_lock(self._lock_path(digest))
+    cache.time.sleep(0.01)  # or it would take more rounds
+    cache.fcntl.flock(lock.fileno(), cache.fcntl.LOCK_SH)
+    return cache.Lease(self, digest, lock)
+cache.Cache.lease = lease
+"""
+TWO_WHO_FILL = """
+cache.Lease.try_filling = lambda self, source: cache.Filling(files.open_file(os.devnull, os.O_RDONLY))
+"""
+NAMED_TOO_EARLY = """
+def init(self, path):
+    self.path = self._temporary = path
+    self._file = files.open_file(path, os.O_RDWR | os.O_CREAT)
+files.AtomicFile.__init__ = init
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "noticed"),
+    [
+        (EVICTION_WITHOUT_LOCKS, "a process ended with"),
+        (LOCKS_OF_FILES_THAT_ARE_GONE, "a process ended with"),
+        (TWO_WHO_FILL, "the copy was completed|a process ended with"),
+        (NAMED_TOO_EARLY, "the copy has other bytes than the source"),
+        ("staging.remove_temporaries = lambda folder: None", "left after the next start: .*tmp"),
+        ("cache._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
+        ("cache.Cache._remove_locks = lambda self, digest: None", "left when all could be evicted: .*lock"),
+        (
+            "staging.Stager._is_there = lambda self, copy, entry: False",
+            "files that were there were copied again",
+        ),
+    ],
+    ids=[
+        *("eviction without locks", "locks of files that are gone", "two who fill", "named too early"),
+        *("temporary files kept", "evicted files kept", "locks kept", "all copied again"),
+    ],
+)
+def test_a_cache_that_is_not_careful_is_noticed(fault: str, noticed: str) -> None:
+    # Without locks, readers and evictors must meet by chance.
+    rounds = 48 if fault == EVICTION_WITHOUT_LOCKS else 12
+    result = run_python("-c", CARELESS.format(fault=fault, rounds=rounds, noticed=noticed))
+    assert result.returncode == 0, result.stderr
+    assert re.search(noticed, result.stdout), result.stdout
+    assert not re.search("AttributeError|NameError|TypeError", result.stdout), result.stdout  # of the fault itself
+
+
+def test_a_source_that_is_touched_is_noticed(tmp_path: Path) -> None:
+    script = """
+import pathlib, sys
+import race_stage
+race_stage.protect = lambda folder: False
+race = race_stage.Race(pathlib.Path(sys.argv[1]), 2, 0, lambda line: None)
+(race.sources / "set-1" / "x").touch()
+race.run(1)
+print(race.counts.violations)
+"""
+    result = run_python("-c", script, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "['a source was touched']\n"

@@ -1,0 +1,406 @@
+"""Sets in an object store, over connections that fail: what may pass is tried again, all else is named at once."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from servers import Fault, ObjectStore, cut, running_store, shifted, short, slow, status, store, whole
+
+from shardio.errors import FormatError, SetNotFoundError
+from shardio.format.layout import MAX_MANIFEST_NBYTES
+from shardio.format.manifest import ShardEntry, load_manifest
+from shardio.sets import remote
+from shardio.sets.storage import FolderStorage, open_storage
+
+__all__ = ["running_store", "store"]
+
+
+@pytest.fixture
+def out(make_set: Callable[..., Path]) -> Path:
+    return make_set(25)
+
+
+@pytest.fixture(params=["s3", "http"])
+def url(request: pytest.FixtureRequest, store: ObjectStore, out: Path) -> str:
+    """Of a set in the store, which is asked by each protocol."""
+    store.put_set(out, "small")
+    store.requests.clear()
+    return "s3://sets/small" if request.param == "s3" else f"{store.endpoint}/sets/small"
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.001)
+
+
+def first_shard(out: Path) -> ShardEntry:
+    return load_manifest(out).splits["train"].shards[0]
+
+
+def read(url: str, entry: ShardEntry, start: int, stop: int) -> bytes:
+    buffer = bytearray(stop - start)
+    open_storage(url).read_into(entry, start, memoryview(buffer))
+    return bytes(buffer)
+
+
+def test_the_manifest_and_any_range_of_a_file_are_those_of_the_folder(url: str, out: Path) -> None:
+    entry, place = first_shard(out), open_storage(url)
+    assert place.load_manifest() == load_manifest(out)
+    data = (out / entry.file).read_bytes()
+    for start, stop in ((0, len(data)), (1, 2), (4090, 4200), (len(data) - 1, len(data)), (5, 5)):
+        assert read(url, entry, start, stop) == data[start:stop]
+    place.check(entry)
+    assert (place.name, place.path_of(entry)) == (url, f"{url}/{entry.file}")
+
+
+def test_a_long_range_is_asked_for_in_parts(
+    url: str, out: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_REQUEST_NBYTES", 100)
+    entry = first_shard(out)
+    assert read(url, entry, 4000, 4250) == (out / entry.file).read_bytes()[4000:4250]
+    asked = [found for method, path, found in store.requests if method == "GET" and path.endswith(entry.file)]
+    assert asked == ["bytes=4000-4099", "bytes=4100-4199", "bytes=4200-4249"]
+
+
+PASSING: dict[str, list[Fault]] = {
+    "short reads": [short(7), short(1)],
+    "nothing came": [short(0)],
+    "connections cut": [cut(7), cut(0)],
+    "server errors": [status(500), status(503, "ServiceUnavailable"), status(502)],
+    "throttling": [status(503, "SlowDown"), status(429, "TooManyRequests")],
+    "a slow start": [slow(0.3)],
+    "all of it": [status(500), cut(3), short(5), status(503), cut(1), slow(0.1)],
+}
+
+
+@pytest.mark.parametrize("faults", PASSING.values(), ids=PASSING)
+def test_what_may_pass_is_tried_again(url: str, out: Path, store: ObjectStore, faults: list[Fault]) -> None:
+    entry, place = first_shard(out), open_storage(url)
+    place.load_manifest()
+    buffer = bytearray(50)
+    place.read_into(entry, 5, memoryview(buffer))  # of a web server, it is now known that it gives ranges
+    store.faults.extend(faults)
+    place.read_into(entry, 4096, memoryview(buffer))
+    assert buffer == (out / entry.file).read_bytes()[4096:4146]
+    assert not store.faults
+    store.faults.extend(faults)
+    assert place.load_manifest() == load_manifest(out)
+    assert not store.faults
+
+
+def test_a_server_that_stays_away_is_an_error_with_url_range_and_cause(
+    url: str, out: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 0.2)
+    entry, place = first_shard(out), open_storage(url)
+    place.read_into(entry, 0, memoryview(bytearray(1)))
+    store.always = status(500)
+    with pytest.raises(
+        OSError, match=r"reading 50 bytes at byte 4096 failed \(attempts: \d+\): .*(500|Internal)"
+    ) as caught:
+        place.read_into(entry, 4096, memoryview(bytearray(50)))
+    assert caught.value.filename == f"{url}/{entry.file}"
+    assert caught.value.errno == errno.EHOSTUNREACH
+    with pytest.raises(OSError, match=r"looking for the file failed \(attempts: \d+\)") as caught:
+        place.load_manifest()
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_no_server_at_all_is_tried_for_a_while(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 0.3)
+    with pytest.raises(OSError, match=r"looking for the file failed \(attempts: [2-9]\d*\): .*onnect"):
+        open_storage("http://127.0.0.1:1/small").load_manifest()
+
+
+def test_whoever_waits_to_try_again_gives_up_when_the_storage_is_closed(store: ObjectStore) -> None:
+    place = remote.RemoteStorage("memory://waits")
+
+    def fail() -> None:
+        threading.Timer(0.1, place.close).start()
+        raise OSError(errno.EIO, "may pass")
+
+    start = time.monotonic()
+    with pytest.raises(OSError, match="may pass"):
+        place._insist(fail, "path", "trying")
+    assert time.monotonic() - start < 30
+
+
+def test_the_waits_grow_and_differ(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.1)
+    place = remote.RemoteStorage("memory://waits")
+    monkeypatch.setattr(place, "_sleep", waits.append)
+    outcomes = [OSError(errno.EIO, "may pass")] * 8
+
+    def call() -> str:
+        if outcomes:
+            raise outcomes.pop()
+        return "done"
+
+    assert place._insist(call, "path", "trying") == "done"
+    assert len(waits) == 8
+    for number, wait in enumerate(waits):
+        plain = min(0.1 * 2**number, 8.0)
+        assert 0.5 * plain <= wait <= 1.5 * plain
+    assert len(set(waits)) == 8
+
+
+class ClientError(Exception):
+    """An error of some filesystem's client, with what it keeps beside the text."""
+
+    def __init__(self, cause: BaseException | None = None, **facts: object) -> None:
+        super().__init__("of a client")
+        vars(self).update(facts)
+        self.__cause__ = cause
+
+
+class NoCredentialsError(Exception): ...
+
+
+class ReadTimeoutError(Exception): ...
+
+
+def of_s3(status: int) -> ClientError:
+    return ClientError(response={"ResponseMetadata": {"HTTPStatusCode": status}})
+
+
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "number", "may_pass"),
+    [
+        (ClientError(), errno.EHOSTUNREACH, True),
+        (ClientError(status=503), errno.EHOSTUNREACH, True),
+        (ClientError(status_code=429), errno.EHOSTUNREACH, True),
+        (ClientError(status_code=404), errno.ENOENT, False),
+        (ClientError(code=403), errno.EACCES, False),
+        (ClientError(code=400), errno.EHOSTUNREACH, False),
+        (ClientError(status=416), errno.EINVAL, False),
+        (of_s3(401), errno.EACCES, False),
+        (of_s3(500), errno.EHOSTUNREACH, True),
+        (caused_by(OSError(errno.EIO, "unknown code"), of_s3(403)), errno.EACCES, False),
+        (caused_by(TimeoutError("RequestTimeout"), of_s3(400)), errno.ETIMEDOUT, True),
+        (caused_by(PermissionError("ExpiredToken"), of_s3(400)), errno.EACCES, False),
+        # The body of an answer was cut: aiohttp calls that a bad request, within.
+        (caused_by(ClientError(), ClientError(status=400)), errno.EHOSTUNREACH, True),
+        # fsspec's http, looking for a file.
+        (caused_by(FileNotFoundError("url"), ClientError(status=503)), errno.EHOSTUNREACH, True),
+        (caused_by(FileNotFoundError("url"), ConnectionResetError(errno.ECONNRESET, "")), errno.ECONNRESET, True),
+        (caused_by(FileNotFoundError("url"), ClientError(status=404)), errno.ENOENT, False),
+        (FileNotFoundError("url"), errno.ENOENT, False),
+        (NoCredentialsError(), errno.EACCES, False),
+        (ReadTimeoutError(), errno.ETIMEDOUT, True),
+        (OSError(errno.EINVAL, ""), errno.EINVAL, False),
+        (OSError(-2, "Name or service not known"), errno.EHOSTUNREACH, True),
+        (ValueError("no such bucket name"), errno.EHOSTUNREACH, False),
+        (TypeError("a mistake"), errno.EHOSTUNREACH, False),
+    ],
+    ids=repr,
+)
+def test_errors_of_any_client_are_told_apart(error: Exception, number: int, may_pass: bool) -> None:
+    assert remote._judge(error) == (number, may_pass)
+
+
+@pytest.mark.parametrize("code", [403, 401])
+def test_what_may_not_be_read_is_an_error_at_once(url: str, out: Path, store: ObjectStore, code: int) -> None:
+    entry, place = first_shard(out), open_storage(url)
+    place.read_into(entry, 0, memoryview(bytearray(1)))
+    store.always = status(code, "AccessDenied")
+    with pytest.raises(PermissionError, match=r"at byte 4096 failed \(attempts: 1\): .* Are the credentials there"):
+        place.read_into(entry, 4096, memoryview(bytearray(50)))
+    with pytest.raises(PermissionError, match=r"looking for the file failed \(attempts: 1\)"):
+        place.load_manifest()
+
+
+def test_what_is_not_there_is_named_at_once(url: str, out: Path, store: ObjectStore) -> None:
+    name = f"nothing-{url[:2]}"
+    place = open_storage(f"{url}/{name}")
+    with pytest.raises(SetNotFoundError, match=f"{re.escape(url)}/{name}/manifest.json: not found"):
+        place.load_manifest()
+    assert sum(method == "HEAD" for method, _, _ in store.requests) == 1
+    with pytest.raises(FormatError, match=f"{name}/train-00000.npy: expected a file of the shard set, found nothing"):
+        place.check(first_shard(out))
+    store.put(f"sets/small/{name}/manifest.json", (out / "manifest.json").read_bytes())
+    with pytest.raises(FormatError, match=f"{name}/train-00000.npy: expected a file of the shard set, found nothing"):
+        place.read_into(first_shard(out), 0, memoryview(bytearray(9)))
+
+
+def test_a_file_of_another_size_is_refused(url: str, out: Path, store: ObjectStore) -> None:
+    entry, place = first_shard(out), open_storage(url)
+    store.put(f"sets/small/{entry.file}", (out / entry.file).read_bytes()[:-10])
+    with pytest.raises(FormatError, match=f"expected {entry.nbytes} bytes, .* found {entry.nbytes - 10}"):
+        place.check(entry)
+    for start in (entry.nbytes - 20, entry.nbytes - 5):
+        with pytest.raises(FormatError, match=f"expected {entry.nbytes} bytes, .* found {entry.nbytes - 10}"):
+            place.read_into(entry, start, memoryview(bytearray(5 + entry.nbytes - 5 - start)))
+
+
+def test_the_manifest_has_the_size_cap_and_the_checks_of_a_folder(
+    url: str, out: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("sets/small/manifest.json", b"{}")
+    with pytest.raises(FormatError, match=f"{re.escape(url)}/manifest.json: format: expected 'shardio'"):
+        open_storage(url).load_manifest()
+    monkeypatch.setattr("shardio.format.manifest.MAX_MANIFEST_NBYTES", 1)
+    store.requests.clear()
+    with pytest.raises(FormatError, match=r"manifest\.json: expected at most 1 bytes, found 2"):
+        open_storage(url).load_manifest()
+    assert [method for method, _, _ in store.requests] == ["HEAD"]
+    assert MAX_MANIFEST_NBYTES > 1
+
+
+def test_a_web_server_without_ranges_is_refused_before_a_shard_comes(store: ObjectStore, out: Path) -> None:
+    store.put_set(out, "small")
+    store.always = whole
+    place, entry = open_storage(f"{store.endpoint}/sets/small"), first_shard(out)
+    assert place.load_manifest() == load_manifest(out)
+    with pytest.raises(OSError, match=r"expected 1 bytes, .* came: this server sends no ranges of files"):
+        place.read_into(entry, 4096, memoryview(bytearray(50)))
+    assert not [path for method, path, _ in store.requests if method == "GET" and path.endswith(entry.file)]
+
+
+def test_a_wrong_range_of_the_right_length_is_left_to_the_checksums(url: str, out: Path, store: ObjectStore) -> None:
+    entry, place = first_shard(out), open_storage(url)
+    place.read_into(entry, 0, memoryview(bytearray(1)))
+    buffer = bytearray(50)
+    store.faults.append(shifted)
+    place.read_into(entry, 4096, memoryview(buffer))
+    assert buffer == (out / entry.file).read_bytes()[4097:4147]
+
+
+def test_many_threads_read_at_the_same_time(url: str, out: Path, store: ObjectStore) -> None:
+    entry, place = first_shard(out), open_storage(url)
+    data = (out / entry.file).read_bytes()
+    store.faults.extend([status(500), cut(3), short(5)] * 5)
+
+    def read_one(start: int) -> bytes:
+        buffer = bytearray(97)
+        place.read_into(entry, start, memoryview(buffer))
+        return bytes(buffer)
+
+    starts = range(0, 4900, 100)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read_one, starts)) == [data[start : start + 97] for start in starts]
+
+
+FORKED = """
+import os, sys
+from shardio.sets.storage import open_storage
+place = open_storage(sys.argv[1])
+digest = place.load_manifest().digest  # connections are open
+child = os.fork()
+if not child:
+    entry = place.load_manifest().splits["train"].shards[0]
+    buffer = bytearray(60)
+    place.read_into(entry, 4096, memoryview(buffer))
+    os._exit(0 if bytes(buffer) == open(sys.argv[2], "rb").read()[4096:4156] else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert place.load_manifest().digest == digest
+"""
+
+
+def test_a_forked_process_reads_by_connections_of_its_own(url: str, out: Path) -> None:
+    command = [sys.executable, "-c", FORKED, url, str(out / "train-00000.npy")]
+    subprocess.run(command, check=True, timeout=60)
+
+
+def test_a_storage_that_was_sent_to_another_process_reads_the_same(store: ObjectStore, out: Path) -> None:
+    store.put_set(out, "small")
+    for place in (open_storage("s3://sets/small?versions=1"), open_storage("s3://sets/small")):
+        sent = pickle.loads(pickle.dumps(place))
+        assert (type(sent), vars(sent)) == (type(place), vars(place))
+    assert sent.load_manifest() == load_manifest(out)
+
+
+@pytest.mark.parametrize("code", [403, 404, 500])
+def test_no_password_and_no_signature_is_shown(
+    store: ObjectStore, out: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(remote, "_PATIENCE_SECONDS", 0.05)
+    host = store.endpoint.removeprefix("http://")
+    place = open_storage(f"http://user:pass%20word@{host}/sets/small?X-Signature=abc%2Fdef&b=1")
+    store.always = status(code)
+    calls: list[Callable[[], object]] = [
+        place.load_manifest,
+        lambda: place.check(first_shard(out)),
+        lambda: place.read_into(first_shard(out), 0, memoryview(bytearray(3))),
+    ]
+    for call in calls:
+        with pytest.raises((OSError, FormatError)) as caught:
+            call()
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert not re.search("user|pass|word|Signature|abc|def", repr(error).replace("FormatError", ""))
+            assert f"http://{host}/sets/small" in str(error) or error is not caught.value
+            error = error.__cause__ or error.__context__
+    assert place.name == f"http://{host}/sets/small"
+
+
+def test_a_signature_is_sent_with_every_file(store: ObjectStore, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Recorder:
+        def info(self, url: str) -> dict[str, object]:
+            asked.append(url)
+            return {"size": first_shard(out).nbytes, "type": "file"}
+
+    monkeypatch.setattr(remote, "_filesystem", lambda url: Recorder())
+    open_storage("https://user:secret@host/a/b/?sig=1").check(first_shard(out))
+    assert asked == ["https://user:secret@host/a/b/train-00000.npy?sig=1"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "command_expected"), [("fsspec", 'pip install "shardio[remote]"'), ("s3fs", "pip install s3fs")]
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, missing: str, command_expected: str
+) -> None:
+    script = """
+import sys
+sys.modules[sys.argv[1]] = None
+from shardio.errors import SetNotFoundError
+from shardio.sets.storage import open_storage
+open_storage(sys.argv[2])
+try:
+    open_storage("s3://user:secret@bucket/set")
+except SetNotFoundError as error:
+    print(error)
+"""
+    if missing == "s3fs":
+        pytest.importorskip("fsspec")
+    command = [sys.executable, "-c", script, missing, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert found.startswith("s3://bucket/set: expected")
+    assert f"Install it: {command_expected}\n" in found
+
+
+def test_an_unknown_scheme_is_the_callers_mistake() -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(ValueError, match="nonsense"):
+        open_storage("nonsense://bucket/set")
+
+
+def test_a_folder_may_be_named_by_a_url(out: Path) -> None:
+    place = open_storage(f"file://{out}")
+    assert isinstance(place, FolderStorage)
+    assert place.load_manifest() == load_manifest(out)
+
+
+def test_opening_a_folder_imports_no_filesystems(out: Path) -> None:
+    script = "import sys; from shardio.sets.storage import open_storage; open_storage(sys.argv[1]).load_manifest()\n"
+    script += "assert not {'fsspec', 's3fs', 'aiohttp'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", script, str(out)], check=True, timeout=60)

@@ -1,0 +1,880 @@
+"""Staging: one verified copy per cache, whoever asks, whoever dies, whatever is damaged; and the source as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import sample_pixels
+from test_commands import assert_one_clear_error, shardio
+
+from shardio.cli.commands import cli
+from shardio.errors import FormatError, SetNotFoundError, SpaceError
+from shardio.format.manifest import FileEntry, Manifest, load_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets.cache import stage as staging
+from shardio.sets.cache.folder import MARKER_NAME, Cache
+from shardio.sets.cache.stage import Stager, stage
+from shardio.sets.storage import FolderStorage
+from shardio.sets.verify import verify
+from shardio.system.files import AtomicFile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def out(make_set: Callable[..., Path]) -> Path:
+    """45 samples in five shards."""
+    return make_set(45)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def inodes(folder: str | Path) -> dict[str, tuple[int, int]]:
+    """What tells a file from another one of the same name; numbers of inodes come again."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in Path(folder).iterdir()}
+
+
+def flip(path: Path, offset: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+class Gate(FolderStorage):
+    """A source that gives nothing until it is opened. A class, as `stage` makes its own."""
+
+    opened: threading.Event
+    asked: threading.Event
+
+    def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+        self.asked.set()
+        assert self.opened.wait(60)
+        super().read_into(entry, offset, buffer)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gate]]:
+    Gate.opened, Gate.asked = threading.Event(), threading.Event()
+    monkeypatch.setattr(staging, "open_storage", Gate)
+    yield Gate
+    Gate.opened.set()
+
+
+class Caught(threading.Thread):
+    """A thread whose result or error the test sees."""
+
+    def __init__(self, do: Callable[[], Any]) -> None:
+        super().__init__()
+        self._do = do
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._do()
+        except BaseException as error:
+            self.error = error
+
+    def get(self) -> Any:
+        self.join(60)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+@contextmanager
+def stager_of(out: Path, cache: Path, storage: FolderStorage | None = None, **options: Any) -> Iterator[Stager]:
+    manifest = load_manifest(out)
+    storage = storage or FolderStorage(out)
+    with Cache(cache).lease(manifest.digest) as lease, contextlib.closing(storage):
+        yield Stager(storage, manifest, lease, **options)
+
+
+# --- a copy ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_has_the_bytes_of_the_source_which_is_left_as_it_was(out: Path, cache: Path) -> None:
+    before = contents(out), out.stat().st_mtime_ns, inodes(out)
+    report = stage(out, cache)
+    assert contents(Path(report.path)) == before[0]
+    assert (contents(out), out.stat().st_mtime_ns, inodes(out)) == before
+    manifest = load_manifest(out)
+    assert Path(report.path) == cache / manifest.digest
+    assert (report.digest, report.source, report.nbytes) == (manifest.digest, str(out), manifest.nbytes)
+    assert (report.num_files, report.num_copied, report.nbytes_copied, report.evicted) == (7, 7, manifest.nbytes, ())
+    shards = open_shards(report.path)
+    assert all(np.array_equal(shards[i].image, sample_pixels(i)) for i in range(45))
+    (copy,) = Cache(cache).copies()
+    assert (copy.complete, copy.in_use, copy.source) == (True, False, str(out))
+
+
+def test_what_is_there_is_not_copied_again(out: Path, cache: Path) -> None:
+    first = stage(out, cache)
+    found = inodes(first.path)
+    again = stage(out, cache)
+    assert (again.num_copied, again.nbytes_copied, again.path) == (0, 0, first.path)
+    (Path(first.path) / "manifest.json").unlink()
+    shard = Path(first.path) / "train-00003.npy"
+    shard.unlink()
+    assert stage(out, cache).num_copied == 1
+    now = inodes(first.path)
+    assert {name for name in found if found[name] == now[name]} == found.keys() - {"manifest.json", shard.name}
+
+
+@pytest.mark.parametrize("piece", [1, 1000, 4096, 5000, 1 << 20])
+def test_pieces_of_any_size_give_the_same_bytes(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", piece)
+    counts: list[tuple[int, int]] = []
+    report = stage(out, cache, on_progress=lambda nbytes, total: counts.append((nbytes, total)))
+    assert contents(Path(report.path)) == contents(out)
+    assert sum(nbytes for nbytes, _ in counts) == report.nbytes
+    assert {total for _, total in counts} == {report.nbytes}
+
+
+def test_the_kernel_is_told_to_write_on_the_way(out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    monkeypatch.setattr(staging, "_SYNC_NBYTES", 1000)
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(threading.current_thread().name))
+    assert verify(stage(out, cache).path).ok
+    assert synced
+    assert all(name.startswith("shardio-stage-sync") for name in synced)
+
+
+def test_what_the_disk_does_not_take_on_the_way_is_an_error_that_names_the_file(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fdatasync(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    monkeypatch.setattr(staging, "_SYNC_NBYTES", 1000)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with pytest.raises(OSError, match=r"Input/output error: '.*/cache/.*npy'"):
+        stage(out, cache)
+    assert not list(cache.rglob("*.npy"))
+    assert not list(cache.rglob("*.tmp"))
+
+
+def test_indexes_come_first_then_what_is_wanted_and_the_manifest_last(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, order = AtomicFile.commit, []
+
+    def commit(self: AtomicFile, *, replace: bool = True) -> None:
+        order.append(self.path.name)
+        real(self, replace=replace)
+
+    monkeypatch.setattr(AtomicFile, "commit", commit)
+    shards = load_manifest(out).splits["train"].shards
+    with stager_of(out, cache, order=[shards[3], shards[1]], workers=1) as stager:
+        assert stager.run()
+        assert [entry.file for entry in stager.copied] == order[:-1]
+    numbers = [3, 1, 0, 2, 4]
+    names = ["train-index.npy", *(f"train-{n:05d}.npy" for n in numbers), "rejects.jsonl", "manifest.json"]
+    assert order == names
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_no_more_files_are_read_at_a_time_than_there_are_workers(out: Path, cache: Path, workers: int) -> None:
+    lock, reading, most = threading.Lock(), 0, 0
+    together = threading.Event()
+
+    class Counting(FolderStorage):
+        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+            nonlocal reading, most
+            with lock:
+                reading += 1
+                most = max(most, reading)
+            if most == workers:
+                together.set()
+            assert together.wait(60)
+            super().read_into(entry, offset, buffer)
+            with lock:
+                reading -= 1
+
+    with stager_of(out, cache, Counting(out), workers=workers) as stager:
+        assert stager.run()
+    assert most == workers
+
+
+def test_no_worker_is_no_number_of_workers(out: Path, cache: Path) -> None:
+    with pytest.raises(ValueError, match="workers must be at least 1; found 0"):
+        stage(out, cache, workers=0)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_source_is_named_and_its_sound_files_are_kept(out: Path, cache: Path) -> None:
+    entry = load_manifest(out).splits["train"].shards[1]
+    flip(out / entry.file)
+    found = hashlib.sha256((out / entry.file).read_bytes()).hexdigest()
+    message = (
+        f"{out / entry.file}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
+        f"`shardio verify {out}`"
+    )
+    with pytest.raises(FormatError, match=re.escape(message)):
+        stage(out, cache, workers=1)
+    (copy,) = Cache(cache).copies()
+    assert not copy.complete
+    kept = inodes(copy.path)
+    assert set(kept) == {"train-index.npy", "train-00000.npy"}
+    flip(out / entry.file)
+    report = stage(out, cache)
+    assert report.num_copied == 5
+    assert inodes(report.path).items() >= kept.items()
+
+
+def test_what_was_damaged_on_the_way_is_read_once_more(out: Path, cache: Path) -> None:
+    class Flaky(FolderStorage):
+        failed = False
+
+        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+            super().read_into(entry, offset, buffer)
+            if entry.file == "train-00002.npy" and not self.failed:
+                self.failed = True
+                buffer[0] ^= 1
+
+    counts = []
+    with stager_of(out, cache, Flaky(out), on_progress=lambda nbytes, total: counts.append(nbytes)) as stager:
+        assert stager.run()
+        assert len(stager.copied) == 7
+    assert sum(counts) == load_manifest(out).nbytes
+    assert verify(cache / load_manifest(out).digest).ok
+
+
+def test_a_source_that_was_cut_is_refused_and_no_set_is_none(out: Path, cache: Path, tmp_path: Path) -> None:
+    os.truncate(out / "train-00001.npy", 4100)
+    with pytest.raises(FormatError, match=r"train-00001.npy: expected \d+ bytes, .* found 4100"):
+        stage(out, cache)
+    with pytest.raises(SetNotFoundError, match="holds no shard set"):
+        stage(tmp_path, cache)
+
+
+def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", 10)
+    failed = threading.Event()
+
+    class Failing(FolderStorage):
+        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+            if entry.file == "train-00004.npy":
+                failed.set()
+                raise OSError(errno.EIO, "gone", entry.file)
+            assert not failed.is_set() or offset < entry.nbytes - 10
+            assert failed.wait(60)
+            time.sleep(0.001)  # half a second for a file
+            super().read_into(entry, offset, buffer)
+
+    with stager_of(out, cache, Failing(out), workers=7) as stager, pytest.raises(OSError, match="gone"):
+        stager.run()
+    assert not list(cache.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("harm", ["lost", "cut", "header", "link"])
+def test_a_file_of_a_copy_that_can_be_seen_to_be_damaged_is_copied_again(out: Path, cache: Path, harm: str) -> None:
+    copy = Path(stage(out, cache).path)
+    shard = copy / "train-00001.npy"
+    match harm:
+        case "lost":
+            shard.unlink()
+        case "cut":
+            os.truncate(shard, 4100)
+        case "header":
+            flip(shard, 60)
+        case _:
+            shard.unlink()
+            shard.symlink_to(out / shard.name)
+    report = stage(out, cache)
+    assert report.num_copied == 1
+    assert not shard.is_symlink()
+    assert contents(copy) == contents(out)
+
+
+def test_damage_in_the_pixels_of_a_copy_is_found_when_all_of_it_is_read(out: Path, cache: Path) -> None:
+    copy = Path(stage(out, cache).path)
+    for name in ("train-00002.npy", "train-index.npy"):
+        flip(copy / name)
+    assert stage(out, cache).num_copied == 0
+    counts: list[tuple[int, int]] = []
+    report = stage(out, cache, verify=True, on_progress=lambda *count: counts.append(count))
+    assert report.num_copied == 2
+    assert sum(nbytes for nbytes, _ in counts) == counts[-1][1] == report.nbytes + report.nbytes_copied
+    assert contents(copy) == contents(out)
+    assert stage(out, cache, verify=True).num_copied == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", "another set's"])
+def test_a_manifest_that_is_not_the_sets_is_written_again(
+    out: Path, cache: Path, make_set: Callable[..., Path], text: str
+) -> None:
+    copy = Path(stage(out, cache).path)
+    other = (make_set(12) / "manifest.json").read_text()
+    (copy / "manifest.json").write_text(other if text == "another set's" else text)
+    assert stage(out, cache).num_copied == 0
+    assert contents(copy) == contents(out)
+
+
+# --- pinned ----------------------------------------------------------------------------------------------------------
+
+
+def test_another_set_than_the_pinned_one_is_refused(out: Path, cache: Path) -> None:
+    digest = load_manifest(out).digest
+    with pytest.raises(FormatError, match=f"digest: expected {'a' * 64}, found {digest}"):
+        stage(out, cache, digest="a" * 64)
+    assert stage(out, cache, digest=digest).num_copied == 7
+    assert stage(out, cache, digest=digest[:12]).digest == digest
+    with pytest.raises(ValueError, match="digest must be the 64 lower-case hexadecimal digits"):
+        stage(out, cache, digest="a" * 11)
+
+
+def test_a_pinned_copy_that_is_complete_needs_no_source(out: Path, cache: Path) -> None:
+    first = stage(out, cache)
+    shutil.rmtree(out)
+    assert stage(out, cache, digest=first.digest).num_copied == 0
+    with pytest.raises(SetNotFoundError):
+        stage(out, cache)
+
+
+# --- room ------------------------------------------------------------------------------------------------------------
+
+
+def have_room(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """A filesystem of so many bytes, which holds nothing but copies."""
+    monkeypatch.setattr(Cache, "free_nbytes", lambda self: nbytes - sum(copy.nbytes for copy in self.copies()))
+
+
+def test_copies_that_nobody_uses_make_room(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [make_set(count) for count in (20, 21, 22, 23)]
+    old = [stage(one, cache).digest for one in sets[:3]]
+    have_room(monkeypatch, sum(copy.nbytes for copy in Cache(cache).copies()) + 1000)
+    for used, digest in enumerate((old[1], old[0], old[2])):
+        os.utime(cache / f"{digest}.lock", (used, used))
+    report = stage(sets[3], cache)
+    assert report.evicted == (old[1],)
+    assert {copy.digest for copy in Cache(cache).copies()} == {old[0], old[2], report.digest}
+
+
+def test_too_little_room_names_who_holds_it_and_evicts_nothing_in_vain(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, unused, large = (make_set(count) for count in (12, 11, 60))
+    digest = stage(held, cache).digest
+    stage(unused, cache)
+    nbytes = {copy.digest: copy.nbytes for copy in Cache(cache).copies()}
+    have_room(monkeypatch, sum(nbytes.values()) + 700)
+    with Cache(cache).lease(digest), pytest.raises(SpaceError) as caught:
+        stage(large, cache)
+    text = str(caught.value)
+    assert f"{cache}: expected room for " in text
+    assert f"found 700 free, {sum(nbytes.values()) - nbytes[digest]:,} in copies that nobody uses" in text
+    assert f"in use: {digest[:16]} ({held}), {nbytes[digest]:,} bytes by process {os.getpid()}" in text
+    assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
+
+
+def test_what_other_users_must_remove_makes_no_room_and_nothing_is_evicted_in_vain(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs, large = (make_set(count) for count in (12, 40, 45))
+    digest = stage(ours, cache).digest
+    others = stage(theirs, cache).digest
+    nbytes = {copy.digest: copy.nbytes for copy in Cache(cache).copies()}
+    have_room(monkeypatch, sum(nbytes.values()) + 700)
+    monkeypatch.setattr(Cache, "may_remove", lambda self, digest: digest != others)
+    with pytest.raises(SpaceError) as caught:
+        stage(large, cache)
+    text = str(caught.value)
+    assert f"found 700 free, {nbytes[digest]:,} in copies that nobody uses, {nbytes[others]:,} in such ones " in text
+    assert "that are for other users to remove; in use: no other copy" in text
+    assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
+
+
+def test_too_little_room_for_anything_leaves_nothing_that_keeps_other_users_from_the_copy(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cache, "free_nbytes", lambda self: 0)
+    with pytest.raises(SpaceError):
+        stage(out, cache)
+    assert os.listdir(cache) == [MARKER_NAME]
+
+
+def test_room_that_another_has_taken_meanwhile_is_made_once_more(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, out = make_set(20), make_set(45)
+    evictable = stage(old, cache).digest
+    real, calls, counts = staging.reserve, [], list[int]()
+
+    def reserve(descriptor: int, nbytes: int) -> None:
+        calls.append(nbytes)
+        if len(calls) == 6:
+            have_room(monkeypatch, sum(copy.nbytes for copy in Cache(cache).copies()) + 100)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor, nbytes)
+
+    monkeypatch.setattr(staging, "reserve", reserve)
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
+    assert report.evicted == (evictable,)
+    assert len(calls) == report.num_copied + 1
+    assert contents(Path(report.path)) == contents(out)
+    assert sum(counts) == report.nbytes
+
+
+def test_a_file_that_is_given_up_halfway_is_no_progress(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, failures = list[int](), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+    real = staging._Writer.write
+
+    def write(self: staging._Writer, piece: memoryview) -> None:
+        if len(counts) >= 6 and failures:
+            raise failures.pop()
+        real(self, piece)
+
+    monkeypatch.setattr(staging._Writer, "write", write)
+    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
+    assert min(counts) < 0
+    assert (report.num_copied, sum(counts)) == (7, report.nbytes)
+    assert not failures
+    assert contents(Path(report.path)) == contents(out)
+
+
+def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished_files_are_kept(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = staging.reserve, [None] * 3
+
+    def reserve(descriptor: int, nbytes: int) -> None:
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left.pop()
+        real(descriptor, nbytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "reserve", reserve)
+        with pytest.raises(SpaceError, match=r"No space left on device, .*Finished files are kept"):
+            stage(out, cache, workers=1)
+    (copy,) = Cache(cache).copies()
+    assert len(inodes(copy.path)) == 3
+    assert stage(out, cache).num_copied == 4
+
+
+# --- at the same time ------------------------------------------------------------------------------------------------
+
+
+def test_one_copies_and_the_others_wait_and_say_so_once(out: Path, cache: Path, gate: type[Gate]) -> None:
+    told: list[int | None] = []
+    progress: list[int] = []
+    first = Caught(lambda: stage(out, cache))
+    assert gate.asked.wait(60)
+    others = [
+        Caught(lambda: stage(out, cache, on_wait=told.append, on_progress=lambda n, total: progress.append(n)))
+        for _ in range(3)
+    ]
+    while len(told) < 3:
+        others[0].join(0.01)
+    others[0].join(3 * staging._POLL_SECONDS)
+    assert told == [os.getpid()] * 3
+    gate.opened.set()
+    assert first.get().num_copied == 7
+    assert [other.get().num_copied for other in others] == [0, 0, 0]
+    assert (told, progress) == ([os.getpid()] * 3, [])
+
+
+def test_when_the_one_that_copies_is_killed_another_goes_on_with_its_files(
+    out: Path, cache: Path, tmp_path: Path
+) -> None:
+    code = """
+import sys, threading
+from shardio.sets.cache import stage as staging
+from shardio.sets.storage import FolderStorage
+class Stuck(FolderStorage):
+    def read_into(self, entry, offset, buffer):
+        if entry.file == "train-00002.npy" and offset:
+            print("stuck", flush=True)
+            threading.Event().wait()
+        super().read_into(entry, offset, buffer)
+staging.open_storage = Stuck
+staging._PIECE_NBYTES = 4096
+staging.stage(sys.argv[1], sys.argv[2], workers=1)
+"""
+    command = [sys.executable, "-c", code, str(out), str(cache)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stuck\n"
+        folder = cache / load_manifest(out).digest
+        kept = {name: inode for name, inode in inodes(folder).items() if not name.startswith(".")}
+        assert kept.keys() == {"train-index.npy", "train-00000.npy", "train-00001.npy"}
+        waits: list[int | None] = []
+        waiting = threading.Event()
+        other = Caught(lambda: stage(out, cache, on_wait=lambda who: (waits.append(who), waiting.set())))
+        assert waiting.wait(60)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    report = other.get()
+    assert waits == [process.pid]
+    assert report.num_copied == 4
+    assert inodes(folder).items() >= kept.items()
+    assert contents(folder) == contents(out)
+
+
+def test_a_stager_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path, cache: Path) -> None:
+    stop = threading.Event()
+
+    class Stopping(FolderStorage):
+        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+            if entry.file == "train-00001.npy":
+                stop.set()
+            super().read_into(entry, offset, buffer)
+
+    with stager_of(out, cache, Stopping(out), stop=stop, workers=1) as stager:
+        assert not stager.run()
+        assert [entry.file for entry in stager.copied] == ["train-index.npy", "train-00000.npy", "train-00001.npy"]
+        assert not stager.run()
+    assert not list(cache.rglob("*.tmp"))
+    assert stage(out, cache).num_copied == 4
+
+
+def test_who_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
+    told: list[str] = []
+    with Cache(cache).lease(load_manifest(out).digest) as lease:
+        filling = lease.try_filling("")
+        assert filling is not None
+
+        def wait(process: int | None) -> None:
+            told.append(f"waits for {process}")
+            filling.close()
+
+        with stager_of(out, cache, on_wait=wait, on_fill=lambda: told.append("fills")) as stager:
+            assert stager.run()
+            assert told == [f"waits for {os.getpid()}", "fills"]
+            assert stager.run()
+    assert told == [f"waits for {os.getpid()}", "fills"]  # there was nothing to fill
+
+
+def test_who_waits_can_be_told_to_stop(out: Path, cache: Path, gate: type[Gate]) -> None:
+    first = Caught(lambda: stage(out, cache))
+    assert gate.asked.wait(60)
+    stop, waiting = threading.Event(), threading.Event()
+    with stager_of(out, cache, stop=stop, on_wait=lambda who: waiting.set()) as stager:
+        other = Caught(stager.run)
+        assert waiting.wait(60)
+        stop.set()
+        assert other.get() is False
+    gate.opened.set()
+    first.get()
+
+
+def test_a_copy_that_is_being_made_is_not_evicted(out: Path, cache: Path, gate: type[Gate]) -> None:
+    first = Caught(lambda: stage(out, cache))
+    assert gate.asked.wait(60)
+    assert not Cache(cache).evict(keep=0).removed
+    gate.opened.set()
+    assert first.get().num_copied == 7
+    assert [copy.complete for copy in Cache(cache).evict(keep=0).removed] == [True]
+    assert os.listdir(cache) == [MARKER_NAME]
+
+
+def test_files_are_there_for_others_as_soon_as_they_are_copied(out: Path, cache: Path) -> None:
+    manifest: Manifest = load_manifest(out)
+    shards = manifest.splits["train"].shards
+    with Cache(cache).lease(manifest.digest) as reader:
+        seen: list[list[bool]] = []
+
+        class Looking(FolderStorage):
+            def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+                seen.append([reader.has(shard) for shard in shards])
+                super().read_into(entry, offset, buffer)
+
+        with stager_of(out, cache, Looking(out), workers=1) as stager:
+            assert stager.run()
+        assert seen[1:6] == [[number < copied for number in range(5)] for copied in range(5)]
+
+
+def test_the_job_that_the_document_shows_holds_its_copy(out: Path, cache: Path) -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^((?:    .*\n|\n)*    from shardio import Cache.*\n(?:    .*\n|\n)*)", page, re.MULTILINE)
+    for shown, here in (
+        ("/data/imagenet-256", str(out)),
+        ("/nvme/shardio", str(cache)),
+        ("batch_size=256", "batch_size=9"),
+        ("...", "job(loader, Cache)"),
+    ):
+        assert shown in block
+        block = block.replace(shown, here)
+
+    def job(loader: Any, cache_class: type[Cache]) -> None:
+        assert len(list(loader)) == 5
+        assert cache_class(cache).evict(keep=0).kept
+
+    exec(textwrap.dedent(block), {"job": job})
+    assert Cache(cache).evict(keep=0).removed
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_stage_prints_the_path_of_the_copy_and_nothing_else(out: Path, cache: Path) -> None:
+    digest = load_manifest(out).digest
+    result = shardio("stage", out, cache)
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{cache / digest}\n", "")
+    report = json.loads(shardio("stage", out, cache, "--json", "--verify", "--workers", "2").stdout)
+    assert (report["path"], report["num_copied"]) == (str(cache / digest), 0)
+    assert report["nbytes"] == load_manifest(out).nbytes
+
+
+def test_stage_says_once_for_whom_it_waits(out: Path, cache: Path, gate: type[Gate]) -> None:
+    first = Caught(lambda: stage(out, cache))
+    assert gate.asked.wait(60)
+    command = [sys.executable, "-W", "error", "-m", "shardio", "stage", str(out), str(cache)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        gate.opened.set()
+        stdout, stderr = process.communicate(timeout=60)
+    report = first.get()
+    assert line == f"shardio: process {os.getpid()} is copying {out} to {cache}: waiting for it\n"
+    assert (process.returncode, stdout, stderr) == (0, f"{report.path}\n", "")
+
+
+def test_stage_shows_no_credentials_when_it_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    def wait(*_: Any, on_wait: Callable[[int | None], None], **__: Any) -> None:
+        on_wait(None)
+        raise SpaceError
+
+    monkeypatch.setattr(staging, "stage", wait)
+    with suppress(SpaceError):
+        cli.main(["stage", "https://me:secret@host/set?signature=secret", str(cache)], standalone_mode=False)
+    assert capsys.readouterr().err == (
+        f"shardio: another process is copying https://host/set to {cache}: waiting for it\n"
+    )
+
+
+def test_who_copies_shows_a_bar_on_a_terminal_and_who_waits_does_not(out: Path, cache: Path, tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+from shardio.cli import commands as cli
+from shardio.sets.cache import stage as staging
+from shardio.sets.storage import FolderStorage
+class Slow(FolderStorage):
+    def read_into(self, entry, offset, buffer):
+        while not os.path.exists(go):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        super().read_into(entry, offset, buffer)
+staging.open_storage = Slow
+*sys.argv, go = sys.argv
+sys.argv[1:1] = ["stage", "--workers", "1"]
+cli.main()
+"""
+    go = tmp_path / "go"
+    copier, its_terminal = on_a_terminal(code, out, cache, go)
+    shown = Caught(lambda: rest_of(its_terminal))
+    while not list(cache.rglob(".*.tmp")):
+        assert copier.poll() is None
+        time.sleep(0.01)
+    waiter, terminal = on_a_terminal(code, out, cache, go)
+    told = os.read(terminal, 1 << 16)
+    go.touch()
+    told += rest_of(terminal)
+    assert [copier.wait(60), waiter.wait(60)] == [0, 0]
+    assert told.decode().strip() == f"shardio: process {copier.pid} is copying {out} to {cache}: waiting for it"
+    assert f"/{load_manifest(out).nbytes / 1000:.1f}k [" in shown.get().decode()
+
+
+def on_a_terminal(code: str, *words: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A process whose stderr is a terminal, and the other side of that."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 1000, 0, 0))
+    try:
+        command = [sys.executable, "-c", code, *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=slave), master
+    finally:
+        os.close(slave)
+
+
+def rest_of(terminal: int) -> bytes:
+    """What is written to a terminal until its last process ends. Nobody could write much if it was not read."""
+    text = b""
+    with open(terminal, "rb", buffering=0) as file, suppress(OSError):  # EIO is its end
+        while True:
+            text += file.read(1 << 16)
+    return text
+
+
+def test_evict_says_what_went_and_what_is_in_use(make_set: Callable[..., Path], cache: Path) -> None:
+    one, two = (stage(make_set(count), cache) for count in (12, 13))
+    with Cache(cache).lease(two.digest):
+        result = shardio("evict", cache, "--keep", "0")
+    assert (result.returncode, result.stderr) == (0, "")
+    removed, kept, rest = result.stdout.splitlines()
+    assert re.fullmatch(rf"removed  {one.digest[:16]}  +[\d.]+ kB  {one.source}", removed)
+    assert re.fullmatch(rf"kept     {two.digest[:16]}  +[\d.]+ kB  {two.source}: in use by process {os.getpid()}", kept)
+    assert rest.startswith(f"{cache}: ")
+    report = json.loads(shardio("evict", cache, "--keep", "500GB", "--json").stdout)
+    assert (report["removed"], report["kept"]) == ([], [])
+    assert report["nbytes"] > two.nbytes
+
+
+def test_errors_of_both_commands_are_one_line(out: Path, cache: Path, tmp_path: Path) -> None:
+    assert_one_clear_error(shardio("stage", tmp_path / "none", cache), 1, "does not exist")
+    assert_one_clear_error(shardio("stage", out, out), 1, "expected a cache", "choose another folder")
+    assert_one_clear_error(shardio("evict", out, "--keep", "1GB"), 1, "expected a cache", "choose another folder")
+    assert_one_clear_error(shardio("evict", cache, "--keep", "1GB"), 1, str(cache))
+    assert_one_clear_error(shardio("evict", cache, "--keep", "most"), 2, "found 'most'")
+    assert_one_clear_error(shardio("evict", cache), 2, "Missing option '--keep'")
+    assert_one_clear_error(shardio("stage", out, cache, "--digest", "abc"), 2, "found 'abc'")
+    assert not cache.exists()
+    assert set(contents(out)) == {entry.file for entry in _entries(out)} | {"manifest.json"}
+
+
+def _entries(out: Path) -> list[FileEntry]:
+    manifest = load_manifest(out)
+    split = manifest.splits["train"]
+    return [split.index, *split.shards, manifest.rejects]
+
+
+def test_ctrl_c_keeps_what_is_finished(out: Path, cache: Path) -> None:
+    code = """
+import sys, threading
+from shardio.cli import commands as cli
+from shardio.sets.cache import stage as staging
+from shardio.sets.storage import FolderStorage
+class Slow(FolderStorage):
+    def read_into(self, entry, offset, buffer):
+        if entry.file == "train-00003.npy":
+            print("slow", flush=True)
+            threading.Event().wait(0.5)
+        super().read_into(entry, offset, buffer)
+staging.open_storage = Slow
+sys.argv = ["shardio", "stage", *sys.argv[1:], "--workers", "1"]
+cli.main()
+"""
+    command = [sys.executable, "-c", code, str(out), str(cache)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "slow\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [line for line in stderr.splitlines() if line] == [
+        f"shardio: finished files are kept in {cache}: the same command goes on with them",
+        "shardio: interrupted",
+    ]
+    assert not list(cache.rglob("*.tmp"))
+    assert stage(out, cache).num_copied <= 3
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------
+
+# What runs on a node: a disk of its own at /node, the common folder read-only, and four jobs that ask at once.
+NODE = """
+import json, os, subprocess, sys
+common, node, jobs = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", node], check=True)
+subprocess.run(["mount", "--bind", common, common], check=True)
+subprocess.run(["mount", "-o", "remount,bind,ro", common], check=True)
+try:
+    open(common + "/x", "w")
+except OSError as error:
+    assert error.errno == 30, error
+command = [sys.executable, "-m", "shardio", "stage", common + "/set", node + "/cache", "--json"]
+jobs = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(int(jobs))]
+reports = [json.loads(job.communicate()[0]) for job in jobs]
+assert not any(job.returncode for job in jobs)
+subprocess.run([sys.executable, "-m", "shardio", "verify", reports[0]["path"]], check=True, stdout=sys.stderr)
+print(json.dumps([reports, sorted(os.listdir(node + "/cache"))]))
+"""
+
+
+def in_mount_namespace(code: str, *words: str | Path) -> subprocess.Popen[str]:
+    command = ["unshare", "--mount", sys.executable, "-c", code, *map(str, words)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> None:
+    """Skip where this process may not have mounts of its own."""
+    try:
+        with in_mount_namespace(
+            "import subprocess, sys; sys.exit(subprocess.call(['mount', '-t', 'tmpfs', 'none', sys.argv[1]]))", tmp_path
+        ) as probe:
+            _, stderr = probe.communicate(timeout=60)
+    except FileNotFoundError as error:
+        pytest.skip(f"no mount namespaces: {error}")
+    if probe.returncode:
+        pytest.skip(f"no mount namespaces: {stderr.strip()}")
+
+
+@pytest.mark.usefixtures("mounts")
+def test_each_of_two_nodes_with_a_common_folder_stages_once(out: Path, tmp_path: Path) -> None:
+    common, node = tmp_path / "common", tmp_path / "node"
+    for folder in (common, node):
+        folder.mkdir()
+    shutil.copytree(out, common / "set")
+    nodes = [in_mount_namespace(NODE, common, node, "4") for _ in range(2)]
+    answers = [process.communicate(timeout=120) for process in nodes]
+    digest = load_manifest(out).digest
+    for process, (stdout, stderr) in zip(nodes, answers, strict=True):
+        assert process.returncode == 0, stderr
+        reports, names = json.loads(stdout)
+        assert sorted(report["num_copied"] for report in reports) == [0, 0, 0, 7]
+        assert names == sorted([digest, f"{digest}.fill", f"{digest}.lock", MARKER_NAME])
+    assert list(node.iterdir()) == []  # what a node has, the others do not see
+    assert contents(common / "set") == contents(out)
+
+
+SMALL_DISK = """
+import subprocess, sys
+out, node = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "none", node], check=True)
+sys.exit(subprocess.call([sys.executable, "-m", "shardio", "stage", out, node + "/cache"]))
+"""
+
+
+@pytest.mark.usefixtures("mounts")
+def test_a_disk_that_is_too_small_is_told_in_one_line(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    with in_mount_namespace(SMALL_DISK, out, tmp_path / "node") as process:
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (1, "")
+    assert re.fullmatch(r"shardio: error: \S+/node/cache: expected room for [\d,]+ bytes, found .*\n", stderr)

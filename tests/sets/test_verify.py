@@ -1,0 +1,670 @@
+"""Damage to a published set is found, and named: by file always, by sample where pixels are concerned."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pytest
+from conftest import sample_pixels
+from test_files import must_not_block
+
+from shardio.conversion.writing.set_writer import Reject, SplitContent, publish_set
+from shardio.conversion.writing.shard_file import ShardFileWriter
+from shardio.errors import SetNotFoundError
+from shardio.format.layout import SampleShape
+from shardio.format.manifest import Manifest
+from shardio.sets.verify import Problem, Subset, VerifyReport, verify
+from shardio.system import files
+from shardio.system.files import OpenFile
+
+SHAPE: SampleShape = (4, 5, 3)
+NBYTES = 60
+COUNTS = {"train": (10, 10, 7), "val": (4, 3)}
+SHARDS = [
+    (f"{split}-{number:05d}.npy", first, count)
+    for split, counts in COUNTS.items()
+    for number, (first, count) in enumerate(zip(itertools.accumulate((0, *counts)), counts, strict=False))
+]
+"""(file, its first sample in the split, how many)"""
+FILES = [name for name, _, _ in SHARDS] + ["train-index.npy", "val-index.npy", "rejects.jsonl"]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is synced, and when, is the matter of test_files; here it would only take time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def write_set(
+    out: Path,
+    counts: dict[str, tuple[int, ...]] | None = None,
+    shape: SampleShape = SHAPE,
+    classes: tuple[str, ...] = ("a", "b", "c"),
+    label_of: Callable[[int], int] = lambda i: i % 3,
+) -> Manifest:
+    """A set of several splits with a few rejects: sample i of a split has sample_pixels(i) and key SPLIT/i.png."""
+    out.mkdir()
+    splits = {}
+    for split, shard_counts in (counts or COUNTS).items():
+        numbers = itertools.count()
+        entries, rows = [], []
+        for number, count in enumerate(shard_counts):
+            with ShardFileWriter(out / f"{split}-{number:05d}.npy", shape, count) as shard:
+                for i in itertools.islice(numbers, count):
+                    key = f"{split}/{i}.png".encode()
+                    shard.append(sample_pixels(i, shape), label=label_of(i), key=key, source_size=(9, 9))
+                entries.append(shard.finish())
+                rows.append(shard.rows.to_array(20))
+        splits[split] = SplitContent(entries, np.concatenate(rows))
+    rejects = [Reject("train", b"train/bad.JPEG", "damaged", "cut short"), Reject("val", b"\xff", "empty", "0 bytes")]
+    return publish_set(out, shape, classes, splits, rejects, {"by": "a test"})
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    write_set(tmp_path / "set")
+    return tmp_path / "set"
+
+
+def found(out: Path, *, quick: bool = False) -> tuple[Problem, ...]:
+    """The problems that verify reports, each of which must say what was expected and what was found."""
+    with must_not_block():
+        report = verify(out, quick=quick)
+    assert report.ok == (not report.problems)
+    for problem in report.problems:
+        assert problem.detail.startswith(f"{out / problem.file}: "), problem
+        assert "expected" in problem.detail, problem
+        assert "found" in problem.detail, problem
+    return report.problems
+
+
+def only(problems: tuple[Problem, ...], name: str) -> Problem:
+    assert [problem.file for problem in problems] == [name]
+    return problems[0]
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    """Undone by the same call."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+# --- intact sets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_intact_set_is_ok_and_all_of_it_was_looked_at(out: Path, quick: bool, workers: int) -> None:
+    report = verify(out, quick=quick, workers=workers)
+    published = sum((out / name).stat().st_size for name in FILES)
+    assert report == VerifyReport(str(out), quick, len(FILES) + 1, published, ())
+    assert report.ok
+    assert sorted(os.listdir(out)) == sorted([*FILES, "manifest.json"])
+    assert verify(str(out)).ok
+
+
+def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
+    # Shards of more than one block of reading.
+    manifest = write_set(tmp_path / "set", {"train": (3, 1)}, (2000, 1000, 1))
+    lock, calls = threading.Lock(), []
+
+    def on_progress(nbytes: int, total: int) -> None:
+        with lock:
+            calls.append((nbytes, total))
+
+    assert verify(tmp_path / "set", on_progress=on_progress).ok
+    assert {total for _, total in calls} == {manifest.nbytes}
+    assert sum(nbytes for nbytes, _ in calls) == manifest.nbytes
+    assert len(calls) > 4
+    calls.clear()
+    assert verify(tmp_path / "set", quick=True, on_progress=on_progress).ok
+    assert not calls
+
+
+def test_a_folder_without_a_set_has_nothing_to_verify(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(SetNotFoundError, match=r"manifest\.json: not found"):
+            verify(path)
+
+
+def test_other_files_in_the_folder_mean_nothing(out: Path) -> None:
+    (out / "train-00099.npy").write_bytes(b"x")
+    (out / ".train-00000.npy.0123456789abcdef.tmp").write_bytes(b"x")
+    (out / "notes").mkdir()
+    assert found(out) == ()
+
+
+# --- damaged pixels --------------------------------------------------------------------------------------------------
+
+
+def test_every_flipped_bit_of_the_pixels_is_named_by_sample(out: Path) -> None:
+    for name, first, count in SHARDS:
+        for position in range(count):
+            at = 4096 + position * NBYTES + (7 * position) % NBYTES
+            for where in {4096 + position * NBYTES, at, 4096 + (position + 1) * NBYTES - 1}:
+                flip(out / name, where, position % 8)
+                problem = only(found(out), name)
+                assert problem.samples == (first + position,), where
+                assert "sha256: expected" in problem.detail
+                split = name.split("-")[0]
+                assert f"damaged samples: {first + position} ({split}/{first + position}.png)" in problem.detail
+                flip(out / name, where, position % 8)
+    assert found(out) == ()
+
+
+def test_quick_does_not_look_at_pixels(out: Path) -> None:
+    flip(out / "train-00000.npy", 4096)
+    flip(out / "train-index.npy", 4096)
+    flip(out / "rejects.jsonl", 0)
+    assert found(out, quick=True) == ()
+    assert [problem.file for problem in found(out)] == ["rejects.jsonl", "train-index.npy", "train-00000.npy"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_damage_is_named_by_exactly_its_samples(tmp_path: Path, seed: int) -> None:
+    """One bit to 64 kB: flipped, zeroed, or overwritten with other bytes of the set, pixels and headers alike."""
+    shape, nbytes = (40, 40, 3), 4800
+    counts = (20, 13, 21, 7)
+    out = tmp_path / "set"
+    write_set(out, {"train": counts}, shape)
+    firsts = list(itertools.accumulate((0, *counts)))
+    contents = [(out / f"train-0000{n}.npy").read_bytes() for n in range(4)]
+    rng = np.random.default_rng(seed)
+    for number in range(50):
+        shard = int(rng.integers(4))
+        name = f"train-0000{shard}.npy"
+        intact = np.frombuffer(contents[shard], np.uint8)
+        damaged = intact.copy()
+        start = int(rng.integers(0 if number % 5 == 0 else 4096, len(damaged)))
+        part = damaged[start : start + int(2 ** rng.uniform(0, 16))]
+        kind = ("bit", "noise", "zeros", "shifted")[number % 4]
+        if kind == "bit":
+            part = part[:1]
+            part ^= np.uint8(1 << rng.integers(8))
+        elif kind == "noise":
+            part ^= rng.integers(1, 256, len(part), dtype=np.uint8)
+        elif kind == "zeros":
+            part[:] = 0
+        else:
+            part[:] = np.roll(part, 1)
+        wrong = np.flatnonzero(damaged != intact)
+        samples = np.unique((wrong[wrong >= 4096] - 4096) // nbytes) + firsts[shard]
+        (out / name).write_bytes(damaged.tobytes())
+        case = f"seed {seed}, damage {number}: {kind} of {len(part)} bytes at {start} of {name}"
+        problems = found(out)
+        if not wrong.size:
+            assert problems == (), case
+        else:
+            assert [problem.file for problem in problems] == [name], case
+            assert problems[0].samples == tuple(samples.tolist()), case
+        assert bool(found(out, quick=True)) == bool((wrong < 4096).any()), case
+        (out / name).write_bytes(contents[shard])
+    assert found(out) == ()
+
+
+def test_a_long_list_of_samples_is_cut_in_the_text_alone(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", {"train": (3, 30)})
+    path = tmp_path / "set" / "train-00001.npy"
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + bytes(b ^ 255 for b in data[4096:]))
+    problem = only(found(tmp_path / "set"), "train-00001.npy")
+    assert problem.samples == tuple(range(3, 33))
+    assert problem.detail.endswith("22 (train/22.png) and 10 more")
+    assert "23 (" not in problem.detail
+
+
+def test_swapped_shards_of_equal_size_are_found(out: Path) -> None:
+    one, other = out / "train-00000.npy", out / "train-00001.npy"
+    one.rename(out / "third")
+    other.rename(one)
+    (out / "third").rename(other)
+    assert found(out, quick=True) == ()
+    problems = found(out)
+    assert [(problem.file, problem.samples) for problem in problems] == [
+        ("train-00000.npy", tuple(range(10))),
+        ("train-00001.npy", tuple(range(10, 20))),
+    ]
+
+
+def test_swapped_samples_are_found(out: Path) -> None:
+    path = out / "train-00002.npy"
+    data = path.read_bytes()
+    body = data[4096:]
+    path.write_bytes(data[:4096] + body[:60] + body[120:180] + body[60:120] + body[180:])
+    assert only(found(out), "train-00002.npy").samples == (21, 22)
+
+
+# --- sizes, headers, absence -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "first", "count"), SHARDS)
+def test_a_cut_shard_loses_the_samples_behind_the_cut(out: Path, name: str, first: int, count: int) -> None:
+    data = (out / name).read_bytes()
+    for size in (0, 1, 4095, 4096, 4097, 4096 + NBYTES, 4096 + 2 * NBYTES - 1, len(data) - NBYTES, len(data) - 1):
+        (out / name).write_bytes(data[:size])
+        whole = max(0, size - 4096) // NBYTES
+        problem = only(found(out), name)
+        assert f"expected {len(data)} bytes, as the manifest says, found {size}" in problem.detail
+        assert problem.samples == tuple(range(first + whole, first + count)), size
+        only(found(out, quick=True), name)
+
+
+@pytest.mark.parametrize(("name", "first", "count"), SHARDS)
+def test_a_lengthened_shard_is_found_and_its_samples_are_sound(out: Path, name: str, first: int, count: int) -> None:
+    for extra in (1, NBYTES, 4096):
+        data = (out / name).read_bytes()
+        (out / name).write_bytes(data + bytes(extra))
+        problem = only(found(out), name)
+        assert problem.samples == ()
+        assert f"found {len(data) + extra}" in problem.detail
+        assert "every sample agrees with its crc32 in the index" in problem.detail
+        flip(out / name, 4096 + NBYTES)
+        assert only(found(out), name).samples == (first + 1,)
+        only(found(out, quick=True), name)
+        (out / name).write_bytes(data)
+
+
+def test_a_damaged_header_is_found_and_the_samples_are_sound(out: Path) -> None:
+    for at in (*range(0, 4096, 97), 4095):
+        flip(out / "train-00001.npy", at, at % 8)
+        for quick in (False, True):
+            problem = only(found(out, quick=quick), "train-00001.npy")
+            assert "header: expected" in problem.detail
+            assert f"at byte {at}" in problem.detail
+            assert problem.samples == ()
+        flip(out / "train-00001.npy", at, at % 8)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", FILES)
+def test_a_deleted_file_is_found(out: Path, name: str, quick: bool) -> None:
+    (out / name).unlink()
+    problem = only(found(out, quick=quick), name)
+    assert problem.detail.startswith(f"{out / name}: expected a file of the shard set, found nothing")
+
+
+@pytest.mark.parametrize(("name", "first", "count"), SHARDS)
+def test_the_samples_of_a_deleted_shard_are_lost(out: Path, name: str, first: int, count: int) -> None:
+    (out / name).unlink()
+    assert only(found(out), name).samples == tuple(range(first, first + count))
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_regular_file_is_found_without_blocking(out: Path, name: str, quick: bool) -> None:
+    (out / name).rename(out / "elsewhere")
+    (out / name).symlink_to("elsewhere")
+    assert "expected a regular file, found a symbolic link" in only(found(out, quick=quick), name).detail
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    assert "expected a regular file, found a FIFO" in only(found(out, quick=quick), name).detail
+    (out / name).unlink()
+    (out / name).mkdir()
+    assert "expected a regular file, found a folder" in only(found(out, quick=quick), name).detail
+
+
+# --- index, rejects, manifest ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["train-index.npy", "val-index.npy", "rejects.jsonl"])
+def test_every_damaged_byte_of_the_other_files_is_found(out: Path, name: str) -> None:
+    nbytes = (out / name).stat().st_size
+    for at in range(4096 if name.endswith(".npy") else 0, nbytes, 5):
+        flip(out / name, at, at % 8)
+        problem = only(found(out), name)
+        assert "sha256: expected" in problem.detail
+        assert problem.samples == ()
+        flip(out / name, at, at % 8)
+    for size in (0, nbytes - 1, nbytes + 1):
+        data = (out / name).read_bytes()
+        (out / name).write_bytes((data + b"x")[:size])
+        for quick in (False, True):
+            problem = only(found(out, quick=quick), name)
+            assert f"expected {nbytes} bytes, as the manifest says, found {size}" in problem.detail
+        (out / name).write_bytes(data)
+    assert found(out) == ()
+
+
+def test_a_damaged_index_names_no_samples_of_a_damaged_shard(out: Path) -> None:
+    """Its checksums cannot be trusted; the other split's can."""
+    flip(out / "train-index.npy", 4200)
+    flip(out / "train-00000.npy", 4100)
+    flip(out / "val-00001.npy", 4100)
+    problems = {problem.file: problem.samples for problem in found(out)}
+    assert problems == {"train-index.npy": (), "train-00000.npy": (), "val-00001.npy": (4,)}
+
+
+def test_every_damaged_byte_of_the_manifest_is_found_but_in_its_provenance(out: Path) -> None:
+    path = out / "manifest.json"
+    data = path.read_bytes()
+    start = data.index(b"a test")
+    for at in range(0, len(data.rstrip()), 3):
+        # The digest covers what a set is, and not who made it.
+        if start - 20 <= at < start + 20:
+            continue
+        flip(path, at, at % 7)
+        for quick in (False, True):
+            report = verify(out, quick=quick)
+            problem = only(report.problems, "manifest.json")
+            assert problem.detail.startswith(f"{path}: "), at
+            assert "expected" in problem.detail
+            assert "found" in problem.detail
+            assert report.num_files == 1
+            assert not report.ok
+        flip(path, at, at % 7)
+    assert path.read_bytes() == data
+
+
+def test_a_manifest_that_is_no_regular_file_is_found(out: Path) -> None:
+    (out / "manifest.json").rename(out / "elsewhere")
+    (out / "manifest.json").symlink_to("elsewhere")
+    assert "found a symbolic link" in only(found(out), "manifest.json").detail
+    (out / "manifest.json").unlink()
+    os.mkfifo(out / "manifest.json")
+    assert "found a FIFO" in only(found(out), "manifest.json").detail
+
+
+def test_a_manifest_of_another_set_is_found_by_its_checksums(tmp_path: Path, out: Path) -> None:
+    write_set(tmp_path / "other", label_of=lambda i: (i + 1) % 3)
+    (tmp_path / "other" / "manifest.json").replace(out / "manifest.json")
+    assert found(out, quick=True) == ()
+    assert [problem.file for problem in found(out)] == ["train-index.npy", "val-index.npy"]
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 1000, -(1 << 63), (1 << 63) - 1])
+def test_labels_that_name_no_class_are_found(tmp_path: Path, wrong: int) -> None:
+    write_set(tmp_path / "set", label_of=lambda i: wrong if i in (2, 25) else i % 3)
+    problems = verify(tmp_path / "set").problems
+    assert [(problem.file, problem.samples) for problem in problems] == [
+        ("train-index.npy", (2, 25)),
+        ("val-index.npy", (2,)),
+    ]
+    for problem in problems:
+        assert f"label: expected 0 to 2, found {wrong} at sample 2" in problem.detail
+        assert problem.file in problem.detail
+    assert verify(tmp_path / "set", quick=True).ok
+
+
+def test_without_classes_any_label_is_right(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", classes=(), label_of=lambda i: -(1 << 63) + i)
+    assert found(tmp_path / "set") == ()
+
+
+# --- a subset of the samples -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [1e-9, 0.05, 0.3, 0.5, 1])
+@pytest.mark.parametrize("num_samples", [1, 2, 7, 100, 1001])
+def test_a_subset_has_at_least_its_share_of_every_shard_each_sample_once(share: float, num_samples: int) -> None:
+    chosen = [Subset(share, 7).positions(num_samples, shard).tolist() for shard in range(30)]
+    for positions in chosen:
+        assert len(positions) == Subset(share, 7).count(num_samples)
+        assert num_samples * share <= len(positions) < num_samples * share + 1
+        assert positions == sorted(set(positions))
+        assert 0 <= positions[0] <= positions[-1] < num_samples
+    if share < 1 < num_samples:
+        assert len(set(map(tuple, chosen))) > 1  # not the same positions in every shard
+
+
+def test_subsets_of_many_seeds_leave_nothing_out() -> None:
+    hits = np.zeros(200, np.int64)
+    for seed in range(1000):
+        hits[Subset(0.05, seed).positions(200, 3)] += 1
+    assert hits.sum() == 1000 * 10
+    assert 20 <= hits.min() <= hits.max() <= 90  # 50 each; six standard deviations are 41
+
+
+def test_a_subset_reads_its_samples_and_all_that_is_no_shard(out: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    report = verify(out, subset=0.25, seed=3, on_progress=lambda *call: calls.append(call))
+    num_samples = 3 + 3 + 2 + 1 + 1
+    assert report.ok
+    assert report.subset == Subset(0.25, 3, num_samples)
+    others = sum((out / name).stat().st_size for name in FILES if not name[-5].isdigit())
+    assert report.nbytes == others + num_samples * NBYTES
+    assert sum(nbytes for nbytes, _ in calls) == report.nbytes
+    assert {total for _, total in calls} == {report.nbytes}
+    assert report.num_files == len(FILES) + 1
+
+
+def test_a_seed_chooses_the_same_samples_again_and_none_chooses_new_ones(out: Path) -> None:
+    for name, _, count in SHARDS:
+        for position in range(count):
+            flip(out / name, 4096 + position * NBYTES)
+    first, again = (verify(out, subset=0.2, seed=11) for _ in range(2))
+    assert first == again
+    assert [len(problem.samples) for problem in first.problems] == [2, 2, 2, 1, 1]
+    drawn = [verify(out, subset=0.2) for _ in range(8)]
+    seeds = [report.subset.seed for report in drawn if report.subset]
+    assert len(set(seeds)) > 1
+    assert verify(out, subset=0.2, seed=seeds[0]) == drawn[0]
+
+
+def test_what_a_subset_reads_of_damage_is_named_by_sample_and_what_it_does_not_is_not(out: Path) -> None:
+    for seed in range(20):
+        chosen = Subset(0.3, seed).positions(10, 1).tolist()
+        for position in range(10):
+            flip(out / "train-00001.npy", 4096 + position * NBYTES + 7)
+            problems = verify(out, subset=0.3, seed=seed).problems
+            if position in chosen:
+                problem = only(problems, "train-00001.npy")
+                assert problem.samples == (10 + position,)
+                expected = f"crc32: expected those of the index, found 1 others; damaged samples: {10 + position} ("
+                assert problem.detail.startswith(f"{out / 'train-00001.npy'}: {expected}train/{10 + position}.png)")
+            else:
+                assert problems == ()
+            flip(out / "train-00001.npy", 4096 + position * NBYTES + 7)
+
+
+def test_a_subset_finds_everything_that_is_not_pixels(out: Path) -> None:
+    for name, _, _ in SHARDS:
+        flip(out / name, 100)
+        assert "header: expected" in only(verify(out, subset=0.01).problems, name).detail
+        flip(out / name, 100)
+        os.truncate(out / name, (out / name).stat().st_size + 1)
+        assert "as the manifest says" in only(verify(out, subset=0.01).problems, name).detail
+        os.truncate(out / name, (out / name).stat().st_size - 1)
+    for name in ("train-index.npy", "val-index.npy", "rejects.jsonl"):
+        flip(out / name, (out / name).stat().st_size - 1)
+        assert "sha256: expected" in only(verify(out, subset=0.01).problems, name).detail
+        flip(out / name, (out / name).stat().st_size - 1)
+    (out / "train-00001.npy").unlink()
+    assert "found nothing" in only(verify(out, subset=0.01).problems, "train-00001.npy").detail
+
+
+def test_without_a_sound_index_no_sample_of_its_split_is_compared(out: Path) -> None:
+    flip(out / "train-index.npy", 5000)
+    flip(out / "train-00000.npy", 4096)
+    flip(out / "val-00000.npy", 4096)
+    report = verify(out, subset=1.0)
+    assert [problem.file for problem in report.problems] == ["train-index.npy", "val-00000.npy"]
+    assert report.subset is not None
+    assert report.subset.num_samples == 7
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.01, 5, float("nan")])
+def test_what_is_no_share_is_refused(out: Path, share: float) -> None:
+    with pytest.raises(ValueError, match="subset must be a share of the samples, more than 0 and at most 1; found"):
+        verify(out, subset=share)
+
+
+def test_a_subset_is_no_quick_check_and_only_a_subset_has_a_seed(out: Path) -> None:
+    with pytest.raises(ValueError, match="choose one of them"):
+        verify(out, quick=True, subset=0.5)
+    with pytest.raises(ValueError, match="no subset was asked for"):
+        verify(out, seed=1)
+
+
+def test_a_sample_of_a_subset_that_cannot_be_read_is_damaged_and_the_others_are_read(out: Path) -> None:
+    reads = itertools.count()
+    with failing_reads(lambda name: name == "val-00000.npy" and next(reads) == 2):
+        report = verify(out, subset=1.0, workers=1)
+    problem = only(report.problems, "val-00000.npy")
+    assert problem.samples == (2,)
+    assert "expected a readable file, found: Input/output error; damaged samples: 2 (val/2.png)" in problem.detail
+    assert next(reads) == 4
+    assert report.subset is not None
+    assert report.subset.num_samples == sum(count for _, _, count in SHARDS)
+
+
+# --- a pinned set ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{}, {"quick": True}, {"subset": 0.5}])
+def test_a_sound_set_that_is_not_the_pinned_one_is_a_problem(tmp_path: Path, out: Path, how: dict[str, Any]) -> None:
+    digest = write_set(tmp_path / "other", label_of=lambda i: (i + 1) % 3).digest
+    assert verify(tmp_path / "other", digest=digest[:16], **how).ok
+    problem = only(verify(out, digest=digest, **how).problems, "manifest.json")
+    assert f"digest: expected {digest}, found " in problem.detail
+
+
+# --- disks that fail -------------------------------------------------------------------------------------------------
+
+
+class FailingFile:
+    """A file whose reading fails with EIO when `fails` says so."""
+
+    def __init__(self, file: IO[bytes], fails: Callable[[], bool]) -> None:
+        self._file = file
+        self._fails = fails
+
+    def __enter__(self) -> FailingFile:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("read", "readinto", "readline", "readall") and self._fails():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return getattr(self._file, name)
+
+
+def name_of(file: io.FileIO) -> str:
+    return Path(os.readlink(f"/proc/self/fd/{file.fileno()}")).name
+
+
+@contextlib.contextmanager
+def failing_reads(fails: Callable[[str], bool]) -> Iterator[None]:
+    """`fails` is asked, with the file's name, before each read of a file of a set, through a buffer or without."""
+    buffered = io.BufferedReader
+
+    class Failing(OpenFile):
+        def _ask(self) -> None:
+            if fails(name_of(self)):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        def read(self, *args: Any) -> Any:
+            self._ask()
+            return super().read(*args)
+
+        def readall(self) -> Any:
+            self._ask()
+            return super().readall()
+
+        def readinto(self, block: Any) -> Any:
+            self._ask()
+            return super().readinto(block)
+
+    def buffer(file: Any) -> Any:
+        name = name_of(file)
+        file.__class__ = OpenFile  # what the buffer reads is not asked for a second time
+        return FailingFile(buffered(file), lambda: fails(name))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "OpenFile", Failing)
+        patch.setattr(io, "BufferedReader", buffer)
+        yield
+
+
+def verify_with_a_failing_read(out: Path, fails: Callable[[str], bool]) -> VerifyReport:
+    with failing_reads(fails):
+        return verify(out, workers=1)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", *FILES])
+def test_an_unreadable_file_is_found_and_named(out: Path, name: str) -> None:
+    report = verify_with_a_failing_read(out, lambda reading: reading == name)
+    problem = only(report.problems, name)
+    assert problem.detail == f"{out / name}: expected a readable file, found: Input/output error"
+
+
+def test_every_single_failing_read_is_a_problem_and_not_a_crash(out: Path) -> None:
+    crashes = []
+    for first in itertools.count(1):
+        reads: list[str] = []
+
+        def fails(name: str, first: int = first, reads: list[str] = reads) -> bool:
+            reads.append(name)
+            return len(reads) == first
+
+        try:
+            report = verify_with_a_failing_read(out, fails)
+        except OSError as error:
+            crashes.append(f"read {first}, of {reads[first - 1]}: {error!r}")
+            continue
+        if len(reads) < first:
+            assert report.ok
+            break
+        problem = only(report.problems, reads[first - 1])
+        assert "Input/output error" in problem.detail, f"read {first} of {reads}"
+    assert first > len(FILES) + 1
+    assert not crashes, crashes
+
+
+def test_an_index_that_changes_between_two_looks_is_a_problem_and_not_a_crash(out: Path) -> None:
+    looks = 0
+
+    class Looking(OpenFile):
+        def __init__(self, descriptor: int) -> None:
+            nonlocal looks
+            super().__init__(descriptor)
+            if name_of(self) == "val-index.npy":
+                looks += 1
+                if looks == 2:
+                    flip(out / "val-index.npy", 4096)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "OpenFile", Looking)
+        report = verify(out, workers=1)
+    assert looks == 2
+    problem = only(report.problems, "val-index.npy")
+    assert problem.detail.startswith(f"{out / 'val-index.npy'}: ")
+    assert "sha256" in problem.detail
+
+
+def test_a_file_that_may_not_be_opened_is_a_problem(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: Any, *args: Any, **options: Any) -> int:
+        if Path(path).name == "train-00001.npy":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for quick in (False, True):
+        problem = only(found(out, quick=quick), "train-00001.npy")
+        assert problem.detail.endswith("expected a readable file, found: Permission denied")
+
+
+def test_many_files_can_be_damaged_at_once(out: Path) -> None:
+    for name, _, _ in SHARDS:
+        flip(out / name, 4096 + NBYTES)
+    (out / "rejects.jsonl").unlink()
+    problems = found(out)
+    assert {problem.file: problem.samples for problem in problems} == {
+        "rejects.jsonl": (),
+        **{name: (first + 1,) for name, first, _ in SHARDS},
+    }

@@ -1,0 +1,733 @@
+"""Files appear whole or not at all, whatever fails; files that others made are opened with suspicion."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.errors import ConvertError, FormatError
+from shardio.system.files import (
+    AtomicFile,
+    _machine,
+    fsync_folder,
+    is_temporary,
+    make_folder,
+    open_file,
+    open_regular,
+    open_untrusted,
+    read_untrusted,
+    remove_temporaries,
+    reserve,
+    sweep_temporaries,
+    write_all,
+    write_atomic,
+)
+
+DISK_CALLS = (
+    *("open", "write", "pwrite", "ftruncate", "posix_fallocate"),
+    *("fsync", "fdatasync", "link", "rename", "close"),
+)
+"""The functions of os that a disk may refuse, beside Path.rename, which does not look os.rename up in Python 3.10."""
+
+
+class FailingDisk:
+    """While installed, the `first`-th call to the disk raises `code`, and so does every later one if `for_good`.
+
+    A failing write leaves half of its bytes in the file, as a disk that fills up does; a failing close closes. As in
+    os, an error of a call on a path names the path, and one on a descriptor nothing.
+    Nothing is really synced. Removing files goes on working, as it does on a full disk. Thread safe.
+    """
+
+    def __init__(self, first: int, code: int, *, for_good: bool) -> None:
+        self.first = first
+        self.code = code
+        self.for_good = for_good
+        self.num_calls = 0
+        self.failed: list[str] = []
+        self._lock = threading.Lock()
+
+    def _fails(self, name: str) -> bool:
+        with self._lock:
+            self.num_calls += 1
+            if self.num_calls == self.first or (self.for_good and self.num_calls > self.first):
+                self.failed.append(name)
+                return True
+            return False
+
+    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if self._fails(name):
+                if name == "write":
+                    real(args[0], memoryview(args[1])[: len(args[1]) // 2])
+                if name == "close":
+                    real(*args)
+                named = [os.fspath(args[0])] if isinstance(args[0], (str, Path)) else []
+                raise OSError(self.code, os.strerror(self.code), *named)
+            return None if name in ("fsync", "fdatasync") else real(*args, **options)
+
+        return call
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[FailingDisk]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in DISK_CALLS:
+                patch.setattr(os, name, self._wrap(name, getattr(os, name)))
+            patch.setattr(Path, "rename", self._wrap("Path.rename", Path.rename))
+            yield self
+
+    def __repr__(self) -> str:
+        return f"call {self.first} fails{' for good' if self.for_good else ''}: {self.failed}"
+
+
+def every_failure(do: Callable[[FailingDisk], bool]) -> int:
+    """Call `do` with a disk that fails at its first call, its second, ... until one does not fail; how many did.
+
+    `do` says whether the operation succeeded: it must have failed exactly if a call of it did.
+    """
+    failures = 0
+    for code in (errno.ENOSPC, errno.EIO):
+        for for_good in (False, True):
+            first = 0
+            while True:
+                first += 1
+                disk = FailingDisk(first, code, for_good=for_good)
+                succeeded = do(disk)
+                if not disk.failed:
+                    assert succeeded, "the operation failed on a disk that works"
+                    break
+                failures += 1
+                assert not succeeded, f"the failure went unnoticed: {disk}"
+    return failures
+
+
+@contextlib.contextmanager
+def must_not_block(seconds: int = 20) -> Iterator[None]:
+    """A call that waits for ever becomes a failure instead of a hanging test run."""
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"blocked for {seconds} seconds")
+
+    previous = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_visible_before_commit_and_all_of_it_after(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    with AtomicFile(path) as file:
+        write_all(file.descriptor, b"abc")
+        assert not path.exists()
+        assert all(is_temporary(name) for name in names(tmp_path))
+        file.commit()
+        assert path.read_bytes() == b"abc"
+        assert names(tmp_path) == ["x.npy"]
+    assert path.read_bytes() == b"abc"
+    assert names(tmp_path) == ["x.npy"]
+
+
+def test_old_content_stays_until_commit(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    with AtomicFile(path) as file:
+        write_all(file.descriptor, b"new content")
+        assert path.read_bytes() == b"old"
+        file.commit()
+    assert path.read_bytes() == b"new content"
+
+
+def test_a_reader_of_the_old_file_keeps_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    with path.open("rb") as reader:
+        write_atomic(path, b"new content")
+        assert reader.read() == b"old"
+
+
+@pytest.mark.parametrize("old", [None, b"old"])
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_exception_leaves_what_was_there(tmp_path: Path, old: bytes | None, error: BaseException) -> None:
+    path = tmp_path / "x"
+    if old is not None:
+        path.write_bytes(old)
+    before = names(tmp_path)
+
+    def fail_halfway() -> None:
+        with AtomicFile(path) as file:
+            write_all(file.descriptor, b"half of it")
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        fail_halfway()
+    assert caught.value is error
+    assert names(tmp_path) == before
+    assert old is None or path.read_bytes() == old
+
+
+def test_leaving_without_commit_discards(tmp_path: Path) -> None:
+    with AtomicFile(tmp_path / "x") as file:
+        write_all(file.descriptor, b"abc")
+    assert names(tmp_path) == []
+
+
+def test_write_atomic_joins_its_parts(tmp_path: Path) -> None:
+    table = np.arange(6, dtype="<u4")
+    write_atomic(tmp_path / "x", b"ab", memoryview(b""), table.data, b"c")
+    assert (tmp_path / "x").read_bytes() == b"ab" + table.tobytes() + b"c"
+    write_atomic(tmp_path / "empty")
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_without_replace_an_existing_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write_atomic(path, b"first", replace=False)
+    with pytest.raises(FileExistsError) as caught:
+        write_atomic(path, b"second", replace=False)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == b"first"
+    assert names(tmp_path) == ["x"]
+
+
+def test_without_replace_even_a_dangling_link_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "x").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        write_atomic(tmp_path / "x", b"second", replace=False)
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_link_is_replaced_and_its_target_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"precious")
+    (tmp_path / "x").symlink_to(tmp_path / "target")
+    write_atomic(tmp_path / "x", b"new")
+    assert not (tmp_path / "x").is_symlink()
+    assert (tmp_path / "x").read_bytes() == b"new"
+    assert (tmp_path / "target").read_bytes() == b"precious"
+
+
+def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with AtomicFile(path) as one, AtomicFile(path) as two:
+        write_all(one.descriptor, b"one")
+        write_all(two.descriptor, b"second")
+        two.commit()
+        assert path.read_bytes() == b"second"
+        one.commit()
+        assert path.read_bytes() == b"one"
+    assert names(tmp_path) == ["x"]
+
+
+def test_permissions_are_those_of_an_ordinary_file(tmp_path: Path) -> None:
+    previous = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "x", b"")
+    finally:
+        os.umask(previous)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
+def test_content_is_durable_before_the_name_and_the_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    events: list[str] = []
+    real_write, real_fsync = os.write, os.fsync
+
+    def write(descriptor: int, data: bytes) -> int:
+        events.append("write")
+        return real_write(descriptor, data)
+
+    def fsync(descriptor: int) -> None:
+        what = "folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "file"
+        events.append(f"fsync {what}, {'published' if path.exists() else 'hidden'}")
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_atomic(path, b"abc")
+    assert events == ["write", "fsync file, hidden", "fsync folder, published"]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 100])
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, memoryview(data)[:most]))
+    table = np.arange(20, dtype="<u4").reshape(4, 5)
+    write_atomic(tmp_path / "x", b"0123456789", table.data)
+    assert (tmp_path / "x").read_bytes() == b"0123456789" + table.tobytes()
+
+
+def test_write_all_takes_an_error_between_two_short_writes_seriously(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.write, 0
+
+    def write(descriptor: int, data: memoryview) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data[:2])
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomic(tmp_path / "x", b"0123456789")
+    assert caught.value.errno == errno.ENOSPC
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("old", "replace"), [(None, True), (b"the old content", True), (None, False)])
+def test_whatever_call_fails_the_content_is_old_or_new(tmp_path: Path, old: bytes | None, replace: bool) -> None:
+    path = tmp_path / "x"
+    parts = (b"new " * 10, b"content " * 10)
+    new = b"".join(parts)
+    failed_calls: set[str] = set()
+
+    def do(disk: FailingDisk) -> bool:
+        path.unlink(missing_ok=True)
+        if old is not None:
+            path.write_bytes(old)
+        found: OSError | None = None
+        with disk.installed():
+            try:
+                write_atomic(path, *parts, replace=replace)
+            except OSError as error:
+                found = error
+        assert found is None or found.errno == disk.code, disk
+        failed_calls.update(disk.failed)
+        content = path.read_bytes() if path.exists() else None
+        assert content in (old, new), disk
+        assert content == new or found is not None, disk
+        assert names(tmp_path) in ([], ["x"]), f"{disk}: a temporary file was left"
+        return found is None
+
+    # At the least: open, two writes, two fsyncs and the rename or link, for two errors, once and for good.
+    assert every_failure(do) >= 4 * 6
+    assert failed_calls >= {"open", "write", "fsync", "rename" if replace else "link", "close"}
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_the_error_names_the_file_whatever_call_fails(tmp_path: Path, replace: bool) -> None:
+    """A close that fails too, while the temporary file is discarded, must not hide the error that came first."""
+    unnamed = []
+
+    def do(disk: FailingDisk) -> bool:
+        (tmp_path / "x").unlink(missing_ok=True)
+        with disk.installed():
+            try:
+                write_atomic(tmp_path / "x", b"new", replace=replace)
+            except OSError as error:
+                if str(tmp_path) not in str(error):
+                    unnamed.append(f"{disk}: {error}")
+                return False
+        return True
+
+    every_failure(do)
+    assert not unnamed, unnamed
+
+
+def test_a_failing_fstat_leaves_no_temporary_and_no_descriptor(tmp_path: Path) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fstat", _raiser(errno.ESTALE))
+        with pytest.raises(OSError) as caught:
+            write_atomic(tmp_path / "x", b"new")
+    assert caught.value.errno == errno.ESTALE
+    assert names(tmp_path) == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_file_too_large_for_the_kernel_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python ignores SIGXFSZ: the kernel writes as much as fits, and refuses the rest with EFBIG.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_atomic(path, bytes(3 << 19))
+        with AtomicFile(path) as file, pytest.raises(OSError, match="File too large"):
+            reserve(file.descriptor, 3 << 19)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.errno == errno.EFBIG
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_missing_folder_is_the_callers_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        write_atomic(tmp_path / "nowhere" / "x", b"")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        fsync_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("there", [0, 1, 2])
+def test_the_names_of_folders_that_are_made_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int
+) -> None:
+    folders = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
+    for folder in folders[:there]:
+        folder.mkdir()
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    make_folder(folders[2])
+    assert folders[2].is_dir()
+    assert synced == [str(folder.parent) for folder in folders[there:]]
+    make_folder(folders[2])  # who made it may have been killed in between
+    assert synced[-1] == str(folders[1])
+
+
+def test_a_folder_in_one_that_may_not_be_read_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECTORY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    make_folder(tmp_path / "a")
+    assert (tmp_path / "a").is_dir()
+
+
+def test_a_folder_cannot_be_made_in_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(FileExistsError, match="file"):
+        make_folder(tmp_path / "file")
+    with pytest.raises(NotADirectoryError, match="file"):
+        make_folder(tmp_path / "file" / "a")
+
+
+def test_reserve_allocates_and_passes_a_full_disk_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with AtomicFile(tmp_path / "x") as file:
+        reserve(file.descriptor, 10_000)
+        assert os.fstat(file.descriptor).st_size == 10_000
+        for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            monkeypatch.setattr(os, "posix_fallocate", _raiser(code))
+            with pytest.raises(OSError) as caught:
+                reserve(file.descriptor, 20_000)
+            assert caught.value.errno == code
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS])
+def test_reserve_does_nothing_where_the_filesystem_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", _raiser(code))
+    with AtomicFile(tmp_path / "x") as file:
+        reserve(file.descriptor, 10_000)
+        assert os.fstat(file.descriptor).st_size == 0
+    monkeypatch.delattr(os, "posix_fallocate")
+    with AtomicFile(tmp_path / "x") as file:
+        reserve(file.descriptor, 10_000)
+
+
+def _raiser(code: int) -> Callable[..., None]:
+    def call(*args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return call
+
+
+# --- temporaries -----------------------------------------------------------------------------------------------------
+
+
+def test_only_hidden_names_with_the_suffix_are_temporary() -> None:
+    assert is_temporary(".x.npy.0123456789abcdef.tmp")
+    for name in ("x.tmp", ".x", ".tmp.npy", "train-00000.npy", "manifest.json", ""):
+        assert not is_temporary(name)
+
+
+def test_sweep_leaves_the_file_of_a_writer_in_this_process(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with AtomicFile(path) as file:
+        write_all(file.descriptor, b"abc")
+        assert sweep_temporaries(tmp_path) == 0
+        file.commit()
+    assert path.read_bytes() == b"abc"
+    assert sweep_temporaries(tmp_path) == 0
+    assert names(tmp_path) == ["x"]
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from shardio.system.files import AtomicFile, write_all
+with AtomicFile(Path(sys.argv[1])) as file:
+    write_all(file.descriptor, b"written elsewhere")
+    print("writing", flush=True)
+    if sys.stdin.readline():
+        file.commit()
+"""
+
+
+@contextlib.contextmanager
+def writer_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process in the middle of writing `path`; a line to its stdin makes it commit."""
+    command = [sys.executable, "-c", _WRITER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert select.select([process.stdout], [], [], 60)[0], "the writer did not start"
+            assert process.stdout.readline() == b"writing\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_sweep_leaves_the_file_of_a_living_process_and_removes_that_of_a_killed_one(tmp_path: Path) -> None:
+    with writer_process(tmp_path / "living") as living:
+        with writer_process(tmp_path / "killed") as killed:
+            assert len(names(tmp_path)) == 2
+            assert sweep_temporaries(tmp_path) == 0
+            killed.kill()
+            assert killed.wait(60) == -signal.SIGKILL
+        assert [name.split(".")[1] for name in names(tmp_path)] == ["killed", "living"]
+        assert sweep_temporaries(tmp_path) == 1
+        assert [name.split(".")[1] for name in names(tmp_path)] == ["living"]
+        living.communicate(b"commit\n", timeout=60)
+        assert living.returncode == 0
+    assert (tmp_path / "living").read_bytes() == b"written elsewhere"
+    assert names(tmp_path) == ["living"]
+
+
+def of_another_machine(folder: Path, silent_seconds: float) -> Path:
+    """A temporary file that another machine has not written to for so long, and whose lock cannot be seen here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardio.system.files._machine", lambda: "another0")
+        file = AtomicFile(folder / "x")
+    (path,) = folder.glob(".x.another0-*")
+    file.leave()  # and with it the lock
+    os.utime(path, (time.time() - silent_seconds,) * 2)
+    return path
+
+
+def test_sweep_leaves_the_file_of_another_machine_until_it_has_been_silent_for_an_hour(tmp_path: Path) -> None:
+    path = of_another_machine(tmp_path, 3000)
+    assert sweep_temporaries(tmp_path) == 0
+    assert path.exists()
+    path.unlink()
+    path = of_another_machine(tmp_path, 3700)
+    with path.open("rb") as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        assert sweep_temporaries(tmp_path) == 0
+    assert sweep_temporaries(tmp_path) == 1
+    assert names(tmp_path) == []
+
+
+def test_two_machines_names_differ_and_one_machines_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = set()
+    for node in ("node1", "node1", "node2"):
+        _machine.cache_clear()
+        monkeypatch.setattr(os, "uname", lambda node=node: os.uname_result(("Linux", node, "", "", "")))
+        tags.add(_machine())
+    _machine.cache_clear()
+    assert len(tags) == 2
+    assert all(re.fullmatch("[0-9a-f]{8}", tag) for tag in tags)
+
+
+def test_remove_takes_the_files_of_living_writers_too_and_they_cannot_publish(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "x", b"published")
+    of_another_machine(tmp_path, 0)
+    with AtomicFile(tmp_path / "x") as file:
+        write_all(file.descriptor, b"late")
+        remove_temporaries(tmp_path)
+        with pytest.raises(FileNotFoundError):
+            file.commit()
+    assert names(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"published"
+
+
+def test_sweep_touches_nothing_but_regular_temporaries(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    (tmp_path / ".link.tmp").symlink_to(target)
+    (tmp_path / ".dangling.tmp").symlink_to(tmp_path / "nothing")
+    (tmp_path / ".folder.tmp").mkdir()
+    os.mkfifo(tmp_path / ".fifo.tmp")
+    (tmp_path / "visible.tmp").write_bytes(b"x")
+    (tmp_path / ".hidden").write_bytes(b"x")
+    (tmp_path / "train-00000.npy").write_bytes(b"x")
+    before = names(tmp_path)
+    (tmp_path / ".left.0123456789abcdef.tmp").write_bytes(b"x")
+    with must_not_block():
+        assert sweep_temporaries(tmp_path) == 1
+    assert names(tmp_path) == before
+    assert target.read_bytes() == b"precious"
+
+
+def test_sweep_removes_nothing_where_locks_do_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", _raiser(errno.ENOLCK))
+    with AtomicFile(tmp_path / "x") as file:
+        write_all(file.descriptor, b"abc")
+        assert sweep_temporaries(tmp_path) == 0
+        file.commit()
+    assert (tmp_path / "x").read_bytes() == b"abc"
+
+
+def test_a_writer_swept_before_it_had_its_lock_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, swept = fcntl.flock, 0
+
+    def flock(descriptor: int, operation: int) -> None:
+        nonlocal swept
+        if swept < 2 and not operation & fcntl.LOCK_NB:
+            monkeypatch.setattr(fcntl, "flock", real)
+            swept += sweep_temporaries(tmp_path)
+            monkeypatch.setattr(fcntl, "flock", flock)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    write_atomic(tmp_path / "x", b"abc")
+    assert swept == 2
+    assert (tmp_path / "x").read_bytes() == b"abc"
+    assert names(tmp_path) == ["x"]
+
+
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
+def test_open_regular_gives_a_descriptor_of_its_own_and_the_size(tmp_path: Path) -> None:
+    for content in (b"", b"abc", bytes(10_000)):
+        (tmp_path / "x").write_bytes(content)
+        file, nbytes = open_regular(tmp_path / "x")
+        with file:
+            assert nbytes == len(content)
+            assert os.pread(file.fileno(), 20_000, 0) == content
+            assert not os.get_inheritable(file.fileno())
+            with pytest.raises(OSError):
+                os.write(file.fileno(), b"x")
+
+
+def _link(path: Path) -> None:
+    path.with_name("target").write_bytes(b"abc")
+    path.symlink_to("target")
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        # Relative: a socket's whole path has room for 108 bytes.
+        previous = Path.cwd()
+        os.chdir(path.parent)
+        try:
+            server.bind(path.name)
+        finally:
+            os.chdir(previous)
+
+
+def _nothing(path: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "expected", "found"),
+    [
+        (_link, "a regular file", "a symbolic link"),
+        (_dangling, "a regular file", "a symbolic link"),
+        (_loop, "a regular file", "a symbolic link"),
+        (os.mkfifo, "a regular file", "a FIFO"),
+        (Path.mkdir, "a regular file", "a folder"),
+        (_socket, "a regular file", "a FIFO, socket or device"),
+        (_nothing, "a file of the shard set", "nothing"),
+    ],
+    ids=["link", "dangling link", "loop", "fifo", "folder", "socket", "nothing"],
+)
+def test_only_regular_files_are_opened(tmp_path: Path, make: Callable[[Path], None], expected: str, found: str) -> None:
+    path = tmp_path / "train-00000.npy"
+    make(path)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with must_not_block(), pytest.raises(FormatError) as caught:
+        open_regular(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: expected {expected}, found {found}"), message
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_device_is_not_a_regular_file() -> None:
+    with pytest.raises(FormatError, match=r"^/dev/null: expected a regular file, found a device"):
+        open_regular(Path("/dev/null"))
+
+
+def test_other_errors_of_opening_pass_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError, match="file/x"):
+        open_regular(tmp_path / "file" / "x")
+    monkeypatch.setattr(os, "open", _raiser(errno.EACCES))
+    with pytest.raises(PermissionError):
+        open_regular(tmp_path / "file")
+
+
+def test_a_file_that_is_written_in_place_has_no_second_name(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    open_untrusted(tmp_path / "x", os.O_WRONLY, sole_name=True).close()
+    os.link(tmp_path / "x", tmp_path / "y")
+    assert read_untrusted(tmp_path / "x") == b"abc"
+    with pytest.raises(
+        ConvertError, match=r"x: expected a regular file, found one that has a second name .*: remove it$"
+    ):
+        open_untrusted(tmp_path / "x", os.O_WRONLY, refusal=ConvertError, way_out=": remove it", sole_name=True)
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_CREAT])
+@pytest.mark.parametrize("make", [_link, _dangling, _loop, os.mkfifo, Path.mkdir, _socket])
+def test_only_regular_files_are_opened_for_writing(tmp_path: Path, make: Callable[[Path], None], flags: int) -> None:
+    make(tmp_path / "x")
+    before = names(tmp_path)
+    with must_not_block(), pytest.raises(FormatError, match="x: expected a regular file, found a"):
+        open_untrusted(tmp_path / "x", flags)
+    assert names(tmp_path) == before
+
+
+def test_an_open_file_closes_when_it_is_forgotten_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    file = open_file(tmp_path / "x", os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = file.fileno()
+    assert os.pread(descriptor, 9, 0) == b"abc"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_folder_is_refused_and_not_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(IsADirectoryError):
+        open_file(tmp_path, os.O_RDONLY | os.O_CLOEXEC)
+    assert len(os.listdir("/proc/self/fd")) == before
