@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from pathlib import Path
 
-_OWN = os.path.dirname(__file__) + os.sep
+_OWN = str(Path(__file__).parents[1]) + os.sep
 # Calls what torch.compile leaves alone.
 _COMPILER = os.path.join("torch", "_dynamo", "")
 
