@@ -34,7 +34,7 @@ from shardio.order.windows import Crop, CropAt, Windows
 from shardio.order.world import World, find_world, world_of_torch
 from shardio.reading.choose import Io, make_reader, read_ahead_batches
 from shardio.reading.guard import Check, GuardedReader, OnDamage, check_choices
-from shardio.reading.readers import Reader
+from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.reading.through_cache import CachedSplit, StagedReader
 from shardio.system.eager import eager
@@ -541,7 +541,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         """With the first batch. Who only asks for an iterator changes nothing: Lightning asks too often."""
         self._take_place()
         self._batches = self._sampler.batches(self._place.epoch)
-        self._announces = self._loader._reader.reads_ahead()
+        self._announces = self._loader._reader.begin_epoch()
         self._loader._go_to(self._place)
         self._loader._next = _Place(self._place.epoch + 1, 0)
         self._loader._reading = self._token

@@ -6,13 +6,15 @@ The decision is a function of facts alone (`choose`), so that every case of it c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from shardio.format.layout import sample_nbytes
-from shardio.reading.readers import FileReader, MappedReader, Reader, direct_alignment
+from shardio.reading.file_reader import FileReader
+from shardio.reading.mapped import MappedReader
+from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet
-from shardio.system.machine import filesystem_kind, is_network, memory_left
+from shardio.system.direct import direct_alignment
+from shardio.system.filesystems import filesystem_kind, is_network
+from shardio.system.machine import memory_left
 
 Io = Literal["auto", "mmap", "pread", "direct"]
 
@@ -74,7 +76,7 @@ def look_at(shards: ShardSet, num_samples: int) -> Facts:
     kind = filesystem_kind(shards.path)
     return Facts(
         filesystem=kind,
-        nbytes=num_samples * sample_nbytes(shards.sample_shape),
+        nbytes=num_samples * shards.row_nbytes,
         # A mapping on a network filesystem is better not even looked at.
         resident_share=None if is_network(kind) else shards.resident_share(),
         memory_left=memory_left(),
@@ -113,8 +115,8 @@ def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
     return min(_READ_AHEAD_BATCHES, room // max(1, batch_nbytes))
 
 
-def _first_shard(shards: ShardSet) -> Path:
-    return shards.path / shards.manifest.splits[shards.split].shards[0].file
+def _first_shard(shards: ShardSet) -> str:
+    return shards.path_of(shards.content.shards[0])
 
 
 def _named(kind: str) -> str:

@@ -12,7 +12,6 @@ import errno
 import os
 import threading
 from collections import deque
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -23,11 +22,12 @@ from shardio.format.checksum import crc32
 from shardio.format.layout import sample_nbytes
 from shardio.order.rng import make_keys, uniform
 from shardio.order.windows import Windows
-from shardio.reading.readers import FileReader, ReadCounts, Reader, direct_alignment
+from shardio.reading.file_reader import FileReader
+from shardio.reading.layout import SplitLayout
+from shardio.reading.reader import ReadCounts, Reader
 from shardio.reading.rowcopy import copy_windows
-from shardio.reading.shardset import ShardSet
 from shardio.system.caller import warn_caller
-from shardio.system.direct import aligned_empty
+from shardio.system.direct import aligned_empty, direct_alignment
 
 Check = Literal["off", "sample"]
 OnDamage = Literal["raise", "skip"]
@@ -60,7 +60,7 @@ class GuardedReader:
     def __init__(
         self,
         reader: Reader,
-        shards: ShardSet,
+        shards: SplitLayout,
         *,
         check: Check,
         on_damage: OnDamage,
@@ -70,7 +70,7 @@ class GuardedReader:
         self.num_threads = reader.num_threads
         self.labels_of = reader.labels_of
         self.column_of = reader.column_of
-        self.reads_ahead = reader.reads_ahead
+        self.begin_epoch = reader.begin_epoch
         self._reader = reader
         self._shards = shards
         self._checks = check == "sample"
@@ -82,7 +82,7 @@ class GuardedReader:
         self._news: deque[str] = deque()
         self._second = second
         if self._checks and second is None:
-            self._second = FileReader(shards, alignment=direct_alignment(Path(self._path_of(0))))
+            self._second = FileReader(shards, alignment=direct_alignment(self._path_of(0)))
         self._rereads: list[None] = []  # one for each: a list can be appended to by any thread, and needs no lock
         self._closed = False
         self._thread = threading.local()
@@ -142,7 +142,7 @@ class GuardedReader:
         )
 
     def _path_of(self, shard: int) -> str:
-        return self._shards.path_of(self._shards.manifest.splits[self._shards.split].shards[shard])
+        return self._shards.path_of(self._shards.content.shards[shard])
 
     def _read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None) -> None:
         if not self._skips:

@@ -7,7 +7,6 @@ at the folder of the copy does.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import tempfile
 import time
@@ -22,15 +21,16 @@ from shardio.errors import FormatError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import FileEntry, Manifest
 from shardio.order.windows import Windows
-from shardio.reading.readers import ReadCounts, Tally
+from shardio.reading.reader import BusyReader
 from shardio.reading.shardset import Sample, ShardSet, open_shards, position_of
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.eager import eager
-from shardio.system.files import OpenFile, write_all
+from shardio.system.files import write_all
+from shardio.system.opening import OpenFile
+from shardio.system.pour import pour
 
 # Between two looks for shards that have come.
 _LOOK_SECONDS = 1.0
-_PIECE_NBYTES = 8 << 20
 
 
 class Copy(Protocol):
@@ -55,14 +55,14 @@ class StagedSet(ShardSet):
         super().__init__(copy.path, manifest, split)
 
     def _map_shards(self) -> None:
-        self._is_away = np.ones(len(self._split.shards), bool)
+        self._is_away = np.ones(len(self.content.shards), bool)
         self.look()
 
     def look(self) -> bool:
         """Map the shards that have come since the last look; whether all are there."""
         self._looked_at = time.monotonic()
         for number in np.flatnonzero(self._is_away).tolist():
-            if self._copy.has(self._split.shards[number]):
+            if self._copy.has(self.content.shards[number]):
                 try:
                     # Another thread may do the same: then one mapping of the file takes the place of an equal one.
                     self._map_shard(number)
@@ -88,21 +88,21 @@ class StagedSet(ShardSet):
         )
 
     def _open_index(self) -> OpenFile:
-        entry = self._split.index
+        entry = self.content.index
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
                 return super()._open_index()
+
+        def read(offset: int, buffer: memoryview) -> int:
+            self._storage.read_into(entry, offset, buffer)
+            return len(buffer)
+
         with tempfile.TemporaryFile() as file:
-            sha256 = hashlib.sha256()
-            for start in range(0, entry.nbytes, _PIECE_NBYTES):
-                piece = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes - start)))
-                self._storage.read_into(entry, start, piece)
-                sha256.update(piece)
-                write_all(file.fileno(), piece)
-            if sha256.hexdigest() != entry.sha256:
+            found = pour(read, entry.nbytes, partial(write_all, file.fileno()))
+            if found != entry.sha256:
                 raise FormatError(
-                    f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {sha256.hexdigest()}; "
-                    "`shardio verify` tells what else is damaged"
+                    f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}; `shardio verify` "
+                    "tells what else is damaged"
                 )
             (copy,) = map(OpenFile, map(os.dup, (file.fileno(),)))  # as `open_file` does it
             return copy
@@ -115,7 +115,7 @@ class StagedSet(ShardSet):
     def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
         """As those of any ShardSet. FormatError while a shard is not in the copy."""
         if not self.look():
-            missing = self._split.shards[int(np.argmax(self._is_away))].file
+            missing = self.content.shards[int(np.argmax(self._is_away))].file
             raise FormatError(f"{self.path / missing}: expected a shard that was copied, found none yet")
         return super().shard_arrays
 
@@ -156,16 +156,16 @@ class StagedSet(ShardSet):
             _fetch(self, self._storage, int(indices[row]), out[row], window)
 
 
-class StorageReader:
+class StorageReader(BusyReader):
     """Reads samples of `shards`, one after the other, from the storage, whatever is mapped. Thread safe."""
 
     name = "storage"
     num_threads = 16  # who wait for a server that answers many requests at a time, and each of them late
 
     def __init__(self, shards: ShardSet, storage: Storage) -> None:
+        super().__init__()
         self._shards = shards
         self._storage = storage
-        self._tally = Tally()
         self.labels_of = shards.labels_of
         self.column_of = shards.column_of
 
@@ -175,15 +175,6 @@ class StorageReader:
             _fetch(self._shards, self._storage, index, out[row], None if windows is None else windows[row : row + 1])
         self._tally.add(out.nbytes)
 
-    def reads_ahead(self) -> bool:
-        return False
-
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
-        """Nothing: the threads have requests under way all the time."""
-
-    def counts(self) -> ReadCounts:
-        return self._tally.counts()
-
     def close(self) -> None:
         """Nothing to give back: the storage is somebody else's."""
 
@@ -191,7 +182,7 @@ class StorageReader:
 def _fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
     """Read one sample, or of its window's lines, from the storage."""
     (shard,), (offset,) = (found.tolist() for found in shards.locate(np.array([index])))
-    entry = shards.manifest.splits[shards.split].shards[shard]
+    entry = shards.content.shards[shard]
     try:
         if window is None:
             storage.read_into(entry, offset, image.data.cast("B"))

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,12 +28,14 @@ from shardio.format.manifest import ShardEntry, Split
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io, check_io, make_reader
 from shardio.reading.partial import StagedSet, StorageReader
-from shardio.reading.readers import ReadCounts, Reader, Tally, direct_alignment
+from shardio.reading.reader import ReadCounts, Reader, Tally
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.sets.cache.folder import Cache, Lease
+from shardio.sets.cache.folder import Cache
+from shardio.sets.cache.leases import Lease
 from shardio.sets.cache.stage import Stager, take_lease
 from shardio.sets.storage import Storage, open_storage
-from shardio.system.threads import DaemonThread, close_at_exit
+from shardio.system.direct import direct_alignment
+from shardio.system.threads import DaemonThread, Flag, close_at_exit
 
 # The index comes first, and opening waits for it.
 _POLL_SECONDS = 0.02
@@ -49,27 +50,6 @@ class _State:
     text: str = "complete"
 
 
-class _Stop(threading.Event):
-    """An Event without its lock, which a Ctrl-C in the middle of set() would leave locked, and which a finaliser that
-    runs in the middle of wait() would wait for. It is also set when its `owner` dies, without a line of Python."""
-
-    def __init__(self, owner: object) -> None:
-        super().__init__()
-        self._reasons: list[object] = []
-        self._owner = weakref.ref(owner, self._reasons.append)
-
-    def is_set(self) -> bool:
-        return bool(self._reasons)
-
-    def set(self) -> None:
-        self._reasons.append(None)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Sleeps for all of `timeout`, which must be short."""
-        time.sleep(0.0 if self._reasons else timeout or 0.0)
-        return self.is_set()
-
-
 class _Held:
     """What a CachedSplit has to end. `close` may be called again, also where it was interrupted.
 
@@ -77,7 +57,7 @@ class _Held:
     """
 
     def __init__(self, owner: CachedSplit, storage: Storage) -> None:
-        self.stop = _Stop(owner)
+        self.stop = Flag(owner)
         self.storage = storage
         self.threads: list[DaemonThread] = []
         self.lease: Lease | None = None
@@ -126,11 +106,11 @@ class StagedReader:
             self._shards.gather(indices, out, windows)
             self._tally.add(out.nbytes)
 
-    def reads_ahead(self) -> bool:
+    def begin_epoch(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
             self._settled, self.reason = settled
             self.name = self._settled.name
-        return self._settled is not None and self._settled.reads_ahead()
+        return self._settled is not None and self._settled.begin_epoch()
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
         if self._settled is not None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.system.files import is_abandoned, open_untrusted, try_lock
+from shardio.system.files import is_abandoned, try_lock
+from shardio.system.opening import open_untrusted
 
 FOLDER_SUFFIX = ".d"
 # A lock, as AtomicFile names it, or its folder. Others may have temporary files of their own in a root.

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from shardio.system.files import OpenFile
+from shardio.system.opening import OpenFile
 
 K = TypeVar("K")
 

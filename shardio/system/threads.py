@@ -11,10 +11,10 @@ import _thread
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -130,9 +130,27 @@ class DaemonThread(threading.Thread):
             raise self._call.error
 
 
-@dataclass
-class _Switch:
-    on: bool = False
+class Flag:
+    """A flag that any thread may set, and that is also set when its `owner` dies, without a line of Python.
+
+    Unlike an Event it has no lock, which a Ctrl-C in the middle of `set` would leave locked, and for which a finaliser
+    that runs in the middle of `wait` would wait.
+    """
+
+    def __init__(self, owner: object | None = None) -> None:
+        self._reasons: list[object] = []
+        self._owner = None if owner is None else weakref.ref(owner, self._reasons.append)
+
+    def is_set(self) -> bool:
+        return bool(self._reasons)
+
+    def set(self) -> None:
+        self._reasons.append(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleeps for all of `seconds`, which must be few, unless it is set already. Returns whether it is set."""
+        time.sleep(0.0 if self._reasons else seconds)
+        return self.is_set()
 
 
 # What is no call is the end of them: None, or a weak reference that has died.
@@ -140,7 +158,7 @@ _Calls = queue.SimpleQueue[Any]
 
 
 class ThreadPool:
-    """Calls in at most `num_threads` daemon threads. One starts with each call, until there are so many.
+    """Makes calls in at most `num_threads` daemon threads. One starts with each call, until there are so many.
 
     To be used by one thread. The end of a `with` block waits for all calls, or if it raises for those under way alone.
     The threads hold no reference to this object, and end also when it dies: see `shardio.loading.gather.GatherThreads`.
@@ -152,13 +170,13 @@ class ThreadPool:
         self._num_threads = num_threads
         self._name = name
         self._calls: _Calls = queue.SimpleQueue()
-        self._cancelled, self._closed = _Switch(), _Switch()
+        self._cancelled, self._closed = Flag(), Flag()
         self._serve = partial(_serve, self._calls, self._cancelled, weakref.ref(self, self._calls.put))
         self._threads: list[DaemonThread] = []
 
     def submit(self, function: Callable[..., R], *arguments: Any) -> Call[R]:
         """Have the function called. RuntimeError if the pool is closed, or there can be no more threads."""
-        if self._closed.on:
+        if self._closed.is_set():
             raise RuntimeError("expected an open pool of threads, found a closed one")
         call = Call(partial(function, *arguments))
         self._calls.put(call)
@@ -185,8 +203,9 @@ class ThreadPool:
             raise
 
     def _end(self, cancel: bool) -> None:
-        self._closed.on = True
-        self._cancelled.on |= cancel
+        self._closed.set()
+        if cancel:
+            self._cancelled.set()
         self._calls.put(None)
         for thread in self._threads:
             thread.wait()
@@ -205,9 +224,9 @@ def _results(calls: deque[Call[R]]) -> Iterator[R]:
         yield calls.popleft().result()
 
 
-def _serve(calls: _Calls, cancelled: _Switch, owner: weakref.ref[ThreadPool]) -> None:
+def _serve(calls: _Calls, cancelled: Flag, owner: weakref.ref[ThreadPool]) -> None:
     while isinstance(call := calls.get(), Call):
-        if cancelled.on or owner() is None:
+        if cancelled.is_set() or owner() is None:
             call.fail(RuntimeError("the pool of threads was closed before the call was begun"))
         else:
             call.run()

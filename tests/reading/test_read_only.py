@@ -18,10 +18,10 @@ import pytest
 from shardio.format.manifest import load_manifest
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
-from shardio.reading.readers import direct_alignment
 from shardio.reading.warm import warm
 from shardio.sets.storage import open_storage
 from shardio.sets.verify import verify
+from shardio.system.direct import direct_alignment
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ import shardio.reading.warm
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
 from shardio.reading.shardset import open_shards
 from shardio.reading.warm import warm
-from shardio.system.files import OpenFile
+from shardio.system.opening import OpenFile
 
 
 def drop(path: Path) -> None:

@@ -26,7 +26,7 @@ from shardio.conversion.sources.collection import Origin, Source
 from shardio.conversion.task import Control, Report, ShardRecord, Stopped, do_task, load_record
 from shardio.errors import ConvertError, ShardioError
 from shardio.format.layout import WORK_FOLDER
-from shardio.system.files import open_untrusted
+from shardio.system.opening import open_untrusted
 
 _PROGRESS_SECONDS = 0.5
 # Tasks look every second, at a picture, whether they are to stop. One that is deep in an fsync is not waited for.
