@@ -62,7 +62,7 @@ class Terms:
                 f"{host} cannot write to {self.run_file}: {error.strerror}. OUT must be the same folder on all "
                 "machines, under the same name"
             ) from None
-        if self.origin.fingerprint((self.source,)) != self.fingerprint:
+        if self.origin.fingerprints((self.source,)) != [self.fingerprint]:
             raise ConvertError(
                 f"{host} does not find {self.source.key!r} in the sources as it is where the conversion was started. "
                 "SRC must be the same on all machines, under the same name"
@@ -105,7 +105,7 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
 
     def terms_of(task: ShardTask) -> Terms:
         first = task.sources[:1]
-        return Terms(run_file.path, libraries, task.origin, first[0], task.origin.fingerprint(first))
+        return Terms(run_file.path, libraries, task.origin, first[0], *task.origin.fingerprints(first))
 
     records: dict[int, ShardRecord] = {}
     running: dict[Future[ShardRecord], int] = {}

@@ -60,9 +60,9 @@ class DatasetOrigin:
         split, number = source.place.where.decode(), source.place.number
         return _get(split, self.datasets[split], number, self.num_classes)
 
-    def fingerprint(self, sources: Sequence[Source]) -> str:
-        """Of all items at once: a dataset does not tell when one of them was changed."""
-        return self.identity
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        """The dataset's own: it does not tell when one of its items was changed."""
+        return [self.identity] * len(sources)
 
     def check_sendable(self) -> None:
         """TypeError unless the datasets can be sent to other processes."""

@@ -325,7 +325,7 @@ def terms(image_tree: Path, out: Path) -> Terms:
     task = tasks_of(image_tree, out)[0]
     run_file = RunFile(out / ".convert", 1)
     source = task.sources[0]
-    return Terms(run_file.path, library_versions(), task.origin, source, task.origin.fingerprint((source,)))
+    return Terms(run_file.path, library_versions(), task.origin, source, *task.origin.fingerprints((source,)))
 
 
 def test_a_machine_like_this_one_takes_part(terms: Terms) -> None:

@@ -725,10 +725,10 @@ def test_fingerprints_change_with_the_files_the_sources_are_in(
 ) -> None:
     found, sources = origin
     train, val = sources[:12], sources[12:]
-    before = found.fingerprint(train), found.fingerprint(val)
+    before = found.fingerprints(train), found.fingerprints(val)
     os.utime(src / "data" / "train-00001-of-00003.parquet", ns=(1, 1))
-    assert found.fingerprint(train) != before[0]
-    assert found.fingerprint(val) == before[1]
+    assert found.fingerprints(train) != before[0]
+    assert found.fingerprints(val) == before[1]
     with pytest.raises(SourceError, match="found it changed: run the command again"):
         found.read(sources[5])
 

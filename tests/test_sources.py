@@ -145,7 +145,7 @@ def test_a_source_with_a_fault_is_refused_with_its_words(tmp_path: Path) -> None
     origin = FileOrigin(tmp_path)
     with pytest.raises(DecodeError, match=r"^incomplete: there is no label$"):
         origin.read(pickle.loads(pickle.dumps(Source(b"1.jpg", 0, Fault("there is no label")))))
-    one, other = (origin.fingerprint([Source(b"1.jpg", 0, Fault(fault))]) for fault in ("one", "other \udcff"))
+    one, other = (origin.fingerprints([Source(b"1.jpg", 0, Fault(fault))]) for fault in ("one", "other \udcff"))
     assert one != other
 
 
@@ -162,7 +162,7 @@ def test_a_fingerprint_changes_with_the_archive_and_with_the_extent(tmp_path: Pa
     origin = FileOrigin(tmp_path)
 
     def fingerprint(offset: int, nbytes: int) -> str:
-        return origin.fingerprint([Source(b"1.jpg", 0, Extent(b"archive", offset, nbytes))])
+        return origin.fingerprints([Source(b"1.jpg", 0, Extent(b"archive", offset, nbytes))])[0]
 
     seen = {fingerprint(0, 1), fingerprint(1, 1), fingerprint(0, 2)}
     assert fingerprint(0, 1) in seen
