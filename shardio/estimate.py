@@ -38,7 +38,7 @@ from shardio.setwriter import DEFAULT_SHARD_NBYTES
 from shardio.sources import Collection, FileOrigin, Given, Source
 from shardio.threads import ThreadPool
 from shardio.torchthreads import one_torch_thread
-from shardio.warned import kept_warnings
+from shardio.warned import KeptWarnings
 from shardio.workers import THREADS_PER_PROCESS
 
 DEFAULT_SECONDS = 2.0
@@ -221,7 +221,7 @@ def _measure(
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
-        with kept_warnings():
+        with KeptWarnings():
             try:
                 data = read(source)
                 assert isinstance(data, bytes)  # a path is no dataset

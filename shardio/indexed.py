@@ -25,7 +25,7 @@ from shardio.labels import check_label
 from shardio.manifest import check_text, first_repeated
 from shardio.sources import MAX_CLASSES, Collection, Given, Item, Source
 from shardio.splits import DEFAULT_SPLIT, split_name, two_words
-from shardio.warned import kept_warnings
+from shardio.warned import KeptWarnings
 
 # Items that are read, twice, before the conversion: enough that a random transform shows itself.
 _MOST_TRIED = 8
@@ -175,7 +175,7 @@ def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
     errors: list[DecodeError] = []
     for number in numbers:
         try:
-            with kept_warnings():  # the conversion reads them again, and keeps what it is warned of
+            with KeptWarnings():  # the conversion reads them again, and keeps what it is warned of
                 first, again = (_hash_item(_get(split, dataset, number, num_classes)) for _ in range(2))
         except DecodeError as error:
             errors.append(error)

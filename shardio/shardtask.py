@@ -39,7 +39,7 @@ from shardio.plan import ShardTask, library_versions
 from shardio.setwriter import Reject
 from shardio.sources import UNREADABLE, Given, Source, digest
 from shardio.threads import ThreadPool
-from shardio.warned import kept_warnings
+from shardio.warned import KeptWarnings
 from shardio.writer import ShardFileWriter
 
 # Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with
@@ -104,7 +104,7 @@ class Control:
 def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> Outcome:
     """Read, decode and resize one source into `place`, which holds anything if it is refused."""
     hashed = None
-    with kept_warnings() as warned:
+    with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
             least_size = task.fit.least_size if task.quality == "fast" else None
