@@ -181,7 +181,9 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
             if nbytes > MAX_SOURCE_NBYTES:
                 raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
             if extent is None:
-                return file.read()
+                # A byte more than there are: if it does not come, that was the end, and nobody need ask for it again.
+                data = file.read(nbytes + 1)
+                return data if len(data) == nbytes else data + file.read()
             data = os.pread(file.fileno(), nbytes, extent.offset)
             if len(data) < nbytes:
                 raise DecodeError(UNREADABLE, f"expected {nbytes} bytes at {extent.offset}, found {len(data)}")

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,23 @@ def test_a_source_is_read_whole(tmp_path: Path) -> None:
     assert read_file(tmp_path / "1.jpg") == content
     put(tmp_path, "0.jpg", content=b"")
     assert read_file(tmp_path / "0.jpg") == b""
+
+
+def test_a_source_is_read_whole_though_it_is_longer_or_shorter_than_its_size_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(range(256)) * 50
+    put(tmp_path, "1.jpg", content=content)
+    real = os.fstat
+    for wrong in (0, 1, len(content) - 1, len(content) + 1, 2 * len(content)):
+
+        def fstat(descriptor: int, wrong: int = wrong) -> os.stat_result:
+            status = list(real(descriptor))
+            status[stat.ST_SIZE] = wrong
+            return os.stat_result(status)
+
+        monkeypatch.setattr(os, "fstat", fstat)
+        assert read_file(tmp_path / "1.jpg") == content
 
 
 def test_a_fifo_that_took_the_place_of_a_source_is_refused_without_waiting(tmp_path: Path) -> None:
