@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
 from numpy.typing import NDArray
+from pictures import sample_pixels
 from simulated_cuda import Simulation
 
 import shardio.cuda

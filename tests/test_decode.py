@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SHARED, random_picture
+from decoding import decode_or_refuse
 from mutate_images import claimed_sizes, mutate
 from numpy.typing import NDArray
+from pictures import random_picture
 from PIL import Image, ImageOps
+from places import DATA, SHARED
 
 from shardio import jpeg
 from shardio.decode import (
@@ -548,7 +550,7 @@ def test_a_background_that_is_no_colour_is_refused(colour: Any) -> None:
 
 # --- rarer kinds ------------------------------------------------------------------------------------------------------
 
-JPEGS = Path(__file__).parent / "data" / "jpeg"
+JPEGS = DATA / "jpeg"
 
 
 @pytest.mark.parametrize("name", ["arithmetic.jpg", "arithmetic-progressive.jpg"])
@@ -744,13 +746,6 @@ PNGS: dict[str, bytes] = {
     "palette": encode(Image.fromarray(picture(23)).quantize(16), "PNG"),
     "deep": encode(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100, "PNG"),
 }
-
-
-def decode_or_refuse(data: bytes) -> Decoded | DecodeError:
-    try:
-        return decode_image(data)
-    except DecodeError as error:
-        return error
 
 
 def same_or_refused(data: bytes, expected: NDArray[np.uint8], what: str) -> None:

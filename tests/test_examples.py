@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from places import IMAGENET, ROOT
 
 from shardio import ShardWriter, cli
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGENET = ROOT / "examples" / "imagenet"
 # 12 steps of 8 and a rest. In the validation's last batch on two ranks, one has a sample and the other none.
 NUM_TRAIN, NUM_VAL = 100, 33
 STEPS, EPOCHS = 12, 3

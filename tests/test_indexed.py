@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_picture
+from conversions import Interrupt, rejects
+from folders import everything, hashes
 from numpy.typing import NDArray
+from pictures import random_picture
 from PIL import Image
-from test_converter import Interrupt, everything, hashes, rejects
 from torch.utils.data import Subset, TensorDataset
 
 from shardio.converter import convert

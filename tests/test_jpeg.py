@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture
+from decoding import decode_or_refuse
 from numpy.typing import NDArray
+from pictures import random_picture
 from PIL import Image
 
 from shardio import jpeg
-from shardio.decode import MAX_SCANS, Decoded, decode_image
+from shardio.decode import MAX_SCANS, decode_image
 from shardio.errors import DecodeError
 
 SOI, EOI = b"\xff\xd8", b"\xff\xd9"
@@ -312,13 +313,6 @@ def test_a_truncated_jpeg_is_refused(kind: str, twentieth: int) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_image(data[: len(data) * twentieth // 20])
     assert caught.value.reason == ("damaged" if twentieth else "empty")
-
-
-def decode_or_refuse(data: bytes) -> Decoded | DecodeError:
-    try:
-        return decode_image(data)
-    except DecodeError as error:
-        return error
 
 
 @each_kind

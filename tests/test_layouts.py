@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import simplejpeg
 from click.testing import CliRunner
-from conftest import put as put_files
-from conftest import random_picture
-from storages import draw_imagenet, tar_of, write_archives, write_kaggle
+from folders import put as put_files
+from pictures import random_picture
+from storages import draw_imagenet, write_archives, write_kaggle
+from tars import tar_of
 
 from shardio.cli import cli
 from shardio.converter import convert

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
 from numpy.typing import NDArray
+from pictures import sample_pixels
 
 import shardio.rowcopy
 import shardio.shardset

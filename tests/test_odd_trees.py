@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
-from conftest import random_picture, write_jpeg
-from test_converter import hashes, rejects
-from test_tree import ODD_NAMES
+from conversions import rejects
+from folders import ODD_NAMES, hashes
+from pictures import random_picture, write_jpeg
 
 from shardio.converter import Progress, convert
 from shardio.plan import ConvertOptions, make_plan

@@ -22,10 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import simplejpeg
-from conftest import random_picture, write_jpeg
-from test_cli import assert_one_clear_error, shardio
-from test_converter import OPTIONS, Interrupt, everything, hashes, rejects, stamps
-from test_files import FailingDisk
+from collected import keys
+from command import assert_one_clear_error, shardio
+from conversions import OPTIONS, Interrupt, rejects
+from disks import FailingDisk
+from folders import everything, hashes, stamps
+from pictures import random_picture, write_jpeg
 
 from shardio import converter, parquet
 from shardio.converter import Progress, convert
@@ -35,7 +37,7 @@ from shardio.parquet import ParquetOrigin, is_parquet, scan_parquet
 from shardio.plan import ConvertOptions, make_plan
 from shardio.repairer import repair
 from shardio.shardset import open_shards
-from shardio.sources import Collection, Source
+from shardio.sources import Source
 from shardio.tree import scan_tree
 from shardio.verifier import verify
 
@@ -169,10 +171,6 @@ def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
 
 
 # --- scanning --------------------------------------------------------------------------------------------------------
-
-
-def keys(collection: Collection) -> dict[str, list[bytes]]:
-    return {split: [source.key for source in sources] for split, sources in collection.splits.items()}
 
 
 NAMES: dict[str, tuple[list[str], dict[str, list[bytes]]]] = {

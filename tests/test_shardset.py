@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from deadlines import must_not_block
 from numpy.typing import NDArray
-from test_files import must_not_block
+from pictures import sample_pixels
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes

@@ -14,8 +14,9 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
-from test_files import must_not_block
+from deadlines import must_not_block
+from folders import flip
+from pictures import sample_pixels
 
 from shardio import files
 from shardio.errors import SetNotFoundError
@@ -90,15 +91,6 @@ def found(out: Path, *, quick: bool = False) -> tuple[Problem, ...]:
 def only(problems: tuple[Problem, ...], name: str) -> Problem:
     assert [problem.file for problem in problems] == [name]
     return problems[0]
-
-
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    """Undone by the same call."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 # --- intact sets -----------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from disks import FailingDisk, every_failure
 from numpy.typing import NDArray
-from test_files import FailingDisk, every_failure
+from pictures import sample_pixels
 
 from shardio import writer as writer_module
 from shardio.checksum import crc32
