@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
+import os
 import socket
 import sys
 import threading
@@ -77,6 +78,20 @@ def make_set(tmp_path: Path) -> Callable[..., Path]:
         return out
 
     return make
+
+
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is synced, and when, is the matter of test_files; elsewhere it would only take time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that would have been made before a read was tried again."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    return pauses
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -65,14 +65,6 @@ def loader_of(path: Path) -> Iterator[MakeLoader]:
         yield make
 
 
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that would have been made before a read was tried again."""
-    pauses: list[float] = []
-    monkeypatch.setattr(shardio.shardset.time, "sleep", pauses.append)
-    return pauses
-
-
 def change(path: Path, *samples: int) -> None:
     """One bit of each of these samples."""
     for i in samples:

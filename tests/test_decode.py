@@ -19,7 +19,7 @@ import pytest
 from decoding import decode_or_refuse
 from mutate_images import claimed_sizes, mutate
 from numpy.typing import NDArray
-from pictures import random_picture
+from pictures import encode, random_picture
 from PIL import Image, ImageOps
 from places import DATA, SHARED
 
@@ -45,13 +45,6 @@ def nothing_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     """Decoders are quick to talk on stderr; a conversion of a million images must not."""
     yield
     assert capfd.readouterr() == ("", "")
-
-
-def encode(image: Image.Image | NDArray[Any], kind: str, **options: Any) -> bytes:
-    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def picture(seed: int = 0, height: int = 33, width: int = 47) -> NDArray[np.uint8]:

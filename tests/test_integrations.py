@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader
 
 from shardio import ShardDataset, ShardLoader, ShardWriter
 
-PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
 SHAPE = (6, 5, 3)
 # 16 batches of 32 and a rest; the validation's last batch on two ranks is one sample, and none.
 NUM_TRAIN, NUM_VAL = 520, 65

@@ -8,12 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import simplejpeg
 from click.testing import CliRunner
 from folders import put as put_files
-from pictures import random_picture
+from pictures import random_jpeg
 from storages import draw_imagenet, write_archives, write_kaggle
 from tars import tar_of
 
@@ -28,7 +26,7 @@ from shardio.shardset import open_shards
 from shardio.sources import Collection
 
 OPTIONS: dict[str, Any] = {"size": 8, "workers": 1}
-PICTURE = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(0), 12, 15))
+PICTURE = random_jpeg(0, 12, 15)
 
 
 def put(root: Path, *names: str) -> Path:

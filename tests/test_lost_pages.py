@@ -52,14 +52,6 @@ def shards(make_set: Callable[..., Path], no_pauses: list[float]) -> ShardSet:
     return open_shards(make_set(SAMPLES, SHAPE, PER_SHARD))
 
 
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that would have been made."""
-    pauses: list[float] = []
-    monkeypatch.setattr(shardio.shardset.time, "sleep", pauses.append)
-    return pauses
-
-
 def cut(shards: ShardSet, name: str = "train-00001.npy", nbytes: int = HEADER_NBYTES + KEPT * NBYTES) -> None:
     os.truncate(shards.path / name, nbytes)
 

@@ -21,13 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import simplejpeg
 from collected import keys
 from command import assert_one_clear_error, shardio
 from conversions import OPTIONS, Interrupt, rejects
 from disks import FailingDisk
 from folders import everything, hashes, stamps
-from pictures import random_picture, write_jpeg
+from pictures import random_jpeg, random_picture, write_jpeg
 
 from shardio import converter, parquet
 from shardio.converter import Progress, convert
@@ -93,8 +92,7 @@ def src(image_tree: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def picture() -> bytes:
-    data: bytes = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(0), 24, 32))
-    return data
+    return random_jpeg(0, 24, 32)
 
 
 # --- the same set ----------------------------------------------------------------------------------------------------

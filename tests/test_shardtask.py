@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 from deadlines import must_not_block
-from pictures import random_picture
+from pictures import random_jpeg
 from tasks import BAD, SIDE, Memory, Reports, jpeg
 
 from shardio import writer
@@ -151,7 +150,7 @@ def test_threads_run_ahead_of_a_slow_source_no_further_than_their_blocks(
 def test_memory_is_bounded_by_four_blocks_and_a_picture_per_thread(tmp_path: Path, threads: int) -> None:
     side, count = 128, 1200
     (tmp_path / WORK_FOLDER).mkdir()
-    data = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(0), 200, 300))
+    data = random_jpeg(0, 200, 300)
     sources = tuple(Source(b"%d" % i, 0) for i in range(count))
     task = ShardTask(Memory([data] * count), tmp_path, "train", 0, sources, 4, Fit((side, side)))
     tracemalloc.start()

@@ -27,6 +27,8 @@ from shardio.setwriter import Reject, SplitContent, publish_set
 from shardio.verifier import Problem, Subset, VerifyReport, verify
 from shardio.writer import ShardFileWriter
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 SHAPE: SampleShape = (4, 5, 3)
 NBYTES = 60
 COUNTS = {"train": (10, 10, 7), "val": (4, 3)}
@@ -37,12 +39,6 @@ SHARDS = [
 ]
 """(file, its first sample in the split, how many)"""
 FILES = [name for name, _, _ in SHARDS] + ["train-index.npy", "val-index.npy", "rejects.jsonl"]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is synced, and when, is the matter of test_files; here it would only take time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def write_set(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 
 def random_picture(rng: np.random.Generator, height: int, width: int) -> NDArray[np.uint8]:
@@ -20,6 +23,18 @@ def random_picture(rng: np.random.Generator, height: int, width: int) -> NDArray
 def write_jpeg(path: Path, pixels: NDArray[np.uint8], quality: int = 90) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(simplejpeg.encode_jpeg(pixels, quality=quality))
+
+
+def random_jpeg(seed: int, height: int, width: int) -> bytes:
+    data: bytes = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(seed), height, width))
+    return data
+
+
+def encode(image: Image.Image | NDArray[Any], kind: str, **options: Any) -> bytes:
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def sample_pixels(i: int, shape: tuple[int, int, int] = (6, 5, 3)) -> NDArray[np.uint8]:
