@@ -840,7 +840,7 @@ def test_a_disk_that_fails_at_any_call_loses_nothing(
     small_tree: Path, tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Reading is not writing: a source that cannot be opened is a refused image, which other tests are about.
-    monkeypatch.setattr("test_files.DISK_CALLS", DISK_WRITES)
+    monkeypatch.setattr("disks.DISK_CALLS", DISK_WRITES)
     reference = tmp_path / "reference"
     counting = FailingDisk(0, code, for_good=False)
     assert convert_failing(counting, small_tree, reference) is None

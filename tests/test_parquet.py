@@ -672,7 +672,7 @@ def test_too_little_space_is_told_with_what_the_copies_need(
 def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(
     image_tree: Path, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("test_files.DISK_CALLS", ("write", "fsync"))
+    monkeypatch.setattr("disks.DISK_CALLS", ("write", "fsync"))
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     for first in range(3, 30, 4):
         out = tmp_path / f"out-{first}"

@@ -467,7 +467,7 @@ def test_a_disk_that_fails_at_any_call_leaves_every_file_as_it_was_or_as_it_shal
     source: Path, sound: Path, out: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = ("write", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "link")
-    monkeypatch.setattr("test_files.DISK_CALLS", writes)
+    monkeypatch.setattr("disks.DISK_CALLS", writes)
     first = 0
     while True:
         first += 1

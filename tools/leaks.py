@@ -1,4 +1,4 @@
-"""What a test may leave behind: descriptors of this process, and names in /dev/shm."""
+"""What a process may leave behind: its descriptors, and names in /dev/shm."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shared_names() -> set[str]:
 
 
 def shared_names_left(before: set[str]) -> set[str]:
-    """The names in /dev/shm that were not there before, but for those of other programs, or of another test run.
+    """The names in /dev/shm that were not there before, but for those of other programs, or of another run.
 
     A name does not tell who made it. A file is another's if another user made it, or if it is mapped by a process that
     does not descend from this one, and by none that does. What no process has mapped counts: it was left by one.
