@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from test_files import must_not_block
+from deadlines import must_not_block
 
 from shardio import cache as module
 from shardio.cache import MARKER_NAME, Cache

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import sample_pixels
+from pictures import sample_pixels
 
 from shardio import stagedset, staging
 from shardio.cache import Cache

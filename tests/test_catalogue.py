@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from servers import ObjectStore, running_store, store
-from test_cli import assert_one_clear_error, shardio
+from command import assert_one_clear_error, shardio
+from servers import ObjectStore
 
 from shardio.cache import Cache
 from shardio.catalogue import CatalogueEntry, list_sets
@@ -23,8 +23,6 @@ from shardio.manifest import load_manifest
 from shardio.publisher import publish
 from shardio.remote import RemoteStorage
 from shardio.staging import stage
-
-__all__ = ["running_store", "store"]
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_cli import assert_one_clear_error, shardio
-from test_converter import OPTIONS, everything, hashes, interrupted
+from command import assert_one_clear_error, shardio
+from conversions import OPTIONS, interrupted
+from folders import everything, hashes
 
 from shardio.columns import ColumnTable, read_columns
 from shardio.converter import convert

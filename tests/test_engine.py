@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from pictures import sample_pixels
 
 import shardio.engine
 from shardio.engine import Facts, choose, look_at, make_reader, read_ahead_batches

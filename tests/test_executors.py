@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
-from test_converter import hashes, rejects, stamps
+from conversions import rejects
+from folders import hashes, stamps
+from pictures import random_picture, write_jpeg
 
 from shardio import executors, runfile, shardtask
 from shardio.converter import Progress, convert

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from places import DATA
 
 from shardio.format import (
     HEADER_NBYTES,
@@ -28,7 +29,7 @@ from shardio.setwriter import ShardWriter
 from shardio.shardset import open_shards
 from shardio.verifier import verify
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+GOLDEN = DATA / "golden"
 """Three samples in two shards, published once. No test writes here."""
 
 GOLDEN_PIXELS: tuple[tuple[int, ...], ...] = (

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import random_picture
+from pictures import random_picture
 
 from shardio.boxes import Boxes
 from shardio.fused import can_fuse

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_converter import Interrupt, hashes
-from test_shardtask import BAD, SIDE, Memory, Reports, jpeg
+from conversions import Interrupt
+from folders import hashes
+from tasks import BAD, SIDE, Memory, Reports, jpeg
 
 from shardio import cli, converter, files, journal, plan, shardtask, writer
 from shardio.converter import Progress, convert

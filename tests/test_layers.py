@@ -8,11 +8,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "shardio"
 ENTRY_POINTS = {"__init__", "__main__"}
 
@@ -229,6 +228,12 @@ def test_no_module_imports_by_name_or_unpickles() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         assert calls.isdisjoint({"eval", "exec", "compile", "__import__"}), module
+
+
+def test_a_test_imports_no_other_one() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        imported = imports_in(path.read_text(encoding="utf-8"))
+        assert not [name for name in imported if name.startswith(("test_", "conftest"))], path
 
 
 def test_this_test_sees_every_kind_of_import() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import assert_one_clear_error, shardio
+from command import assert_one_clear_error, shardio
 
 from shardio.cache import Cache
 from shardio.converter import convert

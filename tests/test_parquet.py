@@ -21,11 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import simplejpeg
-from conftest import random_picture, write_jpeg
-from test_cli import assert_one_clear_error, shardio
-from test_converter import OPTIONS, Interrupt, everything, hashes, rejects, stamps
-from test_files import FailingDisk
+from collected import keys
+from command import assert_one_clear_error, shardio
+from conversions import OPTIONS, Interrupt, rejects
+from disks import FailingDisk
+from folders import everything, hashes, stamps
+from pictures import random_jpeg, random_picture, write_jpeg
 
 from shardio import converter, parquet
 from shardio.converter import Progress, convert
@@ -35,7 +36,7 @@ from shardio.parquet import ParquetOrigin, is_parquet, scan_parquet
 from shardio.plan import ConvertOptions, make_plan
 from shardio.repairer import repair
 from shardio.shardset import open_shards
-from shardio.sources import Collection, Source
+from shardio.sources import Source
 from shardio.tree import scan_tree
 from shardio.verifier import verify
 
@@ -91,8 +92,7 @@ def src(image_tree: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def picture() -> bytes:
-    data: bytes = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(0), 24, 32))
-    return data
+    return random_jpeg(0, 24, 32)
 
 
 # --- the same set ----------------------------------------------------------------------------------------------------
@@ -169,10 +169,6 @@ def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
 
 
 # --- scanning --------------------------------------------------------------------------------------------------------
-
-
-def keys(collection: Collection) -> dict[str, list[bytes]]:
-    return {split: [source.key for source in sources] for split, sources in collection.splits.items()}
 
 
 NAMES: dict[str, tuple[list[str], dict[str, list[bytes]]]] = {
@@ -676,7 +672,7 @@ def test_too_little_space_is_told_with_what_the_copies_need(
 def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(
     image_tree: Path, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("test_files.DISK_CALLS", ("write", "fsync"))
+    monkeypatch.setattr("disks.DISK_CALLS", ("write", "fsync"))
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     for first in range(3, 30, 4):
         out = tmp_path / f"out-{first}"

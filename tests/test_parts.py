@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
-from test_cli import assert_one_clear_error, shardio
-from test_converter import everything, failing_storage, hashes, rejects
+from command import assert_one_clear_error, shardio
+from conversions import failing_storage, rejects
+from folders import everything, hashes
+from pictures import random_picture, write_jpeg
 
 from shardio import converter
 from shardio.converter import ConvertReport, Progress, convert

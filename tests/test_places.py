@@ -7,14 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from servers import ObjectStore, running_store, store
+from servers import ObjectStore
 
 from shardio import ShardDataset, ShardLoader, open_shards
 from shardio.errors import SetNotFoundError
 from shardio.places import catalogue_roots, find_folder, is_url, join_place, without_credentials, without_credentials_in
 from shardio.storage import FolderStorage, open_storage
-
-__all__ = ["running_store", "store"]
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from conftest import put
+from folders import put
+from leaks import num_descriptors
 
 from shardio.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
@@ -58,11 +59,11 @@ def test_a_socket_or_device_that_took_the_place_of_a_source_is_refused(tmp_path:
 
 
 def test_a_folder_that_took_the_place_of_a_source_is_refused(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     for _ in range(3):
         with pytest.raises(DecodeError, match=r"^unreadable: (not a regular file|Is a directory)$"):
             read_file(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_descriptors() == before
 
 
 def test_a_source_that_is_gone_is_refused(tmp_path: Path) -> None:

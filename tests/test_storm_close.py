@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import storm_close as tool
+from leaks import num_descriptors
 
 from shardio.cache import Cache
 from shardio.files import AtomicFile, sweep_temporaries, write_all
@@ -42,7 +43,7 @@ def test_one_exception_at_any_point_leaves_nothing(case: tool.Case, tmp_path: Pa
 def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_written(
     take_over: bool, tmp_path: Path
 ) -> None:
-    path, open_files = tmp_path / "x", len(os.listdir("/proc/self/fd"))
+    path, open_files = tmp_path / "x", num_descriptors()
 
     def write() -> None:
         if take_over:
@@ -60,7 +61,7 @@ def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_writt
         point = tool.Point(number)
         with contextlib.suppress(tool.InterruptedHere):
             point(write)
-        assert len(os.listdir("/proc/self/fd")) == open_files, point.where
+        assert num_descriptors() == open_files, point.where
         sweep_temporaries(tmp_path)
         assert set(os.listdir(tmp_path)) <= {"x"}, point.where
         if not point.fired:

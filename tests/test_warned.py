@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import random_picture
+from command import shardio
+from pictures import random_picture
 from PIL import Image
-from test_cli import shardio
 
 from shardio.converter import convert
 from shardio.estimate import estimate

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from disks import FailingDisk, every_failure
 from numpy.typing import NDArray
-from test_files import FailingDisk, every_failure
+from pictures import sample_pixels
 
 from shardio import writer as writer_module
 from shardio.checksum import crc32
@@ -32,14 +32,10 @@ from shardio.shardset import open_shards
 from shardio.verifier import verify
 from shardio.writer import BLOCK_NBYTES, IndexRows, ShardFileWriter
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 SHAPE = (3, 5, 3)
 NBYTES = 45
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is synced, and when, is the matter of test_files; here it would only take time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def names(folder: Path) -> list[str]:
