@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import starmap
+from itertools import chain, starmap
 from pathlib import Path
 from types import TracebackType
 
@@ -356,6 +356,12 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> Op
             os.close(error.filename)
         raise
     return file
+
+
+def open_pipe() -> tuple[OpenFile, OpenFile]:
+    """As `os.pipe`, but what comes owns the descriptors, as that of `open_file` does."""
+    reader, writer = map(OpenFile, chain.from_iterable(starmap(os.pipe, ((),))))
+    return reader, writer
 
 
 def open_nameless() -> OpenFile:

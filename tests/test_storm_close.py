@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import multiprocessing
 import os
 import re
 import tempfile
@@ -16,15 +18,21 @@ from typing import Any
 import numpy as np
 import pytest
 import storm_close as tool
+import torch
 
+from shardio import catalogue, executors, threads, workers
+from shardio.boxes import Boxes
 from shardio.cache import Cache, _remove_trash
-from shardio.files import AtomicFile, fsync_folder, open_nameless, sweep_temporaries, write_all
+from shardio.files import AtomicFile, fsync_folder, open_nameless, open_pipe, sweep_temporaries, write_all
 from shardio.gather import GatherThreads
 from shardio.loader import ShardLoader
 from shardio.mapping import RowMapping, will_need
+from shardio.resample import resample
 from shardio.shardset import open_shards
 from shardio.threads import DaemonThread, ThreadPool
 
+CONCURRENT = tuple(package.__path__[0] for package in (concurrent.futures, multiprocessing))
+BOXES = Boxes(*(np.full(16, value, float) for value in (0, 0, 8, 8)))
 # A prime, so that other points come in each case.
 STEP = 127
 CASES = [
@@ -74,10 +82,10 @@ def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_writt
     assert path.read_bytes() == b"abc"
 
 
-def in_use() -> tuple[int, int]:
-    """Descriptors, and TiB of address space."""
+def in_use() -> tuple[int, int, int]:
+    """Threads, descriptors, and TiB of address space."""
     (size,) = re.findall(r"VmSize:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    return len(os.listdir("/proc/self/fd")), int(size) >> 30
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), int(size) >> 30
 
 
 def remove_trash(folder: Path) -> None:
@@ -93,29 +101,60 @@ def remove_trash(folder: Path) -> None:
         fsync_folder,
         remove_trash,
         lambda folder: open_nameless(),
+        lambda folder: open_pipe(),
+        lambda folder: resample(torch.zeros((16, 3, 8, 8), dtype=torch.uint8), BOXES, np.zeros(16, bool), (4, 4)),
+        lambda folder: catalogue._map(str, range(20)),
     ],
-    ids=["address space", "advice", "folder that is synced", "folder that is locked", "file without a name"],
+    ids=[
+        "address space",
+        "advice",
+        "folder that is synced",
+        "folder that is locked",
+        "file without a name",
+        "pipe",
+        "resampling",
+        "listing",
+    ],
 )
 def test_one_exception_at_any_point_loses_nothing(
     call: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tool.Point, "files", (*tool.Point.files, *CONCURRENT))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     call(tmp_path)
+    time.sleep(0.1)  # a thread that was waited for is still there for a moment
     before = in_use()
     for number in count():
         point = tool.Point(number)
         with contextlib.suppress(tool.InterruptedHere):
             point(lambda: call(tmp_path))
-        assert in_use() == before, point.where
+        deadline = time.monotonic() + 10
+        while (left := in_use()) != before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert left == before, point.where
         assert set(os.listdir(tmp_path)) <= {"trash"}, point.where
         if not point.fired:
             break
-    assert number > 2
+    assert number > 0
 
 
 @pytest.mark.parametrize("work", tool.WORKS, ids=lambda work: f"{work.kind} {work.workers}")
 def test_one_exception_at_any_point_of_a_call_leaves_nothing(work: tool.Work, tmp_path: Path) -> None:
     counts = tool.raise_everywhere(STEP, tmp_path, cases=[work])
+    assert not counts.printed, "\n".join(counts.printed)
+    assert counts.raised > 2
+
+
+@pytest.mark.parametrize(
+    ("work", "step"), [*zip(tool.LONG_WORKS, (17, 3), strict=True)], ids=[work.kind for work in tool.LONG_WORKS]
+)
+def test_one_exception_at_any_point_of_what_holds_workers_leaves_nothing(
+    work: tool.Work, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = (executors.__file__, workers.__file__, threads.__file__, *CONCURRENT)
+    monkeypatch.setattr(tool.Point, "files", files)
+    counts = tool.raise_everywhere(step, tmp_path, cases=[work])
     assert not counts.printed, "\n".join(counts.printed)
     assert counts.raised > 2
 

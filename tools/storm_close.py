@@ -6,8 +6,8 @@ written, verified, warmed and published: nothing may be left behind.
     python tools/storm_close.py --points [--step 1]        once, at every point where the interpreter calls handlers
 
 Both if neither is named. After each exception, or storm of them, the loader is closed in peace, or its last reference
-is dropped. Then threads, descriptors, address space and leases on the cache are counted. Exit code 1 if anything was
-left. Linux only: it looks into /proc.
+is dropped. Then processes, threads, descriptors, address space and leases on the cache are counted. Exit code 1 if
+anything was left. Linux only: it looks into /proc.
 
 The interpreter calls handlers when it enters a Python function, when a C function has returned to one, and at the end
 of a loop's pass. A profile function is called at the first two, and raises there.
@@ -29,8 +29,10 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count, islice, product
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -50,6 +52,7 @@ from shardio.publisher import publish
 from shardio.setwriter import ShardWriter
 from shardio.verifier import verify
 from shardio.warmer import warm
+from shardio.workers import THREADS_PER_PROCESS
 
 NUM_SAMPLES = 60
 NUM_IMAGES = 12
@@ -112,12 +115,16 @@ class Work:
 
     kind: str
     workers: int = 2
+    most_delay_seconds: float = MOST_DELAY_SECONDS
 
 
 WORKS = (
     *(Work(kind) for kind in ("write", "verify", "warm", "publish")),
     *(Work("convert", workers) for workers in (1, 2)),
 )
+# In worker processes, which take seconds to start, and on an executor of the caller's: at random moments alone.
+LONG_WORKS = (Work("processes", most_delay_seconds=5.0), Work("executor", most_delay_seconds=0.1))
+OF_SHARDS: dict[str, Any] = {"size": 8, "shard_size": 4096 + 4 * 8 * 8 * 3}
 
 
 def write_set(folder: Path) -> None:
@@ -143,6 +150,11 @@ class Storms:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (16, 16), (number, 0, 0)).save(path)
         (folder / "root").mkdir()
+        # It serves all rounds. And Python's own process that clears up after others stays.
+        self._executor = ThreadPoolExecutor(2, "storm")
+        both = threading.Barrier(2)
+        list(self._executor.map(lambda _: both.wait(), range(2)))
+        resource_tracker.ensure_running()
         self._full_cache = folder / "cache"
         with ShardLoader(self._set, 4, cache=self._full_cache, device="cpu") as loader:
             while loader.stats()["staging"]["state"] != "complete":
@@ -178,7 +190,7 @@ class Storms:
             gc.collect()
 
     def work(self, work: Work) -> None:
-        new = self._folder / "root" / f"set-{next(self._new)}"
+        new = self._last = self._folder / "root" / f"set-{next(self._new)}"
         if work.kind == "write":
             write_set(new)
         elif work.kind == "verify":
@@ -187,8 +199,12 @@ class Storms:
             warm(self._set, workers=work.workers)
         elif work.kind == "publish":
             publish(self._set, new, workers=work.workers)
-        else:
+        elif work.kind == "convert":
             convert(self._images, new, size=8, workers=work.workers)
+        elif work.kind == "processes":
+            convert(self._images, new, **OF_SHARDS, workers=work.workers * THREADS_PER_PROCESS)
+        else:
+            convert(self._images, new, **OF_SHARDS, executor=self._executor)
 
     def check(self, case: Case | Work, disturb: Callable[[Callable[[], None]], None], name: str) -> None:
         """One round: `disturb` calls what it is given, and raises exceptions meanwhile."""
@@ -199,9 +215,12 @@ class Storms:
         while held:
             held.pop().close()
         gc.collect()
+        if case in LONG_WORKS:  # what is kept is of use, and the executor as well
+            convert(self._images, self._last, **OF_SHARDS, executor=self._executor)
         self._sweep()
         counts.rounds += 1
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        # Worker processes look up when they have imported what they need.
+        deadline = time.monotonic() + PATIENCE_SECONDS + (4 * case.most_delay_seconds if isinstance(case, Work) else 0)
         while (left := self._in_use() - before) and time.monotonic() < deadline:
             time.sleep(0.001)
         if left:
@@ -218,11 +237,14 @@ class Storms:
             sweep_temporaries(folder)
 
     def _in_use(self) -> Counter[str]:
-        """Threads, descriptors and mappings of this process, and copies that are held."""
+        """Processes, threads, descriptors and mappings of this process, and copies that are held."""
         names = [thread.name for thread in threading.enumerate()]
         found = Counter(f"thread {name}" for name in names if name.startswith("shardio"))
         # Python takes some threads for ended that are not.
         found["task"] = len(os.listdir("/proc/self/task"))
+        for path in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+                found["process"] += len(path.read_text().split())
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):  # the one that listed the folder
                 found[f"descriptor {os.readlink(f'/proc/self/fd/{name}')}"] += 1
@@ -304,7 +326,8 @@ def storm_loaders(
                 chosen = random.Random(f"{seed} {number}")
                 case = works[number // 2 % len(works)] if works else _random_case(chosen)
                 interval = STORM_SECONDS if number % 2 else 0.0
-                storm = Storm(storms.counts, chosen.uniform(1e-5, MOST_DELAY_SECONDS), interval)
+                most = case.most_delay_seconds if isinstance(case, Work) else MOST_DELAY_SECONDS
+                storm = Storm(storms.counts, chosen.uniform(1e-5, most), interval)
                 storms.check(case, storm, f"seed {seed}, round {number}{', storm' if interval else ''}")
         return storms.counts
 
@@ -371,9 +394,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left = 0
     both = chosen.rounds is None and not chosen.points
     if chosen.rounds or both:
-        for works in ((), WORKS):
-            counts = storm_loaders(chosen.rounds or 500, chosen.seed, chosen.folder, works=works)
-            print(f"seed {chosen.seed}, {'calls' if works else 'loaders'}: {counts}", flush=True)
+        rounds = chosen.rounds or 500
+        for what, number, works in (
+            ("loaders", rounds, ()),
+            ("calls", rounds, WORKS),
+            ("workers", rounds // 10, LONG_WORKS),
+        ):
+            counts = storm_loaders(number, chosen.seed, chosen.folder, works=works)
+            print(f"seed {chosen.seed}, {what}: {counts}", flush=True)
             left += counts.rounds_that_left
     if chosen.points or both:
         counts = raise_everywhere(chosen.step, chosen.folder)
