@@ -147,12 +147,12 @@ def test_one_exception_at_any_point_of_a_call_leaves_nothing(work: tool.Work, tm
 
 
 @pytest.mark.parametrize(
-    ("work", "step"), [*zip(tool.LONG_WORKS, (17, 3), strict=True)], ids=[work.kind for work in tool.LONG_WORKS]
+    ("work", "step"), [*zip(tool.LONG_WORKS, (37, 3), strict=True)], ids=[work.kind for work in tool.LONG_WORKS]
 )
 def test_one_exception_at_any_point_of_what_holds_workers_leaves_nothing(
     work: tool.Work, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = (executors.__file__, workers.__file__, threads.__file__, *CONCURRENT)
+    files = (executors.__file__, workers.__file__, threads.__file__, threading.__file__, *CONCURRENT)
     monkeypatch.setattr(tool.Point, "files", files)
     counts = tool.raise_everywhere(step, tmp_path, cases=[work])
     assert not counts.printed, "\n".join(counts.printed)

@@ -152,8 +152,7 @@ class Storms:
         (folder / "root").mkdir()
         # It serves all rounds. And Python's own process that clears up after others stays.
         self._executor = ThreadPoolExecutor(2, "storm")
-        both = threading.Barrier(2)
-        list(self._executor.map(lambda _: both.wait(), range(2)))
+        self._use_both_threads()
         resource_tracker.ensure_running()
         self._full_cache = folder / "cache"
         with ShardLoader(self._set, 4, cache=self._full_cache, device="cpu") as loader:
@@ -206,6 +205,11 @@ class Storms:
         else:
             convert(self._images, new, **OF_SHARDS, executor=self._executor)
 
+    def _use_both_threads(self) -> None:
+        """Of the executor. BrokenBarrierError if one is at no one's service any more."""
+        both = threading.Barrier(2)
+        list(self._executor.map(lambda _: both.wait(10.0), range(2)))
+
     def check(self, case: Case | Work, disturb: Callable[[Callable[[], None]], None], name: str) -> None:
         """One round: `disturb` calls what it is given, and raises exceptions meanwhile."""
         counts, held = self.counts, list[Any]()
@@ -217,6 +221,7 @@ class Storms:
         gc.collect()
         if case in LONG_WORKS:  # what is kept is of use, and the executor as well
             convert(self._images, self._last, **OF_SHARDS, executor=self._executor)
+            self._use_both_threads()
         self._sweep()
         counts.rounds += 1
         # Worker processes look up when they have imported what they need.
