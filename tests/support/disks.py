@@ -14,7 +14,7 @@ import pytest
 
 DISK_CALLS = (
     *("open", "write", "pwrite", "ftruncate", "posix_fallocate"),
-    *("fsync", "fdatasync", "link", "rename", "close"),
+    *("fsync", "fdatasync", "link", "rename"),
 )
 """The functions of os that a disk may refuse, beside Path.rename, which does not look os.rename up in Python 3.10."""
 
@@ -22,9 +22,8 @@ DISK_CALLS = (
 class FailingDisk:
     """While installed, the `first`-th call to the disk raises `code`, and so does every later one if `for_good`.
 
-    A failing write leaves half of its bytes in the file, as a disk that fills up does; a failing close closes. As in
-    os, an error of a call on a path names the path, and one on a descriptor nothing.
-    Nothing is really synced. Removing files goes on working, as it does on a full disk. Thread safe.
+    A failing write leaves half of its bytes in the file, as a disk that fills up does. As in os, an error of a
+    call on a path names the path, and one on a descriptor nothing. Nothing is really synced. Removing files goes on working, as it does on a full disk. Thread safe.
     """
 
     def __init__(self, first: int, code: int, *, for_good: bool) -> None:
@@ -48,8 +47,6 @@ class FailingDisk:
             if self._fails(name):
                 if name == "write":
                     real(args[0], memoryview(args[1])[: len(args[1]) // 2])
-                if name == "close":
-                    real(*args)
                 named = [os.fspath(args[0])] if isinstance(args[0], (str, Path)) else []
                 raise OSError(self.code, os.strerror(self.code), *named)
             return None if name in ("fsync", "fdatasync") else real(*args, **options)
