@@ -21,6 +21,7 @@ import gc
 import mmap
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -233,6 +234,9 @@ class Storms:
             counts.rounds_that_left += 1
             counts.printed.append(f"{name}, {case}: left {dict(left)}")
             self._say(counts.printed[-1])
+        # Or each round would look at all that those before it have made.
+        for folder in (*self._folder.glob("cache-*"), *self._folder.glob("root/set-*")):
+            shutil.rmtree(folder)
 
     def _sweep(self) -> None:
         """What the next publisher and the next conversion do; then no temporary file may be there."""
