@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from shardio.reading.shardset import Sample, ShardSet, open_shards, position_of
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.eager import eager
 from shardio.system.files import write_all
-from shardio.system.opening import OpenFile
+from shardio.system.opening import OpenFile, open_nameless
 from shardio.system.pour import pour
 
 # Between two looks for shards that have come.
@@ -97,15 +96,18 @@ class StagedSet(ShardSet):
             self._storage.read_into(entry, offset, buffer)
             return len(buffer)
 
-        with tempfile.TemporaryFile() as file:
+        file = open_nameless()
+        try:
             found = pour(read, entry.nbytes, partial(write_all, file.fileno()))
             if found != entry.sha256:
                 raise FormatError(
                     f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}; `shardio verify` "
                     "tells what else is damaged"
                 )
-            (copy,) = map(OpenFile, map(os.dup, (file.fileno(),)))  # as `open_file` does it
-            return copy
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
         away: NDArray[np.bool_] = self._is_away[self.locate(indices)[0]]

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.system.opening import OpenFile, naming, open_file, open_untrusted
+from shardio.system.opening import OpenFile, naming, open_file, open_folder, open_untrusted
 
 _TEMPORARY_SUFFIX = ".tmp"
 # A file that another machine is writing is silent for seconds, while a block of it is filled.
@@ -35,13 +35,8 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    with naming(folder):
-        # An int, which an exception from a signal handler may lose at once: `OpenFile` cannot be a folder.
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with naming(folder), contextlib.closing(open_folder(folder)) as opened:
+        os.fsync(opened.fileno())
 
 
 @functools.cache

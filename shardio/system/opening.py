@@ -6,9 +6,13 @@ import contextlib
 import errno
 import io
 import os
+import secrets
+import select
 import stat
+import sys
+import tempfile
 from collections.abc import Iterator
-from itertools import starmap
+from itertools import chain, starmap
 from pathlib import Path
 
 from shardio.errors import FormatError, ShardioError
@@ -23,6 +27,23 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+if sys.platform == "linux":
+    OpenFolder = select.epoll
+else:
+    OpenFolder = select.kqueue
+
+
+def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
+    """Opens a folder, to sync or to lock it, and returns an object that owns the descriptor, as `open_file` does.
+
+    FileIO refuses folders. Of the objects in C that close a descriptor, this kind takes any, and does nothing else to
+    it.
+    """
+    flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    (opened,) = map(OpenFolder.fromfd, starmap(os.open, ((folder, flags),)))
+    return opened
 
 
 class OpenFile(io.FileIO):
@@ -44,6 +65,25 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> Op
             os.close(error.filename)
         raise
     return file
+
+
+def open_pipe() -> tuple[OpenFile, OpenFile]:
+    """Makes a pipe as `os.pipe` does, and returns objects that own its descriptors, as `open_file` does."""
+    reader, writer = map(OpenFile, chain.from_iterable(starmap(os.pipe, ((),))))
+    return reader, writer
+
+
+def open_nameless() -> OpenFile:
+    """Opens a new file, as `open_file` does, that is gone when it is closed, on the disk for temporary files. No name
+    of it stays either: between the calls that make and remove that, nothing in Python runs."""
+    path = os.path.join(tempfile.gettempdir(), f"shardio-{secrets.token_hex(8)}")
+    try:
+        return open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    finally:
+        try:  # noqa: SIM105 - `suppress` is written in Python, and may be interrupted before the name is removed
+            os.unlink(path)
+        except FileNotFoundError:  # it could not be made
+            pass
 
 
 def open_untrusted(

@@ -29,6 +29,7 @@ from shardio.sets.cache.locks import LOOKING_SECONDS, is_held, lock_at_once, loc
 from shardio.sets.local import check_local
 from shardio.system.files import make_folder, write_all
 from shardio.system.filesystems import filesystem_kind, is_shared
+from shardio.system.opening import open_folder
 
 MARKER_NAME = "shardio-cache.txt"
 _MARKER = b"""\
@@ -240,13 +241,9 @@ def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
 
 def _remove_trash(path: Path) -> None:
     """Removes an evicted copy, unless a living process is at it already."""
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if lock_at_once(descriptor):
-                shutil.rmtree(path)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(FileNotFoundError), contextlib.closing(open_folder(path, os.O_NOFOLLOW)) as opened:
+        if lock_at_once(opened.fileno()):
+            shutil.rmtree(path)
 
 
 def _folder_nbytes(folder: Path) -> int:
