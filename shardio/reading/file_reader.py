@@ -1,6 +1,6 @@
 """Reads samples by pread: with as many requests under way as there are threads, past the page cache if need be.
 
-What the storage does not give is asked for again for a second, and then raised with the name of what could not be read.
+Reads that the storage fails are retried for a second; then the error names what could not be read.
 """
 
 from __future__ import annotations

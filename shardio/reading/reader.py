@@ -1,4 +1,4 @@
-"""What a reader is: a way of getting the samples of a split from storage into memory."""
+"""Readers: ways of getting the samples of a split from storage into memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reader(Protocol):
 
     @property
     def name(self) -> str:
-        """What `stats()` calls it."""
+        """Its name in `stats()`."""
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the labels of samples that exist. Raises OSError if the storage fails."""

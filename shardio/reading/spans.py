@@ -37,7 +37,8 @@ def requests(shards: NDArray[np.int64], offsets: NDArray[np.int64], nbytes: int,
     """Returns the spans of at most `most` samples of `nbytes` bytes that are read in one request: they lie in one file,
     and less than `grain` bytes apart."""
     apart = (offsets[1:] - (offsets[:-1] + nbytes) >= grain) | (shards[1:] != shards[:-1])
-    return [(i, min(i + most, stop)) for first, stop in stretches(apart) for i in range(first, stop, most)]
+    cuts = [cut for first, stop in stretches(apart) for cut in range(first, stop, most)]
+    return list(pairwise([*cuts, len(offsets)]))
 
 
 class Piece(NamedTuple):

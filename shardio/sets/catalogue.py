@@ -30,7 +30,7 @@ State = Literal["published", "damaged", "unfinished", "unreadable"]
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A set in a root. What its manifest says is empty or 0 if there is none that can be read."""
+    """A set in a root. Fields from its manifest are empty or 0 if there is none that can be read."""
 
     name: str
     path: str
@@ -53,7 +53,7 @@ class CatalogueEntry:
 class Listing:
     root: str
     sets: tuple[CatalogueEntry, ...]
-    """By name."""
+    """In the order of their names."""
     problem: str = ""
     """Why the root could not be looked into."""
     left_overs: tuple[LeftOver, ...] = ()

@@ -1,6 +1,6 @@
 """Resolves what people call a set: a path, a URL, or a name that is looked for in the roots of SHARDIO_PATH.
 
-What exists as a path is that path. Any other word without a separator is a name: each root that has a folder of that
+A path that exists is that path. Any other word without a separator is a name: each root that has a folder of that
 name with a manifest in it has the set, and the first such root counts.
 """
 

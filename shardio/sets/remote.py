@@ -45,9 +45,9 @@ _FINAL_ERRNOS = {
     *(errno.EINVAL, errno.ENOSYS, errno.ENAMETOOLONG),
 }
 _FINAL_ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
-# Of HTTP: the request came too slowly, too early, or too soon after others.
+# The request came too slowly, too early, or too soon after others.
 _PASSING_STATUSES = (408, 425, 429)
-# Of a server that is away or fails. Not EIO, which says that these very bytes are lost.
+# The error of a server that is away or fails. Not EIO, which says that these very bytes are lost.
 _SERVER_FAILED = errno.EHOSTUNREACH
 _ERRNO_OF_STATUS = {
     **dict.fromkeys((401, 403, 407), errno.EACCES),
@@ -284,7 +284,7 @@ def _filesystem(url: str) -> Any:
     parts = urlsplit(url)
     key = (os.getpid(), parts.scheme, parts.netloc)
     if key not in _filesystems:
-        # Not fsspec's own instances: those may remember what others have listed. Of two threads, one's is dropped.
+        # Not fsspec's own instances: those may remember what others have listed. Of two made at once, one goes.
         _filesystems.setdefault(key, _new_filesystem(url))
     return _filesystems[key]
 

@@ -16,7 +16,7 @@ from shardio.system.opening import open_regular
 
 # A page: the most that O_DIRECT demands of memory, offsets and lengths.
 ALIGNMENT = 4096
-# What it may demand: a sector as most disks show it, a page or larger sector.
+# The alignments that it may demand: a sector as most disks show it, a page or larger sector.
 _ALIGNMENTS = (512, ALIGNMENT)
 
 
@@ -44,7 +44,7 @@ def set_direct(descriptor: int, on: bool = True) -> None:
 def direct_alignment(path: str | Path) -> int | None:
     """Returns what O_DIRECT demands of offsets, lengths and memory for this file; None if it cannot be read so.
 
-    Found by trying, since not every filesystem and kernel says it, and some accept the flag but no read.
+    It tries, since not every filesystem and kernel says it, and some accept the flag but no read.
     """
     try:
         file, _ = open_regular(path)

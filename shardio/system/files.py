@@ -95,7 +95,7 @@ class AtomicFile:
 
     @property
     def descriptor(self) -> int:
-        """The temporary file's. Raises ValueError once that is committed, left or discarded."""
+        """The temporary file's descriptor. Raises ValueError once that is committed, left or discarded."""
         if self._file is None:
             raise ValueError(f"{self.path}: expected an open temporary file, found none")
         return self._file.fileno()
@@ -172,12 +172,12 @@ def _machine_of(name: str) -> str:
 
 
 def is_of_this_machine(name: str) -> bool:
-    """Whether the temporary file `name` is written, or was, by a process on this machine."""
+    """Returns whether the temporary file `name` is written, or was, by a process on this machine."""
     return _machine_of(name) == _machine()
 
 
 def is_abandoned(name: str, written: float, *, locked: bool = True) -> bool:
-    """Whether the temporary file `name` is of no use to any process, if this one could lock it.
+    """Returns whether the temporary file `name` is of no use to any process, if this one could lock it.
 
     `written` is when it was written to last, in seconds since the epoch. Another machine's lock need not be seen here:
     then time must tell; so it must if not `locked`, since the filesystem has no locks.

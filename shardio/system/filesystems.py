@@ -1,4 +1,4 @@
-"""Which kind of filesystem holds a path, and whether its bytes lie on another machine."""
+"""Tells which kind of filesystem holds a path, and whether its bytes lie on another machine."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
         mounts = list(_mounts((proc / "self" / "mountinfo").read_text(errors="surrogateescape")))
     except OSError:
         return ""
-    # All mounts of one device are of one kind. But files of btrfs and of overlayfs show devices that no mount has: then
+    # All mounts of one device are of one kind. But files of btrfs and overlayfs show devices that no mount has: then
     # the path tells.
     ours = [mount for mount in mounts if mount.device == device] or mounts
     around = [mount for mount in ours if _is_inside(place, mount.point)] or ours
-    # Of mounts over each other, the last one counts.
+    # Where mounts lie over each other, the last one counts.
     return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
 
 
 def is_network(kind: str) -> bool:
-    """Whether a filesystem of this kind may keep its bytes elsewhere: a read can fail while the file is there."""
+    """Returns whether a filesystem of this kind may keep its bytes elsewhere, so that a read can fail."""
     return kind in (*_SHARED.split(), *_OF_THE_HOST) or (kind.startswith("fuse") and kind != _LOCAL_FUSE)
 
 
 def is_shared(kind: str) -> bool:
-    """Whether other machines are known to see the same files through a filesystem of this kind."""
+    """Returns whether other machines are known to see the same files through a filesystem of this kind."""
     return kind.removeprefix("fuse.") in _SHARED.split()
 
 

@@ -76,7 +76,7 @@ def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path,
 
 
 def _levels(root: Path, path: str) -> list[Path]:
-    """The process's cgroup and all above it. In a container `path` may be of the host: then only `root` exists."""
+    """Returns the process's cgroup and all above it. In a container `path` may be the host's: then only `root` is."""
     parts = [part for part in path.split("/") if part]
     if ".." in parts:  # outside of this process's cgroup namespace
         parts = []

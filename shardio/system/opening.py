@@ -38,8 +38,7 @@ else:
 def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
     """Opens a folder, to sync or to lock it, and returns an object that owns the descriptor, as `open_file` does.
 
-    FileIO refuses folders. Of the objects in C that close a descriptor, this kind takes any, and does nothing else to
-    it.
+    FileIO refuses folders. This kind of object in C takes any descriptor, closes it, and does nothing else to it.
     """
     flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     (opened,) = map(OpenFolder.fromfd, starmap(os.open, ((folder, flags),)))

@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Call(Generic[T]):
-    """A call that one thread makes, and for whose end others may wait."""
+    """A call that one thread makes, and for whose end other threads may wait."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -35,7 +35,7 @@ class Call(Generic[T]):
         self._over_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Make the call, whatever it raises."""
+        """Makes the call, and keeps what it raises."""
         try:
             try:
                 self._result = self._call()
@@ -48,7 +48,7 @@ class Call(Generic[T]):
             self._end()
 
     def fail(self, error: BaseException) -> None:
-        """Have the call raise this."""
+        """Ends the call as if it had raised this."""
         self._error = error
         self._end()
 
@@ -62,17 +62,17 @@ class Call(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """What the call has raised so far."""
+        """The error that the call has raised, if it has."""
         return self._error
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Wait for the end of the call. May be called again where it was interrupted. `queue.Empty` if time is over."""
+        """Waits for the end of the call. May be called again if interrupted. Raises `queue.Empty` if time is over."""
         if not self._is_over:  # the flag, because an interrupted wait may have taken the signal with it
             self._over_signal.get(timeout=timeout_seconds)
         self._over_signal.put(None)  # for another thread that waits, also if a wait was interrupted before this
 
     def result(self) -> T:
-        """Wait for the end of the call. Returns what it has returned, and raises what it has raised."""
+        """Waits for the end of the call. Returns what it has returned, and raises what it has raised."""
         self.wait()
         try:
             if self._error is not None:
@@ -98,7 +98,7 @@ class DaemonThread(threading.Thread):
         self._started_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def begin(self) -> None:
-        """Start. RuntimeError if there can be no more threads."""
+        """Starts. Raises RuntimeError if there can be no more threads."""
         # Signal handlers run in the main thread only: a start in another thread cannot be interrupted.
         _thread.start_new_thread(self._start_here, ())
         self._started_signal.get()
@@ -117,7 +117,7 @@ class DaemonThread(threading.Thread):
         self._call.run()
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Wait for the end of the call, as `Call.wait` does. A thread that has not started by now never does; a fork
+        """Waits for the end of the call, as `Call.wait` does. A thread that has not started by now never does; a fork
         takes none along."""
         if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
             return
@@ -126,7 +126,7 @@ class DaemonThread(threading.Thread):
             self.join()
 
     def result(self) -> None:
-        """Wait for the end of the call, and raise what it has raised."""
+        """Waits for the end of the call, and raises what it has raised."""
         self.wait()
         if self._call.error is not None:
             raise self._call.error
@@ -155,7 +155,7 @@ class Flag:
         return self.is_set()
 
 
-# What is no call is the end of them: None, or a weak reference that has died.
+# The calls end with anything else: None, or a weak reference that has died.
 _Calls = queue.SimpleQueue[Any]
 
 
@@ -177,7 +177,7 @@ class ThreadPool:
         self._threads: list[DaemonThread] = []
 
     def submit(self, function: Callable[..., R], *arguments: Any) -> Call[R]:
-        """Have the function called. RuntimeError if the pool is closed, or there can be no more threads."""
+        """Has the function called. Raises RuntimeError if the pool is closed, or there can be no more threads."""
         if self._closed.is_set():
             raise RuntimeError("expected an open pool of threads, found a closed one")
         call = Call(partial(function, *arguments))
@@ -189,11 +189,11 @@ class ThreadPool:
         return call
 
     def map(self, function: Callable[[T], R], arguments: Iterable[T]) -> Iterator[R]:
-        """What the function returns for each, in order. All are submitted at once."""
+        """Yields what the function returns for each, in order. All are submitted at once."""
         return _results(deque([self.submit(function, argument) for argument in arguments]))
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for all calls, or with `cancel` for those under way alone, and for the end of the threads.
+        """Waits for all calls, or with `cancel` for those under way alone, and for the end of the threads.
 
         May be called again, also where it was interrupted. Waits once more before that passes: the caller may be about
         to close what the calls under way use.
@@ -243,7 +243,7 @@ def run_apart(
     name: str,
     grace_seconds: float | None = None,
 ) -> R:
-    """What `work(tell)` returns, in a thread of its own, in which no signal handler raises an exception.
+    """Returns what `work(tell)` returns, in a thread of its own, in which no signal handler raises an exception.
 
     `report` is called here with what is told there. If it raises, or a signal handler does so here, `stop` has the work
     end. It must be a function in C, which cannot be interrupted before it has begun. The end of the work is waited for,
@@ -273,7 +273,7 @@ class Closable(Protocol):
 
 
 def close_at_exit(owner: Closable) -> None:
-    """Have `owner.close()` called when the interpreter exits, if the owner is still there."""
+    """Has `owner.close()` called when the interpreter exits, if the owner is still there."""
     weakref.finalize(owner, _close, weakref.ref(owner))
 
 

@@ -249,7 +249,7 @@ class ShardFileWriter:
         self._writing.append((self._write_thread.submit(self._write, runs, save), block))
 
     def _write(self, runs: Sequence[NDArray[np.uint8]], save: Callable[[int], bool] | None) -> None:
-        """In the writing thread."""
+        """Runs in the writing thread."""
         if self._torn:
             return
         self._torn = True
@@ -275,7 +275,7 @@ class ShardFileWriter:
             self._sync.wrote(unsynced_nbytes, sync, now=save is not None)
 
     def _make_durable(self, num_samples: int, save: Callable[[int], bool] | None) -> None:
-        """In the thread that syncs."""
+        """Runs in the thread that syncs."""
         os.fdatasync(self._file.descriptor)
         if save is not None:
             self._leave |= save(num_samples)

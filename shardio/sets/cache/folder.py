@@ -42,7 +42,7 @@ _EVICTED_SUFFIX = ".evicted"
 
 @dataclass(frozen=True)
 class CachedCopy:
-    """What a cache holds of one set."""
+    """The part of one set that a cache holds."""
 
     digest: str
     path: str

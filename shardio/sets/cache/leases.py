@@ -1,4 +1,4 @@
-"""Who uses a copy, and who fills it: a lease that keeps it from being evicted, and the right to write into it.
+"""Leases, which keep a copy from being evicted, and the right to write into it.
 
 The right to fill is taken under a lease. So a process that holds the lease's lock exclusively is alone with the copy,
 and only such a process removes its lock files.
@@ -36,7 +36,7 @@ _MAX_SOURCE_NBYTES = 1 << 16
 
 @dataclass(frozen=True)
 class CopyPaths:
-    """Where a cache has the copy of one set, and its two locks, be they there or not."""
+    """The places of the copy of one set and its two locks in a cache, be they there or not."""
 
     cache: Path
     digest: str
