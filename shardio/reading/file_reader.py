@@ -42,7 +42,10 @@ _TRANSIENT = TRANSIENT | {errno.EMFILE, errno.ENFILE}
 
 
 class _Files:
-    """The files of a split, opened when they are read, by number: the shards, and then the index."""
+    """The files of a split, opened when they are read, by number: the shards, and then the index.
+
+    Apart from the reader, which would be part of a cycle if its files were opened by a method of it.
+    """
 
     def __init__(self, layout: SplitLayout, direct: bool) -> None:
         self.entries: list[FileEntry] = [*layout.content.shards, layout.content.index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import itertools
 import os
 import random
@@ -25,8 +26,10 @@ from pictures import sample_pixels
 
 import shardio.reading.file_reader
 from shardio.errors import FormatError
+from shardio.format.manifest import load_manifest
 from shardio.order.windows import Windows
 from shardio.reading.file_reader import FileReader
+from shardio.reading.layout import SplitLayout
 from shardio.reading.mapped import MappedReader
 from shardio.reading.mapping import resident_share
 from shardio.reading.reader import Reader
@@ -809,3 +812,16 @@ def test_the_native_call_refuses_what_would_leave_its_memory(
         for offsets, done in (([50, 95], 1), ([95, 50], 0), ([2**62, 0], 0)):  # beyond the end of the file
             assert _rowread.read_rows(file.fileno(), np.array(offsets), good["places"], 10, out, False) == done
     assert _rowread.read_rows(-1, good["offsets"], good["places"], 10, out, False) == 0
+
+
+def test_a_file_reader_needs_no_mapping(make_set: Callable[..., Path]) -> None:
+    path = make_set(20)
+    expected = np.empty((20, 6, 5, 3), np.uint8)
+    open_shards(path).gather(np.arange(20), expected)
+    gc.collect()
+    found = np.empty_like(expected)
+    reader = FileReader(SplitLayout(path, load_manifest(path), "train"))
+    reader.read(np.arange(20), found)
+    assert np.array_equal(found, expected)
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    reader.close()
