@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,18 @@ from shardio.format.layout import SampleShape
 from shardio.system.direct import aligned_empty
 
 
+class Drawn(NamedTuple):
+    """The samples of a batch, on the host: `indices`, int64 (B,), and `sizes` as in `Slot`."""
+
+    indices: NDArray[np.int64]
+    sizes: NDArray[np.int64] | None
+
+
 class Slot:
     """The memory of one batch: `images` (batch_size, height, width, channels) uint8 and `labels`, `indices` int64.
 
-    `sizes`, int64 (B, 2), are those that pictures had before they were squashed, where somebody wants to know them.
-    Only one owner may touch it at a time. The arrays keep their memory alive, whatever it is (pinned, say).
+    `sizes`, int64 (B, 2), are those that pictures had before they were squashed; None where no transform asks for them.
+    Only one owner may touch a slot at a time. The arrays keep their memory alive, whatever it is (pinned, say).
     """
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], indices: NDArray[np.int64]) -> None:
@@ -32,6 +39,10 @@ class Slot:
         self.labels = labels
         self.indices = indices
         self.sizes: NDArray[np.int64] | None = None
+
+    def drawn(self, size: int) -> Drawn:
+        """Returns a copy of what tells the first `size` samples."""
+        return Drawn(self.indices[:size].copy(), self.sizes)
 
 
 def new_slot(batch_size: int, sample_shape: SampleShape) -> Slot:

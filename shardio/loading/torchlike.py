@@ -1,8 +1,11 @@
-"""The dataset, the sampler and the names of arguments that code for torch's DataLoader expects of a ShardLoader."""
+"""What code for torch's DataLoader expects of a ShardLoader: its dataset, its sampler, and names of arguments.
+
+That is what loops and frameworks read of a DataLoader, and not what DataLoaders are made of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -11,6 +14,8 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 from shardio.loading.dataset import ShardDataset
+from shardio.loading.state import Position
+from shardio.order.orders import Subset
 from shardio.reading.shardset import ShardSet, position_of
 
 _NO_PROCESSES = "there are no worker processes: leave it out"
@@ -36,7 +41,7 @@ _INSTEAD = {
 
 
 def refuse_options(names: Iterable[str]) -> NoReturn:
-    """TypeError for arguments that ShardLoader does not have, with those that it has instead of DataLoader's."""
+    """Raises TypeError for arguments that ShardLoader does not have; it names what to use instead of DataLoader's."""
     found = list(names)
     known = [f"{name}: {_INSTEAD[name]}" for name in found if name in _INSTEAD]
     if known:
@@ -84,19 +89,52 @@ class LoaderDataset(ShardDataset):
 
 
 class RankSampler(torch.utils.data.Sampler[int]):
-    """The samples that a ShardLoader reads next: the rest of the epoch that comes, of this rank. `set_epoch` is the
+    """The samples that a ShardLoader reads next: this rank's part of the rest of the next epoch. `set_epoch` is the
     loader's, and len() counts a whole epoch."""
 
-    def __init__(
-        self, batches: Callable[[], Iterator[NDArray[np.int64]]], num_samples: int, set_epoch: Callable[[int], None]
-    ) -> None:
-        self._batches = batches
-        self._num_samples = num_samples
-        self.set_epoch = set_epoch
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self.set_epoch = position.set_epoch
 
     def __iter__(self) -> Iterator[int]:
-        for indices in self._batches():
+        for indices in self._position.rest().batches(self._position.next.epoch):
             yield from indices.tolist()
 
     def __len__(self) -> int:
-        return self._num_samples
+        return self._position.sampler.num_read
+
+
+class LikeDataLoader:
+    """The attributes of a DataLoader that frameworks read, for a loader that sets `shards` and `_position`."""
+
+    shards: ShardSet
+    _position: Position
+
+    batch_sampler = None
+    """None, as in a DataLoader that makes no batches: of another, frameworks would make a DataLoader over `dataset`."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch of this rank. The last one may be smaller with tail="short"."""
+        return self._position.sampler.batch_size
+
+    @cached_property
+    def dataset(self) -> LoaderDataset:
+        """The samples that an epoch is drawn from, one by one, as frameworks look for them in a DataLoader."""
+        order = self._position.sampler.order
+        return LoaderDataset(self.shards, order.indices if isinstance(order, Subset) else None)
+
+    @property
+    def sampler(self) -> RankSampler:
+        """The indices that come next, and `set_epoch`, as frameworks look for it in a DataLoader."""
+        return RankSampler(self._position)
+
+    def __len__(self) -> int:
+        """Batches per epoch, the same on every rank."""
+        return self._position.sampler.num_batches
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "a ShardLoader gives whole batches, to a loop over it: leave out the DataLoader around it, or give that a "
+            "ShardDataset; loader.dataset[i] is a single sample"
+        )

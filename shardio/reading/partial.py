@@ -22,7 +22,6 @@ from shardio.errors import FormatError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import FileEntry, Manifest
 from shardio.order.windows import Windows
-from shardio.reading.readers import ReadCounts, Tally
 from shardio.reading.shardset import Sample, ShardSet, open_shards, position_of
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.eager import eager
@@ -153,43 +152,11 @@ class StagedSet(ShardSet):
             out[row] = image
         for row in np.flatnonzero(away).tolist():
             window = None if windows is None else windows[row : row + 1]
-            _fetch(self, self._storage, int(indices[row]), out[row], window)
+            fetch(self, self._storage, int(indices[row]), out[row], window)
 
 
-class StorageReader:
-    """Reads samples of `shards`, one after the other, from the storage, whatever is mapped. Thread safe."""
-
-    name = "storage"
-    num_threads = 16  # who wait for a server that answers many requests at a time, and each of them late
-
-    def __init__(self, shards: ShardSet, storage: Storage) -> None:
-        self._shards = shards
-        self._storage = storage
-        self._tally = Tally()
-        self.labels_of = shards.labels_of
-        self.column_of = shards.column_of
-
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        indices = self._shards.check_request(indices, out, windows)
-        for row, index in enumerate(indices.tolist()):
-            _fetch(self._shards, self._storage, index, out[row], None if windows is None else windows[row : row + 1])
-        self._tally.add(out.nbytes)
-
-    def reads_ahead(self) -> bool:
-        return False
-
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
-        """Nothing: the threads have requests under way all the time."""
-
-    def counts(self) -> ReadCounts:
-        return self._tally.counts()
-
-    def close(self) -> None:
-        """Nothing to give back: the storage is somebody else's."""
-
-
-def _fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
-    """Read one sample, or of its window's lines, from the storage."""
+def fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
+    """Read one sample, or the lines of its window, from the storage. Raises OSError that names the sample."""
     (shard,), (offset,) = (found.tolist() for found in shards.locate(np.array([index])))
     entry = shards.manifest.splits[shards.split].shards[shard]
     try:

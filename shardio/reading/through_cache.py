@@ -1,4 +1,4 @@
-"""A split of a set, wherever it lies, opened through a cache: at once, and faster when its copy is there.
+"""A split of a set, wherever it lies, opened through a cache: at once, and read faster when its copy is complete.
 
     storage -> stager (a thread of one process per node) -> copy -> StagedSet -> StagedReader -> gather threads
 
@@ -27,8 +27,8 @@ from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.checksum import crc32
 from shardio.format.manifest import ShardEntry, Split
 from shardio.order.windows import Windows
-from shardio.reading.choose import Io, check_io, make_reader
-from shardio.reading.partial import StagedSet, StorageReader
+from shardio.reading.choose import Io, make_reader
+from shardio.reading.partial import StagedSet, fetch
 from shardio.reading.readers import ReadCounts, Reader, Tally, direct_alignment
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.cache.folder import Cache, Lease
@@ -40,13 +40,18 @@ from shardio.system.threads import DaemonThread, close_at_exit
 _POLL_SECONDS = 0.02
 # Batches at the beginning of the order by which shards are sorted. With a global shuffle the first few need them all.
 _MOST_BATCHES = 1000
+# Threads wait for a server that answers many requests at a time, and each of them late.
+_STORAGE_THREADS = 16
 
 
 @dataclass
 class _State:
-    """How far the copy is, in words. Assigned by the staging thread, read by any."""
+    """What is told of a CachedSplit, in words. Any thread may read it."""
 
     text: str = "complete"
+    """How far the copy is. The staging thread assigns it."""
+    io_reason: str = ""
+    """Why samples are read as they are. The consumer's thread assigns it."""
 
 
 class _Stop(threading.Event):
@@ -104,14 +109,12 @@ class _Held:
 
 
 class StagedReader:
-    """Reads a StagedSet; from the epoch on that finds the copy complete, with the reader that `settle` makes for it."""
+    """Reads a StagedSet. From the epoch on that finds the copy complete, the reader that `settle` returns reads it."""
 
-    num_threads = StorageReader.num_threads
+    num_threads = _STORAGE_THREADS
 
-    def __init__(self, shards: StagedSet, settle: Callable[[], tuple[Reader, str] | None], reason: str) -> None:
+    def __init__(self, shards: StagedSet, settle: Callable[[], Reader | None]) -> None:
         self.name = "staged"
-        self.reason = reason
-        """Why samples are read so; also of the reader that it has settled for."""
         self._shards = shards
         self._settle = settle
         self._settled: Reader | None = None
@@ -128,8 +131,8 @@ class StagedReader:
 
     def reads_ahead(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
-            self._settled, self.reason = settled
-            self.name = self._settled.name
+            self._settled = settled
+            self.name = settled.name
         return self._settled is not None and self._settled.reads_ahead()
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
@@ -145,45 +148,57 @@ class StagedReader:
             self._settled.close()
 
 
-class _SecondReader(StorageReader):
-    """Reads samples from the storage that were read otherwise before, and says so if they are sound there."""
+class StorageReader:
+    """Reads samples a second time, one after the other, from the storage, and tells if they are sound there. Thread
+    safe. The storage belongs to the CachedSplit."""
 
     def __init__(self, shards: ShardSet, storage: Storage, on_damaged_copy: Callable[[], None]) -> None:
-        super().__init__(shards, storage)
+        self._shards = shards
+        self._storage = storage
         self._on_damaged_copy = on_damaged_copy
+        self._tally = Tally()
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        super().read(indices, out, windows)
-        expected = self.column_of("crc32", indices).tolist()
-        if windows is None and expected == [crc32(pixels) for pixels in out]:
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        indices = self._shards.check_request(indices, out)
+        for index, pixels in zip(indices.tolist(), out, strict=True):
+            fetch(self._shards, self._storage, index, pixels, None)
+        self._tally.add(out.nbytes)
+        if self._shards.column_of("crc32", indices).tolist() == [crc32(pixels) for pixels in out]:
             self._on_damaged_copy()
+
+    def counts(self) -> ReadCounts:
+        return self._tally.counts()
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
 
 class CachedSplit:
     """The split `split` of the set `place`, a folder or URL, by way of the cache in the folder `cache`.
 
-    When this is made it holds a lease and knows the manifest. `open` then begins to stage, if need be, and opens the
-    split. `close` ends both; it also runs when this is forgotten. To be used by one thread.
+    A `shardio.reading.source.SplitSource`. When this is made it holds a lease and knows the manifest. `open` begins to
+    stage, if need be, and opens the split. `close` ends the staging and the lease; it also runs when this dies.
 
-    `digest` and errors are those of `take_lease`; SetNotFoundError if there is no such split.
+    `digest` and errors are those of `take_lease`. Raises SetNotFoundError if there is no such split.
     """
+
+    _shards: ShardSet
 
     def __init__(
         self, place: str | os.PathLike[str], cache: str | os.PathLike[str], split: str, digest: str | None = None
     ) -> None:
-        self.split = split
+        self._name = split
         self._storage = open_storage(place)
         self._state = _State()
         self._held = _Held(self, self._storage)
         close_at_exit(self)
         try:
-            self._held.lease, manifest = take_lease(self._storage, Cache(cache), digest)
+            self._held.lease, self._manifest = take_lease(self._storage, Cache(cache), digest)
             self._lease = self._held.lease
-            if split not in manifest.splits:
-                raise SetNotFoundError(
-                    f"{self._storage.name}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}"
-                )
-            self.manifest = manifest
+            if split not in self._manifest.splits:
+                found = ", ".join(sorted(self._manifest.splits))
+                raise SetNotFoundError(f"{self._storage.name}: expected a split {split!r}, found {found}")
+            self._split = self._manifest.splits[split]
         except BaseException:
             self.close()
             raise
@@ -193,18 +208,27 @@ class CachedSplit:
 
     @property
     def num_samples(self) -> int:
-        return self.manifest.splits[self.split].num_samples
+        return self._split.num_samples
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """The split, to be read at once; shards that these batches of indices need first are copied first."""
+        """The shards that these batches of indices need first are copied first."""
+        if (shards := self._open_copy()) is None:
+            shards = self._open_meanwhile(batches)
+        self._shards = shards
+        return shards
+
+    def _open_copy(self) -> ShardSet | None:
+        """Returns the split of a complete copy; None if one of its files is missing or was cut, and is copied again."""
         if self._lease.is_complete():
-            with contextlib.suppress(FormatError):  # of a file that is missing or was cut: it is copied again
-                return open_shards(self._lease.path, self.split)
-        thread = self._begin_staging(_by_need(self.manifest.splits[self.split], batches))
-        index = self.manifest.splits[self.split].index
-        while not self._lease.has(index) and thread.is_alive():
+            with contextlib.suppress(FormatError):
+                return open_shards(self._lease.path, self._name)
+        return None
+
+    def _open_meanwhile(self, batches: Iterable[NDArray[np.int64]]) -> StagedSet:
+        thread = self._begin_staging(_by_need(self._split, batches))
+        while not self._lease.has(self._split.index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)
-        return StagedSet(self._storage, self.manifest, self.split, self._lease)
+        return StagedSet(self._storage, self._manifest, self._name, self._lease)
 
     def _begin_staging(self, order: Sequence[ShardEntry] = (), *, verify: bool = False) -> threading.Thread:
         state, name = self._state, self._storage.name
@@ -215,7 +239,7 @@ class CachedSplit:
         tell_filling()
         stager = Stager(
             self._storage,
-            self.manifest,
+            self._manifest,
             self._lease,
             order=order,
             verify=verify,
@@ -228,37 +252,38 @@ class CachedSplit:
         thread.begin()
         return thread
 
-    def make_reader(self, shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
-        """As `engine.make_reader`, of what `open` has returned."""
-        if not isinstance(shards, StagedSet):
-            return make_reader(shards, io, num_samples)
-        check_io(io)
-        lease, split = self._lease, self.split
-        index = self.manifest.splits[split].index
-        if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
-            raise ValueError(f'{lease.path}: O_DIRECT does not work there: use io="auto", "mmap" or "pread"')
+    def make_reader(self, io: Io, num_samples: int) -> Reader:
+        # `settle` outlives this: neither it nor what it calls may refer to self.
+        state, lease, name, index = self._state, self._lease, self._name, self._split.index
 
-        def settle() -> tuple[Reader, str] | None:
+        def make(shards: ShardSet) -> Reader:
+            reader, state.io_reason = make_reader(shards, io, num_samples)
+            return reader
+
+        def settle() -> Reader | None:
             if lease.is_complete():
-                # A file may be under way once more; and whatever else there is, it can be read as it was so far.
+                # A file may be copied once more. Whatever else is wrong, the set can be read as it was so far.
                 with contextlib.suppress(FormatError, OSError):
-                    return make_reader(open_shards(lease.path, split), io, num_samples)
+                    return make(open_shards(lease.path, name))
             return None
 
-        reason = (
+        if not isinstance(self._shards, StagedSet):
+            return make(self._shards)
+        if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
+            raise ValueError(f'{lease.path}: O_DIRECT does not work there: use io="auto", "mmap" or "pread"')
+        state.io_reason = (
             f"{self._storage.name} is being copied to {lease.path}: what has not come is read from there; the epoch "
             f"after it is complete reads it as io={io!r} says"
         )
-        return StagedReader(shards, settle, reason), reason
+        return StagedReader(self._shards, settle)
 
-    def make_second(self, shards: ShardSet) -> Reader:
-        """What reads samples again that did not come sound: from the storage.
+    def make_second(self) -> StorageReader:
+        """Returns what reads damaged samples again: from the storage.
 
-        If they are sound there, all of the copy is verified by a thread, once, and what is damaged is copied again.
-        Each file of the copy is replaced by a rename, so that others go on with what they have mapped, or find the new.
+        If they are sound there, a thread verifies all of the copy, once, and copies damaged files again. A rename
+        replaces each file, so that other processes go on with what they have mapped, or find the new one.
         """
-
-        not_begun = [None]  # whoever of the gather threads pops it begins
+        not_begun = [None]  # the gather thread that pops it begins
 
         def verify_copy() -> None:
             if not self._held.threads and not self._held.stop.is_set():
@@ -268,15 +293,19 @@ class CachedSplit:
                     return
                 self._begin_staging(verify=True)
 
-        return _SecondReader(shards, self._storage, verify_copy)
+        return StorageReader(self._shards, self._storage, verify_copy)
 
-    def describe(self, shards: ShardSet) -> dict[str, Any]:
-        """How far the copy is: `state` in words, its `path`, and how many `shards` of the split are `shards_here`."""
-        count = len(self.manifest.splits[self.split].shards)
-        if isinstance(shards, StagedSet):
-            shards.look()
-        here = count - shards.num_away if isinstance(shards, StagedSet) else count
-        return {"state": self._state.text, "path": str(self._lease.path), "shards": count, "shards_here": here}
+    def describe(self) -> dict[str, Any]:
+        """`staging` tells how far the copy is: its `state` in words, its `path`, and how many `shards` of the split are
+        `shards_here`."""
+        num_away = 0
+        if isinstance(self._shards, StagedSet):
+            self._shards.look()
+            num_away = self._shards.num_away
+        count = len(self._split.shards)
+        copy = {"state": self._state.text, "path": str(self._lease.path)}
+        staging = {**copy, "shards": count, "shards_here": count - num_away}
+        return {"io_reason": self._state.io_reason, "staging": staging}
 
     def stop(self) -> None:
         """Have the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
