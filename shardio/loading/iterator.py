@@ -1,4 +1,4 @@
-"""What a loop over a ShardLoader holds: the batches of one epoch on their way, each counted when it was received.
+"""The iterator of a ShardLoader: keeps the batches of one epoch under way, and counts each that was received.
 
 order -> drawn, and announced -> gathered into a slot -> copied to the device -> transformed -> received
 """
@@ -93,7 +93,7 @@ class Flow:
 
     def _gather_ahead(self) -> None:
         """Keep batches under way, and announce some that come after them."""
-        # What is due now is announced first, so that all of it is asked for before a thread waits for a part of it.
+        # The batch that is due is announced first, so that all of it is asked for before a thread waits for a part.
         self._draw(self._prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= self._prefetch:
             indices, windows = self._coming.popleft()
@@ -102,7 +102,7 @@ class Flow:
             self._draw(self._pipeline.read_ahead)
 
     def _draw(self, count: int) -> None:
-        """Let `count` batches be coming, if there are so many."""
+        """Draw batches until `count` are coming, or none are left."""
         while len(self._coming) < count:
             indices = next(self._batches, None)
             if indices is None:
@@ -179,7 +179,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             raise
 
     def _next_of(self, flow: Flow) -> tuple[torch.Tensor, ...]:
-        """What is received is counted last: an error before that, or a Ctrl-C, leaves the batch to be read again."""
+        """Counts the batch last: an error before that, or a Ctrl-C, leaves it to be read again."""
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
         step = sampler.num_batches - self._remaining
         tensors, drawn = flow.take()

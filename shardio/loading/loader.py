@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from shardio.augment.batch import Transform
 from shardio.errors import printable
 from shardio.loading.device import choose_device, make_copier
 from shardio.loading.iterator import LoaderIterator
@@ -36,29 +37,27 @@ class ShardLoader(LikeDataLoader):
         for images, labels in loader: ...
 
     `images` is uint8 (B, C, H, W) in channels_last memory, `labels` int64 (B,). On the CPU `images` is a view of a
-    slot, which is reused when nobody holds the batch, or any view of it, any more: `list(loader)` is right. On CUDA
-    all tensors are the caller's own, ready for the current stream. With `return_indices=True` a third tensor holds the
-    global sample indices, int64 (B,).
+    slot, which is reused when the batch and all views of it are gone: `list(loader)` is right. On CUDA all tensors are
+    the caller's own, ready for the current stream. With `return_indices=True` a third tensor holds the global sample
+    indices, int64 (B,).
 
-    `shuffle=True` is a permutation of all samples, `False` the stored order, and "block" keeps reads together for slow
-    or network storage: blocks of `block_size` consecutive samples in permuted order, and the samples of every
+    `shuffle=True` is a permutation of all samples, `False` the stored order. "block" keeps reads together for slow or
+    network storage: blocks of `block_size` consecutive samples in permuted order, and the samples of every
     `window_blocks` blocks permuted (see `shardio.order.orders`). `indices` are the samples to read instead of all,
     twice if given twice; "stored" and "consecutive" then mean their order. `weights`, one per sample (of `indices`),
-    draw with replacement, `num_draws` times per epoch. `batch_size` is that of one rank.
+    draw with replacement, `num_draws` times per epoch. The order depends on these, `seed` and the epoch alone, never on
+    threads or ranks.
 
-    The order depends on these, `seed` and the epoch alone, never on threads or ranks. Each `iter()` begins the next
-    epoch with its first batch: from 0, or the one given to `set_epoch`. `state_dict` and `load_state_dict` stop and go
-    on anywhere, on any number of ranks.
-    `tail` is what becomes of the last, short batch: see `shardio.order.sampler.Sampler`.
-    `rank` and `world_size` come from torch.distributed or the launcher if they are not given. `device=None` is the GPU
-    of the local rank, or the CPU if there is none. `prefetch` batches are kept ready ahead of the consumer by
-    `num_threads` gather threads.
+    Each `iter()` begins the next epoch with its first batch: from 0, or the one given to `set_epoch`. `state_dict` and
+    `load_state_dict` stop and go on anywhere, on any number of ranks. `batch_size` is that of one rank, and `tail` is
+    what becomes of the last, short batch: see `shardio.order.sampler.Sampler`. `rank` and `world_size` come from
+    torch.distributed or the launcher if they are not given. `device=None` is the GPU of the local rank, or the CPU if
+    there is none. `num_threads` gather threads keep `prefetch` batches ready ahead of the consumer.
 
     `transform` is called with each batch of images, in the consuming thread. One of `shardio.augment` changes labels,
-    too, if it mixes, and draws random numbers by (`seed`, epoch, sample); where samples may come more than once in an
-    epoch (`weights`, or `indices` that has some twice) by the place in the epoch's order. Of a set that was made with
-    `--fit squash`, as its provenance says, it is told the sizes of the pictures before that, and treats them as they
-    were.
+    too, if it mixes. It draws random numbers by (`seed`, epoch, sample), or by the position in the epoch's order where
+    samples may come more than once in an epoch (`weights`, or `indices` that has some twice). If the set was made with
+    `--fit squash`, it is told how large the pictures were before, and treats them as they were.
 
     `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
     never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank.
@@ -66,30 +65,28 @@ class ShardLoader(LikeDataLoader):
     `io` is how samples come from storage. "mmap" copies them from the page cache, into which the kernel brings coming
     batches ahead. "pread" reads them from the files with many requests under way, which suits network filesystems: a
     thread that waits for a mapped page cannot be interrupted. "direct" is the same past the page cache (O_DIRECT), for
-    sets larger than memory. "auto" looks at the filesystem, the memory that is left and the page cache; `stats()` says
-    what it chose and why.
+    sets larger than memory. "auto" looks at the filesystem, the memory that is left and the page cache.
 
-    `cache` is a folder on this node's own disk, in which the set is copied once for all processes of the node that ask
-    for it; `path` may then be a URL. Training begins at once: what has not been copied yet is read from `path`, and
-    what the first batches of epoch 0 need is copied first. As long as the loader is open, nobody evicts the copy. If it
-    cannot be made, as there is no room, a warning says so, and `path` is read all the time.
+    `cache` is a folder on this node's own disk. The set is copied there once for all processes of the node that ask
+    for it; `path` may then be a URL. Training begins at once: the loader reads from `path` what has not been copied
+    yet, and copies first what the first batches of epoch 0 need. A copy is not evicted as long as a loader has it open.
+    If it cannot be made, for lack of room say, a warning tells, and `path` is read all the time.
 
-    `digest` pins the content of the set: the digest that `shardio info` prints, or its first 12 digits or more. Any
-    other set is a FormatError.
+    `digest` pins the content of the set: the digest that `shardio info` prints, or its first 12 digits or more.
 
-    check="sample" compares the crc32 of every sample that is read with the index, in the gather threads, and reads a
-    sample that differs once more, past the page cache if that is possible; with `cache`, from `path`, and if it is
-    sound there, a thread verifies the copy and mends it. It reads whole samples, with `crop` too. One that is damaged
-    is a FormatError that names file, sample and byte. With on_damage="skip" it is a RuntimeWarning, the
-    first time, and another sample of the same batch takes its place, with its label and index: which, (`seed`, epoch,
-    sample) say. Shapes, the number of batches and states stay what they are. Without `check`, that covers samples that
-    storage does not give (EIO) and that a file does not have any more. A batch without a sound sample is an error.
+    check="sample" compares the crc32 of every sample that is read with the index, in the gather threads, and reads
+    whole samples, with `crop` too. It reads a sample that differs once more, past the page cache if that is possible;
+    with `cache`, from `path`, and if the sample is sound there, a thread verifies the copy and mends it. A damaged
+    sample is a FormatError that names file, sample and byte. With on_damage="skip" it is a RuntimeWarning, the first
+    time, and another sample of the same batch, which (`seed`, epoch, sample) decide, takes its place with its label and
+    index. Shapes, the number of batches and states stay what they are. Without `check`, that covers samples that
+    storage does not give (EIO) and that a file no longer has. A batch without a sound sample is an error.
 
-    Opening raises SetNotFoundError or FormatError. What storage fails to give is asked for again for a second; then it
-    is an OSError that names file, byte and sample. An error in a gather thread is raised where its batch was due. An
-    iterator belongs to one thread. `close()`, or leaving the `with` block, or forgetting the loader ends the threads.
-    A loader survives neither fork() nor pickling: make it in the process that uses it. It takes the place of torch's
-    DataLoader, and has the `dataset`, `batch_size` and `sampler` of one; it is not to be given to one.
+    Opening raises SetNotFoundError, or FormatError for a damaged set or another one than `digest` says. What storage
+    fails to give is asked for again for a second; then OSError names file, byte and sample. An error in a gather thread
+    is raised where its batch was due. An iterator belongs to one thread. `close()`, leaving the `with` block, or
+    forgetting the loader ends the threads. A loader survives neither fork() nor pickling: make it in the process that
+    uses it. It takes the place of torch's DataLoader, and is not to be given to one.
     """
 
     @eager
@@ -116,7 +113,7 @@ class ShardLoader(LikeDataLoader):
         cache: str | os.PathLike[str] | None = None,
         crop: int | tuple[int, int] | None = None,
         crop_at: CropAt = "center",
-        transform: Function | None = None,
+        transform: Transform | Callable[[torch.Tensor], torch.Tensor] | None = None,
         return_indices: bool = False,
         digest: str | None = None,
         check: Check = "off",
@@ -149,7 +146,7 @@ class ShardLoader(LikeDataLoader):
             repeats = weights is not None or (isinstance(order, Subset) and num_distinct < len(order.indices))
             self._position = Position(sampler, self.shards, repeats=repeats)
             copier = make_copier(self.device)
-            # Last: it then owns the source, and nothing comes after it that could fail.
+            # Last: from here on the pipeline owns the source, and nothing can fail any more.
             self._pipeline = Pipeline(source, self.shards, options, sampler.batch_size, num_distinct, copier)
         except BaseException:  # an error that is kept keeps this frame, and with it the source
             source.close()
@@ -157,7 +154,7 @@ class ShardLoader(LikeDataLoader):
 
     @property
     def transform(self) -> Function | None:
-        """What is called with each batch of images. May be set at any time."""
+        """The function that is called with each batch of images. It may be set at any time."""
         return self._pipeline.transform.function
 
     @transform.setter
@@ -174,13 +171,6 @@ class ShardLoader(LikeDataLoader):
             f"<ShardLoader {self.shards.path}, {self.shards.split}: {len(self)} batches of {self.batch_size} "
             f"x {self._pipeline.image_shape}, rank {world.rank} of {world.world_size}, on {self.device}{closed}>"
         )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next `iter()` begin this epoch. Without it, epochs follow each other.
-
-        The epoch that `load_state_dict` goes on with may be set again: it still goes on where it was left.
-        """
-        self._position.set_epoch(epoch)
 
     @eager
     def __iter__(self) -> LoaderIterator:
@@ -222,17 +212,17 @@ class ShardLoader(LikeDataLoader):
         return self._pipeline.damaged
 
     def stats(self) -> dict[str, Any]:
-        """What was delivered since the loader was made, and the seconds spent on it.
+        """Returns what was delivered since the loader was made, and the seconds spent on it.
 
         `wait_seconds`: the consumer waiting for batches; `gather_seconds`: all gather threads together, copying;
         `copy_seconds`: the GPU, by its own clock, copying batches whose copies are known to be done. 0.0 on the CPU.
-        `io` is how samples are read, for `io_reason`; `read_nbytes` that were read so, `read_retries` because of errors
-        or of a wrong crc32; `damaged` samples were replaced by others; `read_ahead_batches` announced to the kernel,
-        and `read_ahead_hits`, the share of their samples that was in the page cache when it was due (told by a few of
+        `io` is how samples are read, for `io_reason`; `read_nbytes` were read so, with `read_retries` because of errors
+        or a wrong crc32; `damaged` samples were replaced by others; `read_ahead_batches` were announced to the kernel,
+        and `read_ahead_hits` is the share of their samples that was in the page cache when it was due (told by a few of
         each batch; None if none were announced, or if the files are not ours and the kernel does not tell). `staging`
         tells how far the copy in the cache is: None without `cache`. `kernels` copy samples, read them from files and
-        resample them on the CPU. `slots` were made for batches, of which
-        `slots_free` wait for reuse: the others are being filled, are ready, or are in the consumer's hands.
+        resample them on the CPU. `slots` were made for batches; `slots_free` of them wait for reuse, the others are
+        being filled, are ready, or are in the consumer's hands.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
         "shardio.copy" for starting its way to the GPU, and "shardio.transform".

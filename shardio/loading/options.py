@@ -1,4 +1,4 @@
-"""What a ShardLoader was asked for about the reading of samples: checked before a set is opened."""
+"""Options of a ShardLoader that say how samples are read, checked before a set is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What brings batches from storage to the consumer: reader -> gather threads -> slots -> device.
+"""The way of batches from storage to the consumer: reader -> gather threads -> slots -> device.
 
 A pipeline lasts as long as its loader, and knows no order: `shardio.loading.iterator` says which samples come when.
 """
@@ -37,7 +37,7 @@ _MOST_THREADS = 4
 
 @dataclass
 class Counts:
-    """What was delivered, and the seconds spent on it: see `shardio.loading.loader.ShardLoader.stats`."""
+    """Sums of what was delivered: see `shardio.loading.loader.ShardLoader.stats`."""
 
     batches: int = 0
     images: int = 0
@@ -50,7 +50,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class _LastStep:
-    """What is done to a batch of `epoch` when its last part has come: the `Finish` of gather threads.
+    """The `Finish` of batches of `epoch`, which gather threads call when the last part of one has come.
 
     It does not refer to the pipeline, which would then end in one of its own threads.
     """

@@ -1,6 +1,6 @@
-"""What code for torch's DataLoader expects of a ShardLoader: its dataset, its sampler, and names of arguments.
+"""The dataset, the sampler and the names of arguments that code for torch's DataLoader expects of a ShardLoader.
 
-That is what loops and frameworks read of a DataLoader, and not what DataLoaders are made of.
+A loader has what loops and frameworks read of a DataLoader, and not what DataLoaders are made of.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RankSampler(torch.utils.data.Sampler[int]):
 
 
 class LikeDataLoader:
-    """The attributes of a DataLoader that frameworks read, for a loader that sets `shards` and `_position`."""
+    """The part of a DataLoader and its sampler that frameworks use, for a loader with `shards` and `_position`."""
 
     shards: ShardSet
     _position: Position
@@ -128,6 +128,13 @@ class LikeDataLoader:
     def sampler(self) -> RankSampler:
         """The indices that come next, and `set_epoch`, as frameworks look for it in a DataLoader."""
         return RankSampler(self._position)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter()` begin this epoch. Without it, epochs follow each other.
+
+        The epoch that `load_state_dict` goes on with may be set again: it still goes on where it was left.
+        """
+        self._position.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""

@@ -49,8 +49,8 @@ class GuardedReader:
     reads a sample that differs again.
     Without `skips`, `read` raises the error of the first damaged sample: FormatError if its bytes are not those of the
     index, even when read again, or what `reader` raises. With `skips` it leaves the place of such a sample in `out` as
-    it was, for `replace_damaged` to fill. That covers samples that files do not have (FormatError) and samples that
-    storage does not give after all attempts (EIO); for these, the samples of a failed request are read one by one.
+    it was, for `replace_damaged` to fill. It also skips samples that files do not have (FormatError) and samples that
+    storage does not give after all attempts (EIO): it reads the samples of a failed request one by one.
     """
 
     def __init__(

@@ -15,7 +15,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.checksum import crc32
-from shardio.format.manifest import ShardEntry, Split
+from shardio.format.manifest import Manifest, ShardEntry, Split
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io, make_reader
 from shardio.reading.partial import StagedSet, fetch
@@ -42,16 +41,6 @@ _POLL_SECONDS = 0.02
 _MOST_BATCHES = 1000
 # Threads wait for a server that answers many requests at a time, and each of them late.
 _STORAGE_THREADS = 16
-
-
-@dataclass
-class _State:
-    """What is told of a CachedSplit, in words. Any thread may read it."""
-
-    text: str = "complete"
-    """How far the copy is. The staging thread assigns it."""
-    io_reason: str = ""
-    """Why samples are read as they are. The consumer's thread assigns it."""
 
 
 class _Stop(threading.Event):
@@ -75,35 +64,83 @@ class _Stop(threading.Event):
         return self.is_set()
 
 
-class _Held:
-    """What a CachedSplit has to end. `close` may be called again, also where it was interrupted.
+class _Staging:
+    """Copies a set to the cache in a thread, and holds the lease on the copy until `close`.
 
-    A thread that stages refers to this as well, and must not keep the CachedSplit.
+    The thread refers to this, and not to `owner`, whose death tells it to stop.
     """
 
     def __init__(self, owner: CachedSplit, storage: Storage) -> None:
-        self.stop = _Stop(owner)
         self.storage = storage
         self.threads: list[DaemonThread] = []
         self.lease: Lease | None = None
+        self.state = "complete"
+        """How far the copy is, in words."""
+        self.io_reason = ""
+        """Why samples are read as they are."""
+        self._stop = _Stop(owner)
 
-    def tell_to_stop(self) -> None:
-        self.stop.set()
+    def begin(
+        self, manifest: Manifest, lease: Lease, order: Sequence[ShardEntry] = (), *, verify: bool = False
+    ) -> DaemonThread:
+        self._tell_filling()
+        stager = Stager(
+            self.storage,
+            manifest,
+            lease,
+            order=order,
+            verify=verify,
+            stop=self._stop,
+            on_wait=self._tell_waiting,
+            on_fill=self._tell_filling,
+        )
+        thread = DaemonThread(partial(self._run, stager), "shardio-stage")
+        self.threads.append(thread)
+        thread.begin()
+        return thread
+
+    def _tell_filling(self) -> None:
+        self.state = f"copying from {self.storage.name}"
+
+    def _tell_waiting(self, process: int | None) -> None:
+        self.state = "copied by another process" if process is None else f"copied by process {process}"
+
+    def _run(self, stager: Stager) -> None:
+        """The call of the thread. An error becomes a warning, as training can go on without the copy."""
+        try:
+            self.state = "complete" if stager.run() else "stopped"
+        except Exception as error:
+            if self.is_stopped():
+                self.state = "stopped"
+                return
+            self.state = f"failed: {error}"
+            with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+                text = printable(f"training goes on, reading {self.storage.name} without a copy: {error}")
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+        finally:
+            if self.is_stopped():
+                self._end_lease()
+
+    def is_stopped(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        self._stop.set()
         self.storage.close()
 
     def close(self) -> None:
-        """A finaliser may run in any thread: in one that copies it must not wait for itself. Then that ends the
-        lease."""
-        self.tell_to_stop()
+        """Stop, and end the lease. A finaliser may run in any thread: in one that copies it does not wait, and the
+        thread ends the lease. May be called again, also where it was interrupted."""
+        self.stop()
         copies = threading.current_thread().name.startswith("shardio-stage")
         if not (copies and any(thread.is_alive() for thread in self.threads)):
             try:
                 for thread in self.threads:
                     thread.wait()
             finally:
-                self.end_lease()
+                self._end_lease()
 
-    def end_lease(self) -> None:
+    def _end_lease(self) -> None:
         if self.lease is not None:
             self.lease.close()
 
@@ -189,12 +226,11 @@ class CachedSplit:
     ) -> None:
         self._name = split
         self._storage = open_storage(place)
-        self._state = _State()
-        self._held = _Held(self, self._storage)
+        self._staging = _Staging(self, self._storage)
         close_at_exit(self)
         try:
-            self._held.lease, self._manifest = take_lease(self._storage, Cache(cache), digest)
-            self._lease = self._held.lease
+            self._staging.lease, self._manifest = take_lease(self._storage, Cache(cache), digest)
+            self._lease = self._staging.lease
             if split not in self._manifest.splits:
                 found = ", ".join(sorted(self._manifest.splits))
                 raise SetNotFoundError(f"{self._storage.name}: expected a split {split!r}, found {found}")
@@ -211,53 +247,23 @@ class CachedSplit:
         return self._split.num_samples
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """The shards that these batches of indices need first are copied first."""
-        if (shards := self._open_copy()) is None:
-            shards = self._open_meanwhile(batches)
-        self._shards = shards
-        return shards
-
-    def _open_copy(self) -> ShardSet | None:
-        """Returns the split of a complete copy; None if one of its files is missing or was cut, and is copied again."""
+        """Open the split, and copy first the shards that these batches of indices need first."""
         if self._lease.is_complete():
-            with contextlib.suppress(FormatError):
-                return open_shards(self._lease.path, self._name)
-        return None
-
-    def _open_meanwhile(self, batches: Iterable[NDArray[np.int64]]) -> StagedSet:
-        thread = self._begin_staging(_by_need(self._split, batches))
+            with contextlib.suppress(FormatError):  # a file is missing or was cut, and is copied again
+                self._shards = open_shards(self._lease.path, self._name)
+                return self._shards
+        thread = self._staging.begin(self._manifest, self._lease, _by_need(self._split, batches))
         while not self._lease.has(self._split.index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)
-        return StagedSet(self._storage, self._manifest, self._name, self._lease)
-
-    def _begin_staging(self, order: Sequence[ShardEntry] = (), *, verify: bool = False) -> threading.Thread:
-        state, name = self._state, self._storage.name
-
-        def tell_filling() -> None:
-            state.text = f"copying from {name}"
-
-        tell_filling()
-        stager = Stager(
-            self._storage,
-            self._manifest,
-            self._lease,
-            order=order,
-            verify=verify,
-            stop=self._held.stop,
-            on_wait=lambda process: _tell(state, process),
-            on_fill=tell_filling,
-        )
-        thread = DaemonThread(partial(_stage, stager, state, name, self._held), "shardio-stage")
-        self._held.threads.append(thread)
-        thread.begin()
-        return thread
+        self._shards = StagedSet(self._storage, self._manifest, self._name, self._lease)
+        return self._shards
 
     def make_reader(self, io: Io, num_samples: int) -> Reader:
         # `settle` outlives this: neither it nor what it calls may refer to self.
-        state, lease, name, index = self._state, self._lease, self._name, self._split.index
+        staging, lease, name, index = self._staging, self._lease, self._name, self._split.index
 
         def make(shards: ShardSet) -> Reader:
-            reader, state.io_reason = make_reader(shards, io, num_samples)
+            reader, staging.io_reason = make_reader(shards, io, num_samples)
             return reader
 
         def settle() -> Reader | None:
@@ -271,7 +277,7 @@ class CachedSplit:
             return make(self._shards)
         if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
             raise ValueError(f'{lease.path}: O_DIRECT does not work there: use io="auto", "mmap" or "pread"')
-        state.io_reason = (
+        staging.io_reason = (
             f"{self._storage.name} is being copied to {lease.path}: what has not come is read from there; the epoch "
             f"after it is complete reads it as io={io!r} says"
         )
@@ -286,12 +292,12 @@ class CachedSplit:
         not_begun = [None]  # the gather thread that pops it begins
 
         def verify_copy() -> None:
-            if not self._held.threads and not self._held.stop.is_set():
+            if not self._staging.threads and not self._staging.is_stopped():
                 try:
                     not_begun.pop()
                 except IndexError:
                     return
-                self._begin_staging(verify=True)
+                self._staging.begin(self._manifest, self._lease, verify=True)
 
         return StorageReader(self._shards, self._storage, verify_copy)
 
@@ -303,43 +309,22 @@ class CachedSplit:
             self._shards.look()
             num_away = self._shards.num_away
         count = len(self._split.shards)
-        copy = {"state": self._state.text, "path": str(self._lease.path)}
+        copy = {"state": self._staging.state, "path": str(self._lease.path)}
         staging = {**copy, "shards": count, "shards_here": count - num_away}
-        return {"io_reason": self._state.io_reason, "staging": staging}
+        return {"io_reason": self._staging.io_reason, "staging": staging}
 
     def stop(self) -> None:
         """Have the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
-        self._held.tell_to_stop()
+        self._staging.stop()
 
     def close(self) -> None:
         """End the copying and the lease. The set that was opened goes on with what is there, and what it has mapped."""
-        if (held := getattr(self, "_held", None)) is not None:  # of one that was not made, nothing
-            held.close()
-
-
-def _tell(state: _State, process: int | None) -> None:
-    state.text = "copied by another process" if process is None else f"copied by process {process}"
-
-
-def _stage(stager: Stager, state: _State, name: str, held: _Held) -> None:
-    """In the staging thread: it has nobody to raise an error to, and training can go on without the copy."""
-    try:
-        state.text = "complete" if stager.run() else "stopped"
-    except Exception as error:
-        if held.stop.is_set():
-            state.text = "stopped"
-            return
-        state.text = f"failed: {error}"
-        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
-            text = printable(f"training goes on, reading {name} without a copy: {error}")
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-    finally:
-        if held.stop.is_set():
-            held.end_lease()
+        if hasattr(self, "_staging"):  # else its making was interrupted
+            self._staging.close()
 
 
 def _by_need(split: Split, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
-    """The shards that the first batches need, in the order in which they do."""
+    """Returns the shards that the first batches need, in the order in which they need them."""
     starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
     numbers: dict[int, None] = {}
     for batch in islice(batches, _MOST_BATCHES):

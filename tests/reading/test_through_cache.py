@@ -324,7 +324,7 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
     loader = loaded(src, cache)
     held.append(loader)
     gate.opened.set()
-    (thread,) = loader._pipeline._source._held.threads  # type: ignore[union-attr]
+    (thread,) = loader._pipeline._source._staging.threads  # type: ignore[union-attr]
     thread.join(30)
     assert not thread.is_alive()
     assert not [copy for copy in Cache(cache).copies() if copy.in_use]
