@@ -130,6 +130,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
     def _take_place(self) -> None:
         self._place = self._position.next
         self._sampler = self._position.rest()
+        self._step = 0
         self._remaining = self._sampler.num_batches
 
     def _begin(self) -> Flow:
@@ -181,7 +182,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
     def _next_of(self, flow: Flow) -> tuple[torch.Tensor, ...]:
         """Counts the batch last: an error before that, or a Ctrl-C, leaves it to be read again."""
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
-        step = sampler.num_batches - self._remaining
+        step = self._step
         tensors, drawn = flow.take()
         counters = self._positions(step) if position.repeats else drawn.indices
         images, labels = pipeline.transform(tensors.images, tensors.labels, drawn, counters, place.epoch)
@@ -191,6 +192,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         counts.nbytes += tensors.images.nbytes
         repeats = sampler.num_repeats(step)
         consumed = min(place.consumed + sampler.global_batch_size, sampler.num_samples)
+        self._step += 1
         self._remaining -= 1
         self._place = Place(place.epoch, consumed)
         position.num_repeats = repeats

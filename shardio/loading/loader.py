@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
@@ -20,7 +19,7 @@ from shardio.loading.pipeline import Pipeline
 from shardio.loading.state import Position
 from shardio.loading.torchlike import LikeDataLoader, refuse_options
 from shardio.loading.transform import Function
-from shardio.order.orders import Order, Shuffle, Subset, as_integer, make_order
+from shardio.order.orders import Order, Shuffle, as_integer, make_order
 from shardio.order.sampler import Sampler, Tail
 from shardio.order.windows import CropAt
 from shardio.order.world import World, check_world, find_world
@@ -142,12 +141,10 @@ class ShardLoader(LikeDataLoader):
             sampler = _sampler(order, as_integer("batch_size", batch_size), self.world, tail)
             self.device = choose_device(device, self.world)
             self.shards = source.open(sampler.batches(0))
-            num_distinct = len(np.unique(order.indices)) if isinstance(order, Subset) else len(self.shards)
-            repeats = weights is not None or (isinstance(order, Subset) and num_distinct < len(order.indices))
-            self._position = Position(sampler, self.shards, repeats=repeats)
+            self._position = position = Position(sampler, self.shards)
             copier = make_copier(self.device)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
-            self._pipeline = Pipeline(source, self.shards, options, sampler.batch_size, num_distinct, copier)
+            self._pipeline = Pipeline(source, self.shards, options, sampler.batch_size, position.num_distinct, copier)
         except BaseException:  # an error that is kept keeps this frame, and with it the source
             source.close()
             raise
@@ -186,24 +183,6 @@ class ShardLoader(LikeDataLoader):
         More than 0 only in an epoch's last batch with tail="pad": leave them out of what is counted or averaged.
         """
         return self._position.num_repeats
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns where the consumer is, as JSON values: what it has received, not what was read ahead.
-
-        `consumed` counts the samples of the epoch's order that all ranks together have received. The state is the same
-        on every rank, and does not depend on how many there are.
-        """
-        return self._position.state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next `iter()` go on where `state` was taken: with exactly the samples not yet consumed.
-
-        The number of ranks, the batch size and the tail may be others than before. After an epoch's last batch, that
-        next `iter()` gives only what "drop" has left, if a smaller batch can be made of it, and mostly nothing; the one
-        after it gives the next epoch, as a loop over epochs expects. ValueError if the state belongs to another set,
-        split or order.
-        """
-        self._position.load_state(state)
 
     @property
     def damaged(self) -> list[int]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from shardio.order.orders import as_integer
+import numpy as np
+
+from shardio.order.orders import Subset, WeightedDraws, as_integer
 from shardio.order.permutation import MAX_EPOCH
 from shardio.order.permutation import VERSION as ORDER_VERSION
 from shardio.order.sampler import Sampler
@@ -25,12 +27,19 @@ class Position:
 
     The iterator that began last moves the latter, until the loader is sent elsewhere. It is known by a token, since a
     reference to the iterator would be part of a cycle, and the loader must die as soon as it is forgotten.
-    `repeats`: whether samples may come more than once in an epoch. To be used by one thread.
+    To be used by one thread.
     """
 
-    def __init__(self, sampler: Sampler, shards: ShardSet, *, repeats: bool) -> None:
+    def __init__(self, sampler: Sampler, shards: ShardSet) -> None:
+        subset = sampler.order if isinstance(sampler.order, Subset) else None
+        order = subset.order if subset else sampler.order
+        indices = subset.indices if subset else None
         self.sampler = sampler
-        self.repeats = repeats
+        self.indices = indices
+        """The samples that were asked for; None if all of the split were."""
+        self.num_distinct = len(shards) if indices is None else len(np.unique(indices))
+        self.repeats = isinstance(order, WeightedDraws) or (indices is not None and self.num_distinct < len(indices))
+        """Whether samples may come more than once in an epoch."""
         self.next = Place(0, 0)
         self.num_repeats = 0
         """How many samples of the batch received last have come earlier in the same epoch."""
@@ -61,17 +70,16 @@ class Position:
         self._reading = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iterator begin this epoch, or go on in it if `load_state` has said where."""
         epoch = as_integer("epoch", epoch)
         if not 0 <= epoch < MAX_EPOCH:
             raise ValueError(f"epoch must be from 0 to 2**64 - 1; found {epoch}")
+        # If it is the epoch that is next anyway, `load_state` may have said where in it to go on.
         self.go_to(self.next if epoch == self.next.epoch else Place(epoch, 0))
 
     def state(self) -> dict[str, Any]:
         return {**self._identity(), **self._received._asdict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator go on where `state` was taken. Raises ValueError if it was taken from another order."""
         if not isinstance(state, Mapping):
             raise TypeError(f"expected a dict that state_dict() has given; found {state!r}")
         self._check_identity(state)

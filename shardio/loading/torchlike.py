@@ -5,7 +5,7 @@ A loader has what loops and frameworks read of a DataLoader, and not what DataLo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.state import Position
-from shardio.order.orders import Subset
 from shardio.reading.shardset import ShardSet, position_of
 
 _NO_PROCESSES = "there are no worker processes: leave it out"
@@ -105,7 +104,10 @@ class RankSampler(torch.utils.data.Sampler[int]):
 
 
 class LikeDataLoader:
-    """The part of a DataLoader and its sampler that frameworks use, for a loader with `shards` and `_position`."""
+    """The part of a DataLoader, its sampler and torchdata's StatefulDataLoader that frameworks use.
+
+    A subclass sets `shards` and `_position`.
+    """
 
     shards: ShardSet
     _position: Position
@@ -121,8 +123,7 @@ class LikeDataLoader:
     @cached_property
     def dataset(self) -> LoaderDataset:
         """The samples that an epoch is drawn from, one by one, as frameworks look for them in a DataLoader."""
-        order = self._position.sampler.order
-        return LoaderDataset(self.shards, order.indices if isinstance(order, Subset) else None)
+        return LoaderDataset(self.shards, self._position.indices)
 
     @property
     def sampler(self) -> RankSampler:
@@ -145,3 +146,21 @@ class LikeDataLoader:
             "a ShardLoader gives whole batches, to a loop over it: leave out the DataLoader around it, or give that a "
             "ShardDataset; loader.dataset[i] is a single sample"
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the consumer is, as JSON values: what it has received, not what was read ahead.
+
+        `consumed` counts the samples of the epoch's order that all ranks together have received. The state is the same
+        on every rank, and does not depend on how many there are.
+        """
+        return self._position.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` go on where `state` was taken: with exactly the samples not yet consumed.
+
+        The number of ranks, the batch size and the tail may be others than before. After an epoch's last batch, that
+        next `iter()` gives only what "drop" has left, if a smaller batch can be made of it, and mostly nothing; the one
+        after it gives the next epoch, as a loop over epochs expects. ValueError if the state belongs to another set,
+        split or order.
+        """
+        self._position.load_state(state)
