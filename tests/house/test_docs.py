@@ -1,4 +1,4 @@
-"""What the documents say is run, and what they show is recomputed."""
+"""The code and the commands of the documents run, and the bytes and figures that they show are right."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link to a heading of the page has behind its "#"."""
+    """The headings of the page as links name them behind "#"."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
