@@ -16,7 +16,7 @@ from conftest import put as put_files
 from conftest import random_picture
 from storages import draw_imagenet, tar_of, write_archives, write_kaggle
 
-from shardio.cli.commands import cli
+from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.repair import repair

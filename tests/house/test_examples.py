@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from shardio import ShardWriter
-from shardio.cli import commands as cli
+from shardio.cli.convert import convert
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGENET = ROOT / "examples" / "imagenet"
@@ -272,7 +272,7 @@ def test_the_commands_of_the_page_are_understood(recipe: ModuleType, monkeypatch
         monkeypatch.setattr(sys, "argv", ["train.py", *shlex.split(words)])
         recipe.parse("")
     (conversion,) = (shlex.split(line) for line in lines if line.startswith("shardio "))
-    assert cli.convert.make_context("convert", conversion[2:]).params["fit"] == "squash"
+    assert convert.make_context("convert", conversion[2:]).params["fit"] == "squash"
 
 
 def test_crops_grow_over_three_quarters_of_the_epochs(recipe: ModuleType) -> None:

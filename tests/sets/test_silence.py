@@ -17,7 +17,8 @@ import pytest
 from click.testing import CliRunner
 from servers import SlowServer
 
-from shardio.cli import commands as cli
+from shardio.cli import output
+from shardio.cli.main import cli
 from shardio.format.manifest import load_manifest
 from shardio.sets import catalogue, remote
 from shardio.sets.storage import open_storage
@@ -147,10 +148,10 @@ def test_close_ends_a_request_under_way(serve: Callable[..., str], out: Path) ->
 def test_ctrl_c_ends_a_command_that_waits_for_a_server(serve: Callable[..., str], tmp_path: Path, command: str) -> None:
     url = serve("never")
     words = [command, f"{url}/", *([str(tmp_path / "cache")] if command == "stage" else [])]
-    script = "import sys; from shardio.cli import commands as cli; from shardio.sets import remote\n"
+    script = "import sys; from shardio.cli.main import main; from shardio.sets import remote\n"
     script += "real = remote.RemoteStorage._ask\n"
     script += "def ask(*a, **k):\n    print('waiting', file=sys.stderr, flush=True)\n    return real(*a, **k)\n"
-    script += "remote.RemoteStorage._ask = ask\nsys.argv = ['shardio', *sys.argv[1:]]\ncli.main()"
+    script += "remote.RemoteStorage._ask = ask\nsys.argv = ['shardio', *sys.argv[1:]]\nmain()"
     with subprocess.Popen([sys.executable, "-c", script, *words], stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -167,9 +168,9 @@ def test_it_is_told_that_a_server_lets_us_wait_and_for_how_long(
     serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SMALL_FILE_SECONDS", 0.5)
-    monkeypatch.setattr(cli, "_TELL_SECONDS", 0.05)
+    monkeypatch.setattr(output, "_TELL_SECONDS", 0.05)
     url = serve("never")
     for command in ("info", "list"):
-        told = CliRunner().invoke(cli.cli, [command, f"{url}/x"]).stderr
+        told = CliRunner().invoke(cli, [command, f"{url}/x"]).stderr
         line = f"shardio: still waiting for {url}/x: for each manifest and listing at most 0.5 seconds\n"
         assert told.startswith(line), told
