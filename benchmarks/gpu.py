@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from shardio.format.layout import sample_nbytes
 from shardio.loading.cuda import numa_node
 from shardio.loading.loader import ShardLoader
-from shardio.measure.bench import bench
+from shardio.measure.bench import Sweep, bench
 from shardio.measure.limits import pinned_copies
 from shardio.reading.shardset import ShardSet, open_shards
 
@@ -75,15 +75,8 @@ class Runtime:
 
 
 def measure_bus(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    report = bench(
-        path,
-        devices=["cuda"],
-        crops=CROPS,
-        batch_sizes=options.batch_sizes,
-        num_threads=options.threads,
-        rounds=options.rounds,
-        seconds=options.seconds,
-    )
+    sweep = Sweep(devices=["cuda"], crops=CROPS, batch_sizes=options.batch_sizes, num_threads=options.threads)
+    report = bench(path, sweep, rounds=options.rounds, seconds=options.seconds)
     rows = []
     for loader in report.loaders:
         asked = loader.combination

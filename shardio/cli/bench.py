@@ -16,7 +16,7 @@ from shardio.cli.output import Column, show, table
 from shardio.conversion.amounts import parse_size
 
 if TYPE_CHECKING:
-    from shardio.measure.bench import LimitKind, LimitResult, Report, Speed
+    from shardio.measure.report import LimitKind, LimitResult, Report, Speed
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
     help="Seconds for each way and round, after as long a warm-up.",
 )
 @json_option
-def bench(out: Path, as_json: bool, **options: Any) -> None:
+def bench(out: Path, split: str, rounds: int, seconds: float, as_json: bool, **values: Any) -> None:
     """Read the set in OUT with every combination of the values given, beside the limits of this machine.
 
     All of them take turns in one run, and each ratio is of GB/s over those of a limit in the same round:
@@ -134,7 +134,8 @@ def bench(out: Path, as_json: bool, **options: Any) -> None:
     from shardio.cli.progress import Bar
 
     with Bar(unit=" turns") as bar:
-        report = benchmark.bench(out, on_turn=bar.reach, **options)
+        sweep = benchmark.Sweep(**values)
+        report = benchmark.bench(out, sweep, split=split, rounds=rounds, seconds=seconds, on_turn=bar.reach)
     show(report.to_dict() if as_json else summary(report))
 
 

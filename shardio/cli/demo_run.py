@@ -1,4 +1,4 @@
-"""The main job on a real set, to be read as an example: some epochs at full speed, then a small network that learns."""
+"""The main job on a real set, as an example to read: some epochs at full speed, then a small network that learns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REPORTS = 6
 
 
 def run_demo(out: Path, steps: int, say: Callable[[str], None]) -> None:
-    """Read and train on the set in `out`; `say` prints a line."""
+    """Reads and trains on the set in `out`; `say` prints a line."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _read(out, device, say)
     _train(out, device, steps, say)
@@ -98,7 +98,7 @@ def _train(out: Path, device: torch.device, steps: int, say: Callable[[str], Non
 
 @torch.inference_mode()
 def _evaluate(model: nn.Module, out: Path, device: torch.device) -> float:
-    """The share of `val` that is recognised; tail="short" gives each sample exactly once."""
+    """Returns the share of `val` that is recognised. tail="short" gives each sample exactly once."""
     model.eval()
     right = total = 0
     with ShardLoader(out, batch_size=256, split="val", shuffle=False, tail="short", device=device) as loader:

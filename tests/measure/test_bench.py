@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,9 @@ import shardio.measure.limits
 import shardio.reading.choose
 from shardio.cli.bench import summary
 from shardio.loading.loader import ShardLoader
-from shardio.measure.bench import Combination, LimitResult, LoaderResult, Report, Speed, bench
+from shardio.measure.bench import Sweep, bench
 from shardio.measure.limits import Steps
+from shardio.measure.report import Combination, LimitResult, LoaderResult, Report, Speed
 
 PAGES = (64, 64, 1)
 """The shape of samples of a page, which O_DIRECT can read anywhere."""
@@ -37,7 +39,9 @@ def path(make_set: Callable[..., Path]) -> Path:
 
 
 def quick(path: Path, **options: Any) -> Report:
-    return bench(path, **{"rounds": 1, "seconds": 0.001, "batch_sizes": (4,), "num_threads": (1,), **options})
+    values = {"rounds": 1, "seconds": 0.001, "batch_sizes": (4,), "num_threads": (1,), **options}
+    sweep = Sweep(**{field.name: values.pop(field.name) for field in fields(Sweep) if field.name in values})
+    return bench(path, sweep, **values)
 
 
 def no_direct(monkeypatch: pytest.MonkeyPatch) -> None:
