@@ -1,4 +1,4 @@
-"""Who reads what when: pure arithmetic on (seed, epoch, rank, position). No file, no thread, no torch.
+"""What is read when, and by which rank: pure arithmetic on (seed, epoch, rank, position). No file, no thread, no torch.
 
 It takes seeds and numbers, and returns arrays of sample indices, ranks, and windows.
 """
