@@ -29,7 +29,7 @@ from shardio.conversion.engines.processes import THREADS_PER_PROCESS
 from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import FitMode, Resample
-from shardio.conversion.images.warned import kept_warnings
+from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.plan import ConvertOptions, Quality, make_fit, make_plan
 from shardio.conversion.sources.collection import Collection, FileOrigin, Given, Source
 from shardio.conversion.sources.columns import check_columns_file, read_columns
@@ -221,7 +221,7 @@ def _measure(
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
-        with kept_warnings():
+        with KeptWarnings():
             try:
                 data = read(source)
                 assert isinstance(data, bytes)  # a path is no dataset

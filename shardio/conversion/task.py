@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from shardio.conversion.duplicates import HASH_NBYTES, UNREAD, hash_source
 from shardio.conversion.images.decode import decode_image, decode_object
-from shardio.conversion.images.warned import kept_warnings
+from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.journal import Journal, Left, Outcome, Refusal, Sample, find_left
 from shardio.conversion.plan import ShardTask, library_versions
-from shardio.conversion.sources.collection import UNREADABLE, Given, Source
+from shardio.conversion.sources.collection import UNREADABLE, Given, Source, digest
 from shardio.conversion.writing.set_writer import Reject
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError, FormatError
@@ -103,9 +103,8 @@ class Control:
 
 def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> Outcome:
     """Read, decode and resize one source into `place`, which holds anything if it is refused."""
-    fingerprint = task.origin.fingerprint((source,))  # first: a source that is replaced meanwhile is seen later
     hashed = None
-    with kept_warnings() as warned:
+    with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
             least_size = task.fit.least_size if task.quality == "fast" else None
@@ -117,9 +116,9 @@ def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> Outco
                 decoded, label = decode_image(found, task.decode, least_size=least_size), source.label
             np.copyto(place, task.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
         except DecodeError as error:
-            return Outcome(Refusal(error.reason, error.detail), fingerprint, hashed)
+            return Outcome(Refusal(error.reason, error.detail), hashed)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return Outcome(Sample(label, decoded.source_size, crc32(place), warning), fingerprint, hashed)
+    return Outcome(Sample(label, decoded.source_size, crc32(place), warning), hashed)
 
 
 _Block = tuple[NDArray[np.uint8], Iterator[tuple[Source, Outcome]]]
@@ -210,11 +209,11 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
     """
     if control.stopped():
         raise Stopped
-    sources_sha256 = task.origin.fingerprint(task.sources)
+    fingerprints = task.origin.fingerprints(task.sources)  # first: a source that is replaced meanwhile is seen later
     repairs = task.expected_sha256 is not None
     if not repairs:
         _refused_path(task).unlink(missing_ok=True)  # of an earlier try
-    with _open_shard(task, control) as (shard, journal, kept):
+    with _open_shard(task, control, fingerprints) as (shard, journal, kept):
         results = _Results(task, shard)
         for source, outcome in zip(task.sources, kept, strict=False):
             results.add(source, outcome)
@@ -239,7 +238,7 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
             shard.rows.to_array(task.key_nbytes),
             tuple(results.rejects),
             tuple(results.mended),
-            sources_sha256,
+            digest(fingerprints),
             results.hashes,
         )
         if repairs:
@@ -259,7 +258,9 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
 
 
 @contextlib.contextmanager
-def _open_shard(task: ShardTask, control: Control) -> Iterator[tuple[ShardFileWriter, Journal, list[Outcome]]]:
+def _open_shard(
+    task: ShardTask, control: Control, fingerprints: Sequence[str]
+) -> Iterator[tuple[ShardFileWriter, Journal, list[Outcome]]]:
     """The shard to write, its journal, and what became of the sources that an earlier try has done.
 
     If the block raises, what is done is saved for the next try.
@@ -273,10 +274,10 @@ def _open_shard(task: ShardTask, control: Control) -> Iterator[tuple[ShardFileWr
         if copy_from is not None:
             stack.enter_context(copy_from)
         shard = stack.enter_context(ShardFileWriter(path, (*task.fit.size, 3), len(task.sources), file))
-        journal = Journal(shard.temporary, identity)
+        journal = Journal(shard.temporary, identity, fingerprints)
         try:
             if left is not None:
-                kept = _still_right(task, Journal(left.temporary, identity).read())
+                kept = _before_unreadable(Journal(left.temporary, identity, fingerprints).read())
                 crc32s = [outcome.result.crc32 for outcome in kept if isinstance(outcome.result, Sample)]
                 for _ in shard.recover(crc32s, None if copy_from is None else copy_from.fileno()):
                     if control.stopped():
@@ -322,17 +323,13 @@ def _identify(task: ShardTask) -> str:
     return sha256.hexdigest()
 
 
-def _still_right(task: ShardTask, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those before the first source that has changed since, or that could not be read: that may pass."""
-    found = []
-    for source, outcome in zip(task.sources, outcomes, strict=False):
-        result = outcome.result
-        if isinstance(result, Refusal) and result.reason == UNREADABLE:
-            break
-        if task.origin.fingerprint((source,)) != outcome.fingerprint:
-            break
-        found.append(outcome)
-    return found
+def _before_unreadable(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Those before the first source that could not be read: that may pass."""
+
+    def was_read(outcome: Outcome) -> bool:
+        return not (isinstance(outcome.result, Refusal) and outcome.result.reason == UNREADABLE)
+
+    return list(takewhile(was_read, outcomes))
 
 
 def _before_sample(outcomes: Sequence[Outcome], number: int) -> list[Outcome]:
@@ -459,4 +456,4 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # no record, or one that somebody spoilt: the work is done again
-    return record if record.sources_sha256 == task.origin.fingerprint(task.sources) else None
+    return record if record.sources_sha256 == digest(task.origin.fingerprints(task.sources)) else None

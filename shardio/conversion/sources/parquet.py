@@ -84,9 +84,10 @@ class ParquetOrigin:
             raise DecodeError("empty", "the row has no image: expected its bytes, found null")
         return image
 
-    def fingerprint(self, sources: Sequence[Source]) -> str:
-        files = sorted({_place(source)[0] for source in sources})
-        return hashlib.sha256("\0".join(identify(self._path(where)) for where in files).encode()).hexdigest()
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        files = {_place(source).where for source in sources}
+        seen = {where: identify(self._path(where)) for where in files}
+        return [seen[_place(source).where] for source in sources]
 
     def _path(self, where: bytes) -> Path:
         return self.folder / os.fsdecode(where)
