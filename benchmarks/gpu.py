@@ -1,10 +1,10 @@
-"""How fast batches get into the memory of a GPU: beside bare pinned copies, and by ways that the loader does not go.
+"""The speed of batches on their way to a GPU: beside bare pinned copies, and by ways that the loader does not go.
 
 bus       `shardio bench --device cuda`: the loader beside copies of as large batches from pinned memory, and nothing
           else. The aim is 0.85 of them.
 mapping   Is the copy into pinned slots needed? The mapped shards are registered with CUDA, read-only, and each sample,
           or the rows of its window, is copied to the device right out of the page cache. Drivers may refuse this.
-numa      The loader with its slots on each NUMA node, and where they come to lie without a word about it.
+numa      The loader with its slots on each NUMA node, and where they lie by default.
 
 Everything that is compared takes turns. Exit code 2 where there is no GPU.
 """
@@ -43,11 +43,11 @@ HOST_TO_DEVICE = 1
 
 
 class CudaError(Exception):
-    """A call of the CUDA runtime that failed."""
+    """A call of the CUDA runtime failed."""
 
 
 class Runtime:
-    """The CUDA runtime that torch has loaded: what torch has no words for."""
+    """The CUDA runtime that torch has loaded, for calls that torch does not offer."""
 
     def __init__(self) -> None:
         major = (torch.version.cuda or "").partition(".")[0]
@@ -100,7 +100,7 @@ def from_the_mapping(
     batches: int,
     device: torch.device,
 ) -> Iterator[int]:
-    """Random samples, or their windows in the centre: `batches` batches at a step."""
+    """Copies random samples, or their windows in the centre: `batches` batches at a step."""
     height, width, channels = shards.sample_shape
     window_height, window_width = crop or (height, width)
     pitch, window_pitch = width * channels, window_width * channels

@@ -9,13 +9,14 @@ import argparse
 import hashlib
 import json
 import os
+import random
 import select
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,25 @@ PATCHED_OS: Any = os
 class Counts:
     """What happened; `violations` should stay empty."""
 
+    rounds: int = 0
     violations: list[str] = field(default_factory=list)
+
+
+AnyCounts = TypeVar("AnyCounts", bound=Counts)
+
+
+class Rounds(Generic[AnyCounts]):
+    """Rounds of an attack at random moments. `folder` holds everything they make."""
+
+    def __init__(self, folder: Path, seed: int, say: Say, counts: AnyCounts) -> None:
+        self.folder = folder
+        self.say = say
+        self.counts = counts
+        self._random = random.Random(seed)
+
+    def _violation(self, text: str) -> None:
+        self.counts.violations.append(text)
+        self.say(f"VIOLATION in round {self.counts.rounds}: {text}")
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

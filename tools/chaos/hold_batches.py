@@ -1,4 +1,4 @@
-"""A slow consumer that keeps some batches and drops others, while every slot is spoiled when it is taken again.
+"""A slow consumer keeps some batches and drops others, while every slot is spoiled when it is taken again.
 
     python tools/chaos/hold_batches.py [--batches 100000] [--seed 0]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import select
 import shutil
@@ -32,7 +31,17 @@ from types import TracebackType
 from typing import Any
 
 import attack
-from attack import Say, different_files, draw_jpegs, hash_files, make_parser, recorded_shards, torn_files, verdict
+from attack import (
+    Rounds,
+    Say,
+    different_files,
+    draw_jpegs,
+    hash_files,
+    make_parser,
+    recorded_shards,
+    torn_files,
+    verdict,
+)
 
 from shardio.sets.verify import verify
 
@@ -96,7 +105,6 @@ if __name__ == "__main__":
 
 @dataclass
 class Counts(attack.Counts):
-    rounds: int = 0
     before: int = 0
     """Kills before the first image was done."""
     during: int = 0
@@ -284,15 +292,12 @@ def draw_images(folder: Path, seed: int) -> None:
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 
-class Killer:
-    """Rounds of killing. `folder` holds everything it makes."""
+class Killer(Rounds[Counts]):
+    """Rounds of killing."""
 
     def __init__(self, images: Path, folder: Path, seed: int, say: Say) -> None:
+        super().__init__(folder, seed, say, Counts())
         self.images = images
-        self.folder = folder
-        self.say = say
-        self.counts = Counts()
-        self._random = random.Random(seed)
         self._script = folder / "driver.py"
         self._script.write_text(_DRIVER)
         self._reference = folder / "undisturbed"
@@ -309,10 +314,6 @@ class Killer:
         driver, self._standby = self._standby, Driver(self._script)
         driver.wait_for("ready")
         return driver
-
-    def _violation(self, text: str) -> None:
-        self.counts.violations.append(text)
-        self.say(f"VIOLATION in round {self.counts.rounds}: {text}")
 
     def measure(self) -> None:
         """Converts undisturbed, in one process and in several, for the bytes to compare with and the times it takes."""

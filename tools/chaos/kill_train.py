@@ -362,7 +362,6 @@ def _faults_of_step(parts: Sequence[Step], batch_size: int, consumed: int, num_s
 
 @dataclass
 class Counts(attack.Counts):
-    rounds: int = 0
     runs: int = 0
     kills: int = 0
     """Kills in the middle of an epoch."""

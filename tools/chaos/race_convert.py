@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import sys
@@ -30,7 +29,7 @@ from typing import Any
 
 import attack
 import torch
-from attack import Child, Say, Tell, different_files, hash_files, make_parser, never_sync, torn_files, verdict
+from attack import Child, Rounds, Say, Tell, different_files, hash_files, make_parser, never_sync, torn_files, verdict
 from fail_convert import PATCHED_SHARDTASK, PATCHED_WRITER, PATIENCE_SECONDS, draw_images
 
 from shardio.conversion.convert import convert
@@ -47,7 +46,6 @@ DONE, REFUSED, FAILED = 0, 3, 4
 
 @dataclass
 class Counts(attack.Counts):
-    rounds: int = 0
     conversions: int = 0
     killed: int = 0
     done: int = 0
@@ -83,15 +81,12 @@ class Racer:
     kill_seconds: float | None
 
 
-class Race:
-    """Rounds of racing. `folder` holds everything it makes."""
+class Race(Rounds[Counts]):
+    """Rounds of racing."""
 
     def __init__(self, images: Path, folder: Path, seed: int, say: Say) -> None:
+        super().__init__(folder, seed, say, Counts())
         self.images = images
-        self.folder = folder
-        self.say = say
-        self.counts = Counts()
-        self._random = random.Random(seed)
         self._references = {seed: folder / f"undisturbed-{seed}" for seed in SEEDS}
         start = time.monotonic()
         for number, reference in self._references.items():
@@ -99,10 +94,6 @@ class Race:
                 raise RuntimeError("the undisturbed conversion failed")
         self._span = (time.monotonic() - start) / len(SEEDS)
         self._expected = {seed: hash_files(reference) for seed, reference in self._references.items()}
-
-    def _violation(self, text: str) -> None:
-        self.counts.violations.append(text)
-        self.say(f"VIOLATION in round {self.counts.rounds}: {text}")
 
     def _start(self, out: Path, racer: Racer) -> Child:
         def work(tell: Tell) -> int:

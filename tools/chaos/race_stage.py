@@ -35,7 +35,7 @@ from typing import Any
 
 import attack
 import numpy as np
-from attack import Child, Say, Tell, hash_files, make_parser, never_sync, verdict, write_set
+from attack import Child, Rounds, Say, Tell, hash_files, make_parser, never_sync, verdict, write_set
 
 from shardio.format.manifest import FileEntry, load_manifest
 from shardio.sets.cache import stage as staging
@@ -161,15 +161,12 @@ def unprotect(folder: Path) -> None:
             one.chmod(0o755)
 
 
-class Race:
-    """Rounds in `folder`, which holds everything, with so many processes each."""
+class Race(Rounds[Counts]):
+    """Rounds of staging and of eviction, with so many processes each."""
 
     def __init__(self, folder: Path, processes: int, seed: int, say: Say) -> None:
-        self.folder = folder
-        self.say = say
-        self.counts = Counts()
+        super().__init__(folder, seed, say, Counts())
         self._processes = processes
-        self._random = random.Random(seed)
         self._board = Board(processes)
         self.sources = folder / "sources"
         self._sets = [self.sources / f"set-{number}" for number in range(NUM_SETS)]
@@ -186,11 +183,6 @@ class Race:
 
     def _look_at_sources(self) -> list[tuple[dict[str, str], dict[str, tuple[int, int]], int]]:
         return [(hash_files(path), stamp(path), path.stat().st_mtime_ns) for path in self._sets]
-
-    def _violation(self, text: str) -> None:
-        counts = self.counts
-        counts.violations.append(text)
-        self.say(f"VIOLATION in round {counts.staging_rounds + counts.eviction_rounds}: {text}")
 
     # --- processes -------------------------------------------------------------------------------------------------
 
@@ -376,6 +368,7 @@ class Race:
 
     def run(self, rounds: int, until_noticed: str = "") -> None:
         for number in range(1, rounds + 1):
+            self.counts.rounds = number
             self.staging_round()
             self.eviction_round()
             if until_noticed and re.search(until_noticed, "\n".join(self.counts.violations)):
