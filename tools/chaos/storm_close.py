@@ -224,6 +224,7 @@ class Storms:
         deadline = time.monotonic() + PATIENCE_SECONDS + (4 * case.most_delay_seconds if isinstance(case, Work) else 0)
         while (left := self._in_use() - before) and time.monotonic() < deadline:
             time.sleep(0.001)
+            gc.collect()  # what a thread held until now, in a cycle with the exception, is garbage only since then
         if left:
             counts.left += Counter(what.partition(" ")[0] for what in left.elements())
             counts.rounds_that_left += 1
