@@ -60,7 +60,7 @@ def make_sparse_set(path: Path, num_samples: int, num_shards: int) -> None:
 
 
 def private_nbytes() -> int:
-    """Returns the memory of this process alone. Pages of the set belong to the page cache, whoever has mapped them."""
+    """Returns the memory of this process alone. Pages of the set belong to the page cache, not to it."""
     lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines())
     return next(int(words[1]) << 10 for words in lines if words[0] == "Private_Dirty:")
 

@@ -1,4 +1,4 @@
-"""What a transform of batches is, and how several become one pass over the pixels.
+"""Transforms of batches, and the batch that makes several of them one pass over the pixels.
 
 A batch on its way through transforms has its pixels as they were stored, and notes what is wanted of them: a region, a
 size, a mirror image, a mean, a dtype. The pixels are computed where a transform needs them, and at the end.
@@ -93,7 +93,7 @@ class Batch:
 
     @property
     def region(self) -> Boxes:
-        """Where in `images` the pictures are."""
+        """The boxes of `images` that the pictures are."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
     def finished(self) -> Batch:
@@ -168,7 +168,7 @@ class _NoDraws(Draws):
 
 
 class _Samples(TypedDict, total=False):
-    """What a ShardLoader tells a transform about the samples of a batch."""
+    """The arguments by which a ShardLoader tells a transform about the samples of a batch."""
 
     indices: ArrayLike | None
     seed: int

@@ -37,7 +37,7 @@ def beta_quantiles(alpha: float, uniform: Floats) -> Floats:
 
 @lru_cache(16)
 def _beta_table(alpha: float) -> tuple[Floats, Floats]:
-    """The distribution function of log(x / (1 - x)), whose density is proportional to (x * (1 - x)) ** alpha.
+    """Tabulates the distribution function of log(x / (1 - x)), whose density is proportional to (x * (1 - x)) ** alpha.
 
     The density is smooth and falls exponentially on both sides, so that sums over equal steps are as good as exact.
     """
@@ -92,7 +92,7 @@ class _Mix(Transform):
         """Returns the mixed images and each one's share of itself. `places` are from [0, 1), (2, B) or (2, 1)."""
 
     def _partners(self, tensor: Tensor) -> Tensor:
-        # Not by roll(), which on CUDA gives up channels_last memory.
+        # roll() would give up channels_last memory on CUDA.
         return torch.cat([tensor[-1:], tensor[:-1]]) if self.partner == "roll" else tensor.flip(0)
 
     def _smooth(self, labels: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class Mixup(_Mix):
     def _mix(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Floats]:
         if not images.dtype.is_floating_point:
             raise ValueError(f"Mixup takes images of a floating point type, found {images.dtype}: let it follow a cast")
-        # In float32 throughout: shares of 8 bits would not be those of the labels.
+        # All of it is float32: shares of 8 bits would not be those of the labels.
         mixed = torch.lerp(others.float(), images.float(), _column(shares, images))
         return mixed.to(images.dtype), shares
 

@@ -81,7 +81,7 @@ if triton is not None:
         IN_BLOCK: tl.constexpr,
         OUT_BLOCK: tl.constexpr,
     ):
-        """ROWS lines of the output: the weights along them are the same for all, and made once."""
+        """Makes ROWS lines of the output. The weights along them are the same for all, and made once."""
         picture = tl.program_id(0).to(tl.int64)
         y = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         mine = parameters + picture * 9
@@ -98,7 +98,7 @@ if triton is not None:
         first = tl.floor(centre - RADIUS * stretch + 0.5)
         last = tl.floor(centre + RADIUS * stretch + 0.5)
         place = tl.arange(0, IN_BLOCK)
-        # In steps of 16 bytes, so that the compiler can load as many at once.
+        # These are multiples of 16 bytes, so that the compiler can load as many at once.
         begin = (low_x.to(tl.int32) * CHANNELS) // 16 * 16
         end = (high_x.to(tl.int32) * CHANNELS + 15) // 16 * 16
         seen = (place >= begin) & (place < end) & (place < WIDTH * CHANNELS)

@@ -33,7 +33,7 @@ def _parse_count(text: str, least: int = 1) -> int:
 
 
 def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
-    """The callback of an option with commas between its values, each taken once; `word` stands for None."""
+    """Returns the callback of an option with commas between its values, each taken once. `word` stands for None."""
 
     def parse_each(text: str) -> tuple[T | None, ...]:
         parts = [part.strip() for part in text.split(",")]
@@ -140,7 +140,7 @@ def bench(out: Path, split: str, rounds: int, seconds: float, as_json: bool, **v
 
 
 def summary(report: Report) -> Iterator[str]:
-    """Lines of at most 100 characters, if the set's path is not long."""
+    """Yields lines of at most 100 characters, if the set's path is not long."""
     yield from _about(report)
     yield ""
     yield from _limits(report)
@@ -225,6 +225,6 @@ def _ratios(report: Report) -> list[Column]:
 
 
 def _short(value: float) -> str:
-    """Three digits, more or less."""
+    """Formats a number with about three digits."""
     decimals = next((count for count, least in enumerate((100, 10, 0.1)) if value >= least), 3)
     return f"{value:,.{decimals}f}"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def evict(cache: Path, keep: int, as_json: bool) -> None:
     """Remove copies from CACHE, those not used for longest first, until they have SIZE together.
 
-    What a job uses is never removed, nor is anything that `shardio stage` has not put there.
+    A copy that a job uses is never removed, nor is anything that `shardio stage` has not put there.
     """
     from shardio.sets.cache.folder import Cache
 

@@ -87,7 +87,7 @@ def main() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: names may have characters that a terminal lacks
     codes: list[int] = []
-    # What is registered first is run last, when threads, files and semaphores are done with.
+    # The function that is registered first runs last, when threads, files and semaphores are done with.
     atexit.register(_end_at_once, codes)
     codes.append(_run())
     sys.exit(codes[0])

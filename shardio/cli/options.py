@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
-    """The callback of an option that `parse` reads. The value is None where there is neither a value nor a default."""
+    """Returns the callback of an option that `parse` reads. It gives None if there is neither a value nor a default."""
 
     def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> T | None:
         if value is None:

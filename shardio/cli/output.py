@@ -1,4 +1,4 @@
-"""What commands print: lines, JSON, tables, and amounts as people read them."""
+"""The output of commands: lines, JSON, tables, and amounts as people read them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Column(NamedTuple):
 
 
 def table(columns: Sequence[Column], width: int | None = None) -> Iterator[str]:
-    """Lines with two spaces between the columns, or with one if they would be longer than `width`."""
+    """Yields lines with two spaces between the columns, or with one if they would be longer than `width`."""
     has_above = any(column.above for column in columns)
     padded = []
     for column in columns:

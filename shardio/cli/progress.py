@@ -39,7 +39,7 @@ class BytesBar(Bar):
 
 
 def _columns() -> int:
-    """The most columns of a bar. Terminals of containers, CI or launchers may say 0, where tqdm would show nothing."""
+    """Returns the width of a bar. Terminals of containers, CI or launchers may say 0, where tqdm would show nothing."""
     columns = 0
     with contextlib.suppress(OSError, ValueError):  # no terminal, or closed
         columns = os.get_terminal_size(sys.stderr.fileno()).columns

@@ -20,7 +20,7 @@ from shardio.cli.output import show
 @cores_option
 @json_option
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
-    """Make what `shardio verify` finds damaged in OUT again from SRC, which it was converted from.
+    """Make the files that `shardio verify` finds damaged in OUT again from SRC, which OUT was converted from.
 
     A file is replaced only by one that has the checksum of the manifest: the set is then what was published, to the
     byte. Exit code 1 if that cannot be, since images or libraries have changed. An index with columns needs their file.

@@ -38,7 +38,7 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
         source = without_credentials(src) if is_url(src) else src
         say(f"shardio: {who} is copying {source} to {cache}: waiting for it", err=True)
 
-    # With a delay the bar is not there before something is copied, and never where another process copies.
+    # The delay keeps the bar away until something is copied, and for ever where another process copies.
     with BytesBar(delay=1e-3) as bar:
         try:
             report = staging.stage(src, cache, on_progress=bar.add, on_wait=tell_wait, **options)

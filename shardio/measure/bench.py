@@ -1,4 +1,4 @@
-"""How fast this machine reads a set: loaders with swept options beside the limits of the machine, in the same run.
+"""The speed at which this machine reads a set: loaders with swept options, and in the same run the machine's limits.
 
 All ways of moving images take turns, round after round, and a ratio is of two turns of one round: it holds on a noisy
 machine, where an absolute figure does not. It is a ratio of bytes, those delivered over those that the limit moves. A

@@ -1,4 +1,4 @@
-"""What `bench` measured, as values: speeds of loaders, speeds of limits, and the ratios between them."""
+"""The results of `bench` as values: speeds of loaders, speeds of limits, and the ratios between them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LoaderResult:
     """The shape of a delivered image: (height, width, channels)."""
     speed: Speed
     first_batch_seconds: list[float] = field(default_factory=list)
-    """From opening the set to holding the first batch, one per round."""
+    """Seconds from opening the set to holding the first batch, one figure per round."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How good is a shuffle? Statistics of its orders, each with what a true random permutation would give.
+"""The quality of a shuffle: statistics of its orders, each beside that of a true random permutation.
 
 Expectations and variances are those of a uniformly random permutation, exact unless said otherwise, so that z is about
 normal for a good shuffle. Short orders are taken whole over many epochs, very long ones at random positions.

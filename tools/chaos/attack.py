@@ -1,4 +1,4 @@
-"""What the attacks share: counts, child processes with limits, images and sets, and a command line.
+"""The shared part of the attacks: counts, child processes with limits, images and sets, and a command line.
 
 An attack counts what happened, prints it, and exits with 1 if anything was otherwise than it should be.
 """
@@ -34,7 +34,7 @@ PATCHED_OS: Any = os
 
 @dataclass
 class Counts:
-    """What happened; `violations` should stay empty."""
+    """Counts of what happened. `violations` should stay empty."""
 
     rounds: int = 0
     violations: list[str] = field(default_factory=list)
@@ -211,7 +211,7 @@ def write_set(folder: Path, images: NDArray[np.uint8], num_classes: int, samples
 
 
 def hash_files(folder: Path) -> dict[str, str]:
-    """sha256 of every file at or below `folder`; folders as such too, so that an empty one left over is seen."""
+    """Returns sha256 of every file at or below `folder`. Folders count, too, so that an empty one left over is seen."""
     return {
         str(path.relative_to(folder)): "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -219,12 +219,12 @@ def hash_files(folder: Path) -> dict[str, str]:
 
 
 def different_files(found: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
-    """Names of the files that `hash_files` found otherwise, or in one of two folders only."""
+    """Returns the names of files that `hash_files` found otherwise, or in one of two folders only."""
     return [name for name in sorted(found.keys() | expected.keys()) if found.get(name) != expected.get(name)]
 
 
 def torn_files(out: Path, reference: Path) -> list[str]:
-    """What is wrong with the files of OUT that can be seen, at any moment of a conversion."""
+    """Returns what is wrong with the visible files of OUT. Nothing may be, at any moment of a conversion."""
     faults = []
     for path in sorted(out.glob("[!.]*")):
         expected = reference / path.name
@@ -252,11 +252,11 @@ def torn_files(out: Path, reference: Path) -> list[str]:
 
 
 def recorded(out: Path) -> set[str]:
-    """Names of the shards that have a record: they are finished, and must be there."""
+    """Returns the names of the shards that have a record: they are finished, and must be there."""
     records = (out / ".convert").glob("*.npy.json")
     return {record.name.removesuffix(".json") for record in records if not record.name.startswith(".")}
 
 
 def recorded_shards(out: Path) -> dict[str, int]:
-    """Inode of each shard that has a record: such a shard must not be made again."""
+    """Returns the inode of each shard that has a record: such a shard must not be made again."""
     return {name: (out / name).stat().st_ino for name in recorded(out) if (out / name).exists()}

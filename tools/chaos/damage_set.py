@@ -312,7 +312,7 @@ class Site:
 
 @dataclass
 class Counts(attack.Counts):
-    """What happened; the counts from `deaths` on should stay zero."""
+    """Counts of what happened. Those from `deaths` on should stay zero."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)

@@ -128,7 +128,7 @@ class Job:
 
 @dataclass
 class Counts(attack.Counts):
-    """What happened. The counts from `torn` on should stay zero."""
+    """Counts of what happened. Those from `torn` on should stay zero."""
 
     points: Counter[str] = field(default_factory=Counter)
     """Points by kind of fault."""
@@ -464,7 +464,7 @@ def fail_conversions(
         jobs = single[:points]
         while jobs:
             counts.add(vars(do_jobs(jobs, failer, processes or usable_cores(), show)))
-            # Not every fault is met: a thread may be quicker this time, or the conversion be at its end before.
+            # Some faults are not met: a thread may be quicker this time, or the conversion be at its end before.
             jobs = list(islice(more, -(-(points - counts.num_points) // 2))) if counts.num_points < points else []
     return counts
 

@@ -70,7 +70,7 @@ from shardio.conversion import task as shardtask
 from shardio.conversion.writing import shard_file as writer
 from shardio.conversion.convert import convert
 
-# In worker processes, too, which import this: every second sample is saved, as if it had taken 20 seconds.
+# Worker processes import this, too: every second sample is saved, as if it had taken 20 seconds.
 shardtask.SAVE_SECONDS = 0.0
 writer.BLOCK_NBYTES = 2 * 48 * 48 * 3
 

@@ -102,7 +102,7 @@ def open_loader(data: str, batch_size: int, shuffle: str, seed: int, **world: An
 
 @dataclass(frozen=True)
 class Run:
-    """What the ranks of one run are told."""
+    """The orders to the ranks of one run."""
 
     data: str
     folder: str

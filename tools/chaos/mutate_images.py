@@ -248,7 +248,7 @@ def judge(data: bytes, reduce: bool) -> tuple[str, str]:
 
 @dataclass
 class Counts(attack.Counts):
-    """What happened; the counts from `aborts` on should stay zero."""
+    """Counts of what happened. Those from `aborts` on should stay zero."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     """Images by "kind: outcome"."""
@@ -277,7 +277,7 @@ def _decode_some(seed: int, numbers: range, tell: Tell) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_NBYTES, MEMORY_NBYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in numbers:
-        # By default SIGPROF ends the process: also one that is deep in a decoder.
+        # SIGPROF ends the process by default, also one that is deep in a decoder.
         signal.setitimer(signal.ITIMER_PROF, PATIENCE_SECONDS)
         kind, data = mutated_image(seed, number)
         outcome, wrong = judge(data, number % 2 == 1)

@@ -40,7 +40,7 @@ OPTIONS: dict[str, Any] = {"size": 8, "shard_size": 4096 + 4 * 8 * 8 * 3, "max_b
 SEEDS = (1, 2)
 """The seeds of the conversions: their sets have the same samples in another order."""
 
-# How a conversion ends; a signal otherwise.
+# The exit codes of a conversion that no signal ends.
 DONE, REFUSED, FAILED = 0, 3, 4
 
 

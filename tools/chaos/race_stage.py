@@ -59,7 +59,7 @@ PATIENCE_SECONDS = 120
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 CLONE_NEWNS = 0x20000
 
-# How a process ends; a signal otherwise.
+# The exit codes of a process that no signal ends.
 DONE, FAILED = 0, 4
 
 

@@ -79,7 +79,7 @@ class InterruptedHere(BaseException):
 
 @dataclass
 class Counts:
-    """What happened; `left` should stay empty."""
+    """Counts of what happened. `left` should stay empty."""
 
     rounds: int = 0
     raised: int = 0
