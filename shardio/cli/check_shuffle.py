@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from shardio.cli.options import json_option
-from shardio.cli.output import Column, show, table
+from shardio.cli.output import Column, say, show, table
+
+if TYPE_CHECKING:
+    from shardio.measure.shuffle import Statistic
 
 
 @click.command(short_help="Show how random the order of N samples is.")
@@ -35,28 +40,29 @@ def check_shuffle(
     from shardio.order.orders import make_order
 
     orders = {"global": make_order(n, seed=seed), "block": make_order(n, seed=seed, shuffle="block", **block)}
-    whole, blocks = (check_shuffle(order, batch_size=batch_size, num_classes=num_classes) for order in orders.values())
-    good = all(abs(statistic.z) < 4 for statistic in whole)
+    found = {name: check_shuffle(o, batch_size=batch_size, num_classes=num_classes) for name, o in orders.items()}
+    good = all(abs(statistic.z) < 4 for statistic in found["global"])
     described = orders["block"].describe()
     if as_json:
-        statistics = {
-            name: [dataclasses.asdict(statistic) for statistic in found]
-            for name, found in zip(orders, (whole, blocks), strict=True)
-        }
+        statistics = {name: [dataclasses.asdict(statistic) for statistic in found[name]] for name in found}
         show({**described, "ok": good, "sampled": is_sampled(n), **statistics})
     else:
-        columns = [Column("", [statistic.name for statistic in whole])]
-        columns.append(Column("random", [f"{statistic.expected:.6g}" for statistic in whole], right=True))
-        for name, found in zip(orders, (whole, blocks), strict=True):
-            columns.append(Column(name, [f"{statistic.found:.6g}" for statistic in found], right=True))
-            columns.append(Column("z", [f"{statistic.z:.2f}" for statistic in found], right=True))
-        show(table(columns))
         looked_at = "random positions of epoch 0" if is_sampled(n) else f"whole epochs: {num_epochs(n):,}"
-        show(
-            [
-                f"{looked_at}; blocks of {described['block_size']} samples, "
-                f"windows of {described['window_blocks']} blocks; "
-                f"global: {'good, every |z| is below 4' if good else 'BAD, a |z| is 4 or more'}"
-            ]
+        show(_table(found))
+        say(
+            f"{looked_at}; blocks of {described['block_size']} samples, "
+            f"windows of {described['window_blocks']} blocks; "
+            f"global: {'good, every |z| is below 4' if good else 'BAD, a |z| is 4 or more'}"
         )
     sys.exit(0 if good else 1)
+
+
+def _table(found: Mapping[str, Sequence[Statistic]]) -> Iterator[str]:
+    columns = [
+        Column("", [statistic.name for statistic in found["global"]]),
+        Column("random", [f"{statistic.expected:.6g}" for statistic in found["global"]], right=True),
+    ]
+    for name, statistics in found.items():
+        columns.append(Column(name, [f"{statistic.found:.6g}" for statistic in statistics], right=True))
+        columns.append(Column("z", [f"{statistic.z:.2f}" for statistic in statistics], right=True))
+    return table(columns)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from shardio.cli.options import columns_option, cores_option, folder, json_option, set_argument, source_option
-from shardio.cli.output import show
+from shardio.cli.output import say, show
 
 
 @click.command(short_help="Make the damaged files of a set again.")
@@ -33,5 +33,5 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     if as_json:
         show(dataclasses.asdict(report))
     else:
-        show([f"repaired: {out / file}" for file in report.repaired])
-        show([f"{out}: intact, {len(report.repaired):,} files repaired"])
+        show(f"repaired: {out / file}" for file in report.repaired)
+        say(f"{out}: intact, {len(report.repaired):,} files repaired")
