@@ -1,4 +1,5 @@
-# `make demo` runs the main job, `make test` the tests; both set themselves up in .venv, without root.
+# `make demo` runs the main job, `make test` the tests, `make torture` the long checks; each sets itself up in .venv,
+# without root.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,11 @@ INSTALLED := $(VENV)/.installed
 DRAWN := build/demo/images
 IMAGES ?= $(DRAWN)
 
-.PHONY: demo test lint clean
+# The long checks that CONTRIBUTING.md lists, in the full forms that are their defaults.
+ATTACKS := fail_convert kill_convert race_convert race_stage kill_train hold_batches storm_close mutate_images damage_set
+TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py
+
+.PHONY: demo test lint torture clean
 
 demo: $(INSTALLED)
 ifeq ($(IMAGES),$(DRAWN))
@@ -25,6 +30,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# All of them run, also when one has failed.
+torture: $(INSTALLED)
+	@failed=; for check in $(TORTURES); do \
+	    echo "== $$check"; $(BIN)/python $$check || failed="$$failed $$check"; \
+	done; test -z "$$failed" || { echo "FAILED:$$failed"; exit 1; }
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -19,7 +19,7 @@ import pytest
 from command import assert_one_clear_error, shardio
 from pictures import random_picture, write_jpeg
 
-from shardio.cli.commands import _Bar
+from shardio.cli.progress import Bar
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_info_tells_what_is_in_the_set(converted: Path) -> None:
 
 
 def test_info_does_not_load_torch(converted: Path) -> None:
-    code = "import sys, shardio.cli.commands as c; sys.argv = ['shardio', 'info', sys.argv[1]]\n"
+    code = "import sys, shardio.cli.main as c; sys.argv = ['shardio', 'info', sys.argv[1]]\n"
     code += "try:\n    c.main()\nexcept SystemExit as e:\n    assert e.code == 0\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(converted)], check=True, capture_output=True, timeout=60)
 
@@ -280,7 +280,7 @@ def test_a_bar_is_shown_on_a_terminal_whatever_width_it_tells(columns: int, monk
     fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("4H", 0, columns, 0, 0))
     with os.fdopen(here, "rb", buffering=0) as terminal, os.fdopen(there, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        with _Bar(total=10, unit=" images") as bar:
+        with Bar(total=10, unit=" images") as bar:
             bar.update(10)
         data = b""
         while not data.endswith(b"\n"):  # a terminal hands on what was written bit by bit
@@ -293,7 +293,7 @@ def test_a_bar_is_shown_on_a_terminal_whatever_width_it_tells(columns: int, monk
 def test_no_bar_is_shown_where_there_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "log").open("w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        with _Bar(total=10) as bar:
+        with Bar(total=10) as bar:
             bar.update(10)
     assert (tmp_path / "log").read_text() == ""
 
@@ -320,6 +320,16 @@ def test_help_names_every_command() -> None:
     for command in ("plan", "convert", "info", "verify", "bench", "warm", "stage", "evict", "demo"):
         assert f"\n  {command} " in text
         assert shardio(command, "--help").returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["convert", "--help"], ["bench", "--no-such-option"]])
+def test_help_and_wrong_usage_import_nothing_that_is_slow_to_import(words: list[str]) -> None:
+    code = "import sys, shardio.cli.main as c\nsys.argv[0] = 'shardio'\ntry:\n    c.main()\nfinally:\n"
+    code += "    print(sorted({'torch', 'numpy', 'tqdm', 'PIL'} & set(sys.modules)), file=sys.stderr)"
+    result = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.stderr.endswith("[]\n")
 
 
 def test_output_into_a_closed_pipe_ends_quietly(converted: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-PRELOADED = ["torch", "shardio.cli.commands", "shardio.conversion.convert", "shardio.loading.loader"]
+PRELOADED = ["torch", "shardio.cli.main", "shardio.conversion.convert", "shardio.loading.loader"]
 
 
 def run_forked(
@@ -57,7 +57,7 @@ def _run(command: list[str], outputs: list[Path], cwd: str | Path, env: dict[str
     warnings.simplefilter("error")
     sys.argv = command
     if command[0] == "shardio":
-        from shardio.cli.commands import main
+        from shardio.cli.main import main
 
         main()
     else:
