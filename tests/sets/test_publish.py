@@ -484,7 +484,7 @@ rng = random.Random(1)
 shardio.system.pour.PIECE_NBYTES = 4096
 digest, killed, published = load_manifest(original).digest, 0, 0
 times = []
-for number in range(5):  # of one alone, the machine's other work decides
+for number in range(5):  # one time alone depends on the machine's other work
     shutil.rmtree(root / "warm", ignore_errors=True)
     start = time.monotonic()
     publisher.publish(original, root / "warm")
