@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shardio.loading.ring import Slot
 from shardio.order.windows import Windows
-from shardio.reading.readers import Reader
+from shardio.reading.reader import Reader
 from shardio.system.threads import DaemonThread
 
 

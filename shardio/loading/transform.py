@@ -19,7 +19,7 @@ from shardio.augment.batch import Transform
 from shardio.format.manifest import Manifest
 from shardio.loading.ring import Drawn
 from shardio.order.windows import Crop
-from shardio.reading.readers import Reader
+from shardio.reading.reader import Reader
 
 Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
 

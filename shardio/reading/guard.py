@@ -22,9 +22,9 @@ from shardio.format.checksum import crc32
 from shardio.format.layout import sample_nbytes
 from shardio.order.rng import make_keys, uniform
 from shardio.order.windows import Windows
-from shardio.reading.readers import ReadCounts, Reader
+from shardio.reading.layout import SplitLayout
+from shardio.reading.reader import ReadCounts, Reader
 from shardio.reading.rowcopy import copy_windows
-from shardio.reading.shardset import ShardSet
 from shardio.system.caller import warn_caller
 from shardio.system.direct import aligned_empty
 
@@ -33,7 +33,7 @@ _ROOM_NBYTES = 1 << 20
 
 
 class SecondReader(Protocol):
-    """Reads samples of the same set another way. Thread safe. See `shardio.reading.readers.Reader`."""
+    """Reads samples of the same set another way. Thread safe. See `shardio.reading.reader.Reader`."""
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None: ...
 
@@ -54,12 +54,12 @@ class GuardedReader:
     """
 
     def __init__(
-        self, reader: Reader, shards: ShardSet, *, second: SecondReader | None, skips: bool, seed: int
+        self, reader: Reader, shards: SplitLayout, *, second: SecondReader | None, skips: bool, seed: int
     ) -> None:
         self.num_threads = reader.num_threads
         self.labels_of = reader.labels_of
         self.column_of = reader.column_of
-        self.reads_ahead = reader.reads_ahead
+        self.begin_epoch = reader.begin_epoch
         self._reader = reader
         self._shards = shards
         self._second = second
@@ -118,7 +118,7 @@ class GuardedReader:
 
     def _mismatch(self, index: int, expected: int, found: int) -> FormatError:
         (shard,), (offset,) = (where.tolist() for where in self._shards.locate(np.array([index])))
-        path = self._shards.path_of(self._shards.manifest.splits[self._shards.split].shards[shard])
+        path = self._shards.path_of(self._shards.content.shards[shard])
         (key,) = self.column_of("key", np.array([index])).tolist()
         way_out = "" if self._skips else ', and on_damage="skip" puts other samples in the place of damaged ones'
         return FormatError(

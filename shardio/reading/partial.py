@@ -7,7 +7,6 @@ tells that they have come.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from functools import partial
@@ -24,11 +23,12 @@ from shardio.order.windows import Windows
 from shardio.reading.shardset import Sample, ShardSet, open_shards, position_of
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.eager import eager
-from shardio.system.files import OpenFile, open_nameless, write_all
+from shardio.system.files import write_all
+from shardio.system.opening import OpenFile, open_nameless
+from shardio.system.pour import pour
 
 # Between two looks for shards that have come.
 _LOOK_SECONDS = 1.0
-_PIECE_NBYTES = 8 << 20
 
 
 class Copy(Protocol):
@@ -53,14 +53,14 @@ class StagedSet(ShardSet):
         super().__init__(copy.path, manifest, split)
 
     def _map_shards(self) -> None:
-        self._is_away = np.ones(len(self._split.shards), bool)
+        self._is_away = np.ones(len(self.content.shards), bool)
         self.look()
 
     def look(self) -> bool:
         """Map the shards that have come since the last look. Returns whether all are there."""
         self._looked_at = time.monotonic()
         for number in np.flatnonzero(self._is_away).tolist():
-            if self._copy.has(self._split.shards[number]):
+            if self._copy.has(self.content.shards[number]):
                 try:
                     # Another thread may do the same: then one mapping of the file takes the place of an equal one.
                     self._map_shard(number)
@@ -86,22 +86,22 @@ class StagedSet(ShardSet):
         )
 
     def _open_index(self) -> OpenFile:
-        entry = self._split.index
+        entry = self.content.index
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
                 return super()._open_index()
+
+        def read(offset: int, buffer: memoryview) -> int:
+            self._storage.read_into(entry, offset, buffer)
+            return len(buffer)
+
         file = open_nameless()
         try:
-            sha256 = hashlib.sha256()
-            for start in range(0, entry.nbytes, _PIECE_NBYTES):
-                piece = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes - start)))
-                self._storage.read_into(entry, start, piece)
-                sha256.update(piece)
-                write_all(file.fileno(), piece)
-            if sha256.hexdigest() != entry.sha256:
+            found = pour(read, entry.nbytes, partial(write_all, file.fileno()))
+            if found != entry.sha256:
                 raise FormatError(
-                    f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {sha256.hexdigest()}; "
-                    "`shardio verify` tells what else is damaged"
+                    f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}; `shardio verify` "
+                    "tells what else is damaged"
                 )
         except BaseException:
             file.close()
@@ -116,7 +116,7 @@ class StagedSet(ShardSet):
     def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
         """The same as of any ShardSet. Raises FormatError while a shard is not in the copy."""
         if not self.look():
-            missing = self._split.shards[int(np.argmax(self._is_away))].file
+            missing = self.content.shards[int(np.argmax(self._is_away))].file
             raise FormatError(f"{self.path / missing}: expected a shard that was copied, found none yet")
         return super().shard_arrays
 
@@ -160,7 +160,7 @@ class StagedSet(ShardSet):
 def fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
     """Read one sample, or the lines of its window, from the storage. Raises OSError that names the sample."""
     (shard,), (offset,) = (found.tolist() for found in shards.locate(np.array([index])))
-    entry = shards.manifest.splits[shards.split].shards[shard]
+    entry = shards.content.shards[shard]
     try:
         if window is None:
             storage.read_into(entry, offset, image.data.cast("B"))

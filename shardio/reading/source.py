@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.reading.choose import Io, first_shard, make_reader
+from shardio.reading.file_reader import FileReader
 from shardio.reading.guard import SecondReader
-from shardio.reading.readers import FileReader, Reader, direct_alignment
+from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.reading.through_cache import CachedSplit
+from shardio.system.direct import direct_alignment
 
 
 class SplitSource(Protocol):

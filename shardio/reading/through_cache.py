@@ -13,7 +13,6 @@ import os
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
@@ -28,12 +27,14 @@ from shardio.format.manifest import Manifest, ShardEntry, Split
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io, make_reader
 from shardio.reading.partial import StagedSet, fetch
-from shardio.reading.readers import ReadCounts, Reader, Tally, direct_alignment
+from shardio.reading.reader import ReadCounts, Reader, Tally
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.sets.cache.folder import Cache, Lease
+from shardio.sets.cache.folder import Cache
+from shardio.sets.cache.leases import Lease
 from shardio.sets.cache.stage import Stager, take_lease
 from shardio.sets.storage import Storage, open_storage
-from shardio.system.threads import DaemonThread, close_at_exit
+from shardio.system.direct import direct_alignment
+from shardio.system.threads import DaemonThread, Flag, close_at_exit
 
 # The index comes first, and opening waits for it.
 _POLL_SECONDS = 0.02
@@ -41,27 +42,6 @@ _POLL_SECONDS = 0.02
 _MOST_BATCHES = 1000
 # Threads wait for a server that answers many requests at a time, and each of them late.
 _STORAGE_THREADS = 16
-
-
-class _Stop(threading.Event):
-    """An Event without its lock, which a Ctrl-C in the middle of set() would leave locked, and which a finaliser that
-    runs in the middle of wait() would wait for. It is also set when its `owner` dies, without a line of Python."""
-
-    def __init__(self, owner: object) -> None:
-        super().__init__()
-        self._reasons: list[object] = []
-        self._owner = weakref.ref(owner, self._reasons.append)
-
-    def is_set(self) -> bool:
-        return bool(self._reasons)
-
-    def set(self) -> None:
-        self._reasons.append(None)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Sleeps for all of `timeout`, which must be short."""
-        time.sleep(0.0 if self._reasons else timeout or 0.0)
-        return self.is_set()
 
 
 class _Staging:
@@ -78,7 +58,7 @@ class _Staging:
         """How far the copy is, in words."""
         self.io_reason = ""
         """Why samples are read as they are."""
-        self._stop = _Stop(owner)
+        self._stop = Flag(owner)
 
     def begin(
         self, manifest: Manifest, lease: Lease, order: Sequence[ShardEntry] = (), *, verify: bool = False
@@ -166,11 +146,11 @@ class StagedReader:
             self._shards.gather(indices, out, windows)
             self._tally.add(out.nbytes)
 
-    def reads_ahead(self) -> bool:
+    def begin_epoch(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
             self._settled = settled
             self.name = settled.name
-        return self._settled is not None and self._settled.reads_ahead()
+        return self._settled is not None and self._settled.begin_epoch()
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
         if self._settled is not None:

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 
 import shardio.reading.choose
-import shardio.reading.readers
+import shardio.reading.file_reader
 from shardio.errors import FormatError
 from shardio.loading.loader import ShardLoader
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io
-from shardio.reading.readers import MappedReader, direct_alignment
+from shardio.reading.mapped import MappedReader
+from shardio.system.direct import direct_alignment
 from shardio.system.machine import usable_cores
 
 NUM_SAMPLES = 47
@@ -192,8 +193,8 @@ def test_an_error_that_passes_is_counted_and_one_that_stays_is_raised(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return preadv(descriptor, buffers, offset)
 
-    monkeypatch.setattr(shardio.reading.readers, "RETRY_SECONDS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(shardio.reading.readers, "_rowread", None)  # which reads without os.preadv
+    monkeypatch.setattr(shardio.system.retry, "RETRY_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None)  # which reads without os.preadv
     with loader_of(io, tail="short", num_threads=1) as loader:
         monkeypatch.setattr(os, "preadv", sometimes)
         assert sorted(itertools.chain.from_iterable(check(batch) for batch in loader)) == list(range(NUM_SAMPLES))
@@ -221,7 +222,7 @@ class Announced:
             self.events.append(("read", tuple(indices.tolist())))
             read(reader, indices, *how)
 
-        monkeypatch.setattr(MappedReader, "reads_ahead", lambda reader: True)
+        monkeypatch.setattr(MappedReader, "begin_epoch", lambda reader: True)
         monkeypatch.setattr(MappedReader, "read", noting)
         monkeypatch.setattr(
             MappedReader,

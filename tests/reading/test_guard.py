@@ -23,8 +23,8 @@ from simulated_cuda import Simulation
 
 import shardio.loading.cuda
 import shardio.loading.loader
+import shardio.reading.file_reader
 import shardio.reading.guard
-import shardio.reading.readers
 import shardio.reading.shardset
 import shardio.system.kernels
 from shardio.errors import FormatError
@@ -34,7 +34,9 @@ from shardio.loading.ring import Slot
 from shardio.order.rng import make_keys, uniform
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io
-from shardio.reading.readers import FileReader, MappedReader, direct_alignment
+from shardio.reading.file_reader import FileReader
+from shardio.reading.mapped import MappedReader
+from shardio.system.direct import direct_alignment
 
 NUM_SAMPLES = 47
 PER_SHARD = 10
@@ -379,7 +381,7 @@ class LostSamples:
         self.copy_rows = shardio.reading.rowcopy.copy_rows
         preadv, pread = os.preadv, os.pread
         monkeypatch.setattr(shardio.reading.shardset, "copy_rows", self.copy)
-        monkeypatch.setattr(shardio.reading.readers, "_rowread", None)  # which reads without os.preadv
+        monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None)  # which reads without os.preadv
         monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: self.judged(preadv, fd, buffers, at))
         monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: self.judged(pread, fd, nbytes, at))
 

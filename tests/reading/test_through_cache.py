@@ -22,6 +22,7 @@ from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.manifest import FileEntry, load_manifest
 from shardio.loading.loader import ShardLoader
 from shardio.reading import partial as stagedset
+from shardio.sets import fill
 from shardio.sets.cache import stage as staging
 from shardio.sets.cache.folder import Cache
 from shardio.sets.storage import FolderStorage
@@ -203,7 +204,7 @@ def _failed(src: Path, cache: Path) -> ShardLoader:
 def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
     src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = staging.reserve, [4]
+    real, left = fill.reserve, [4]
 
     def reserve(descriptor: int, nbytes: int) -> None:
         left[0] -= 1
@@ -211,7 +212,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, nbytes)
 
-    monkeypatch.setattr(staging, "reserve", reserve)
+    monkeypatch.setattr(fill, "reserve", reserve)
     with pytest.warns(RuntimeWarning, match="without a copy"):
         loader = _failed(src, cache)
     with loader:
