@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import Any
 
 from forked import run_forked
@@ -30,6 +29,4 @@ def assert_one_clear_error(result: subprocess.CompletedProcess[str], code: int, 
 def run_python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
     """Python with the package and tools/ on its path, warnings being errors."""
     path = os.pathsep.join([str(ROOT), str(TOOLS), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-W", "error", *map(str, words)]
-    environ = {**os.environ, "PYTHONPATH": path, **environ}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environ)
+    return run_forked(*map(str, words), env={**os.environ, "PYTHONPATH": path, **environ}, timeout=300)
