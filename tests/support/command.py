@@ -27,6 +27,10 @@ def assert_one_clear_error(result: subprocess.CompletedProcess[str], code: int, 
 
 
 def run_python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Python with the package and tools/ on its path, warnings being errors."""
+    """Python with the package and tools/ on its path, warnings being errors.
+
+    torch has one thread: where other tests run beside this one, several would wait for each other, and not by sleeping.
+    """
     path = os.pathsep.join([str(ROOT), str(TOOLS), os.environ.get("PYTHONPATH", "")])
-    return run_forked(*map(str, words), env={**os.environ, "PYTHONPATH": path, **environ}, timeout=300)
+    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environ}
+    return run_forked(*map(str, words), env=environ, timeout=300)

@@ -54,6 +54,10 @@ def _run(command: list[str], outputs: list[Path], cwd: str | Path, env: dict[str
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    if "OMP_NUM_THREADS" in env:  # torch has looked for it already
+        import torch
+
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
     warnings.simplefilter("error")
     sys.warnoptions[:] = ["error"]  # for the processes that this one starts
     sys.argv = command
