@@ -32,7 +32,8 @@ from shardio.reading.shardset import open_shards
 from shardio.sets import catalogue
 from shardio.sets.cache.folder import Cache, _remove_trash
 from shardio.system import threads
-from shardio.system.files import AtomicFile, fsync_folder, open_nameless, open_pipe, sweep_temporaries, write_all
+from shardio.system.files import AtomicFile, fsync_folder, sweep_temporaries, write_all
+from shardio.system.opening import open_nameless, open_pipe
 from shardio.system.threads import DaemonThread, ThreadPool
 
 CONCURRENT = tuple(package.__path__[0] for package in (concurrent.futures, multiprocessing))
@@ -254,7 +255,7 @@ def test_a_block_that_fails_waits_for_calls_under_way_alone_and_one_that_ends_fo
 
     def make(number: int) -> None:
         begun.set()
-        while fails and not pool._cancelled.on:  # which ends the first call only when the block has failed
+        while fails and not pool._cancelled.is_set():  # which ends the first call only when the block has failed
             time.sleep(0.001)
         made.append(number)
 
