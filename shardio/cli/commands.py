@@ -307,11 +307,12 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 def _convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None = None, **options: Any) -> None:
     import shardio.conversion.convert as converter
     from shardio.conversion.images.decode import JUNK
+    from shardio.conversion.report import Progress
     from shardio.system.files import write_atomic
 
     with _Bar(unit=" images", smoothing=0.1) as bar:
 
-        def show(progress: converter.Progress) -> None:
+        def show(progress: Progress) -> None:
             if bar.total is None:
                 bar.reset(progress.total)
                 if progress.found:

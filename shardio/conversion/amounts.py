@@ -10,6 +10,8 @@ from collections.abc import Callable
 from numbers import Integral, Real
 from typing import TypeVar
 
+from shardio.system.machine import usable_cores
+
 T = TypeVar("T")
 
 DEFAULT_MAX_BAD = 0.01
@@ -68,8 +70,9 @@ def check_workers(workers: int | None) -> None:
         raise ValueError(f"workers must be at least 1; found {workers}")
 
 
-def most_bad(max_bad: int | float, num_sources: int) -> int:
-    """How many of the sources may be refused: `max_bad` is a count (int) or a share (float). ValueError otherwise."""
+def check_max_bad(max_bad: int | float | str) -> int | float:
+    """Returns the count (int) or share (float) of sources that may be refused. Raises ValueError if it is neither."""
+    max_bad = given("max_bad", max_bad, parse_max_bad)
     if isinstance(max_bad, bool) or not isinstance(max_bad, Real):
         raise ValueError(f"max_bad must be a count such as 10, or a share such as 0.01 or '1%'; found {max_bad!r}")
     if isinstance(max_bad, Integral):
@@ -78,4 +81,17 @@ def most_bad(max_bad: int | float, num_sources: int) -> int:
         return int(max_bad)
     if not 0 <= max_bad <= 1:
         raise ValueError(f"max_bad as a share must be from 0.0 to 1.0; found {max_bad}")
+    return max_bad
+
+
+def count_workers(workers: int | None) -> int:
+    """Returns the number of workers, by default one for each core. Raises ValueError if it is none."""
+    check_workers(workers)
+    return usable_cores() if workers is None else workers
+
+
+def most_bad(max_bad: int | float, num_sources: int) -> int:
+    """Returns how many of the sources may be refused by a checked `max_bad`."""
+    if isinstance(max_bad, int):
+        return max_bad
     return int(round(max_bad * num_sources, 6))  # 0.29 * 100 is a little less than 29

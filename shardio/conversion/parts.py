@@ -16,7 +16,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Part:
-    """Part `number` of `count`, from 1 to count. Part 1 of 1 is everything."""
+    """Part `number` of `count`, from 1 to count. Part 1 of 1 is everything.
+
+    `count` calls, on any machines and in any order, make the set, and the last of them publishes it; the report of the
+    others says what is `unfinished`. `max_bad` is that of the whole set: beside the images that a part itself refuses,
+    those count that are refused in shards that others had finished before it began.
+    """
 
     number: int
     count: int

@@ -20,16 +20,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.amounts import check_workers
+from shardio.conversion.amounts import count_workers
+from shardio.conversion.claim import copy_again
 from shardio.conversion.engines.processes import run_tasks
 from shardio.conversion.images.decode import read_size
-from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan, read_options
+from shardio.conversion.options import SourceOptions, read_options
+from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
+from shardio.conversion.records import ShardRecord
 from shardio.conversion.sources.collection import Collection as SourceCollection
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.sources.columns import check_columns_file, read_columns
-from shardio.conversion.sources.detect import SourceKind, check_images_local, find_empty, scan, without_classes
-from shardio.conversion.sources.parquet import ParquetOrigin
-from shardio.conversion.task import ShardRecord, reject_of
+from shardio.conversion.sources.detect import SourceKind, find_empty, scan, without_classes
+from shardio.conversion.task import reject_of
 from shardio.conversion.writing.set_writer import read_rejects
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, SourceError
@@ -39,7 +40,6 @@ from shardio.format.manifest import FileEntry, Manifest, ShardEntry, load_manife
 from shardio.sets.local import hinting_at_order
 from shardio.sets.verify import verify
 from shardio.system.files import open_regular, read_untrusted, sweep_temporaries, write_atomic
-from shardio.system.machine import usable_cores
 from shardio.system.threads import ThreadPool
 
 # Samples that came out different are named one by one up to so many in a shard.
@@ -84,22 +84,19 @@ def repair(
             f"expected the path of the images, found {type(src).__name__}. Sets of datasets of Python cannot be "
             "repaired: convert the dataset again into a new folder"
         )
-    check_workers(workers)
-    workers = usable_cores() if workers is None else workers
-    check_images_local(src)
+    workers = count_workers(workers)
+    sources = SourceOptions(source, columns=columns)
+    sources.check(src, None)
     with hinting_at_order(src, "OUT, the set, comes first, and SRC, the images, second"):
         manifest = load_manifest(folder)
-    if columns is not None:
-        check_columns_file(Path(columns))
-    plan = _plan_again(folder, manifest, Path(os.path.abspath(src)), source, columns)
+    plan = _plan_again(folder, manifest, src, sources)
     sweep_temporaries(folder)
     damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)
     lacking = _without_columns(manifest, plan) & damaged
     work = _Repair(folder, manifest, plan, damaged - lacking, workers)
     try:
-        if work.damaged and isinstance(plan.collection.origin, ParquetOrigin):
-            (folder / WORK_FOLDER).mkdir(exist_ok=True)
-            plan.collection.origin.fill_spool(lambda count: None)
+        if work.damaged:
+            copy_again(plan)
         work.run(on_progress or (lambda done, total: None))
     finally:
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
@@ -124,10 +121,8 @@ def _without_columns(manifest: Manifest, plan: Plan) -> frozenset[str]:
     return frozenset(index.file for index in indexes if index.columns and plan.columns is None)
 
 
-def _plan_again(
-    folder: Path, manifest: Manifest, src: Path, source: SourceKind, columns: str | os.PathLike[str] | None
-) -> Plan:
-    """The plan by which the set was made."""
+def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], sources: SourceOptions) -> Plan:
+    """Returns the plan by which the set was made."""
     there = manifest.provenance.get("conversion")
     if not isinstance(there, dict):
         raise ConvertError(f"{folder}: expected a set that `convert` has made, found another: copy it again")
@@ -135,10 +130,8 @@ def _plan_again(
         options = read_options(there)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
-    for collection in _readings(src, source):
-        if isinstance(collection.origin, ParquetOrigin):
-            collection = replace(collection, origin=replace(collection.origin, spool=folder / WORK_FOLDER))
-        table = None if columns is None else read_columns(Path(columns), collection.splits)
+    for collection in _readings(Path(os.path.abspath(src)), sources.source):
+        table = sources.read_columns(collection)
         plan = make_plan(folder, collection, options, table)
         # What classes are called is in the manifest alone, and not every kind of storage says it.
         ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
@@ -150,7 +143,7 @@ def _plan_again(
 
 
 def _readings(src: Path, source: SourceKind) -> Iterator[SourceCollection]:
-    """What SRC may have been taken for: the manifest tells which it was, so nothing is asked."""
+    """Yields what SRC may have been taken for. The manifest tells which it was, so the caller is not asked."""
     collection = scan(src, source, accept_layout=True, empty_classes="keep")
     yield collection
     if empty := find_empty(collection):
@@ -306,7 +299,7 @@ class _Repair:
             try:
                 data = task.origin.read(source)
                 assert isinstance(data, bytes)  # a path is no dataset
-                return read_size(data, task.decode)
+                return read_size(data, task.options.decode)
             except DecodeError as error:
                 raise DecodeError(error.reason, f"{os.fsdecode(source.key)}: {error.detail}") from None
 

@@ -36,6 +36,8 @@ MAX_MANIFEST_NBYTES = 64 << 20
 # Numbers above this are not exact in every JSON reader (2**53).
 MAX_COUNT = 1 << 53
 MAX_SIDE = 1 << 16
+# Every class has a name in the manifest, in use or not. A larger label is not a class but a number of something else.
+MAX_CLASSES = 1 << 20
 MAX_KEY_NBYTES = (1 << 16) - 4
 """A path of 4096 bytes is the longest that Linux takes."""
 

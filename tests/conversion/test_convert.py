@@ -27,11 +27,13 @@ from conftest import random_picture, write_jpeg
 from PIL import Image
 from test_files import FailingDisk, must_not_block
 
-from shardio.conversion import convert as converter
-from shardio.conversion.convert import ConvertReport, Progress, convert
+from shardio.conversion import claim
+from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.images.decode import DecodeOptions, decode_image
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.plan import ConvertOptions, library_versions, order_sources
+from shardio.conversion.options import ConvertOptions
+from shardio.conversion.plan import library_versions, order_sources
+from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources import collection as sources
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import ConvertError, DecodeError, FormatError, SourceError, SpaceError
@@ -510,7 +512,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
 def test_options_that_make_no_sense_are_refused_before_anything_is_written(
     image_tree: Path, out: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("shardio.conversion.convert.scan_for")  # which may take minutes
+    monkeypatch.delattr("shardio.conversion.options.scan_for")  # which may take minutes
     with pytest.raises(ValueError, match=f"^{message}$"):
         convert(image_tree, out, **{**OPTIONS, **options})
     assert not out.exists()
@@ -702,7 +704,7 @@ def test_other_versions_of_libraries_do_not_go_on_with_unfinished_work(
     before = everything(out)
     newer = {**library_versions(), "pillow": "99.0"}
     with monkeypatch.context() as patch:
-        patch.setattr(converter, "library_versions", lambda: newer)
+        patch.setattr(claim, "library_versions", lambda: newer)
         with pytest.raises(ConvertError, match="holds an unfinished conversion of another kind") as caught:
             convert(image_tree, out, **OPTIONS)
         assert str(caught.value).startswith(f"{out}: ")
@@ -716,7 +718,7 @@ def test_a_finished_set_is_finished_for_other_versions_of_libraries_too(
     image_tree: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(image_tree, out, **OPTIONS)
-    monkeypatch.setattr(converter, "library_versions", lambda: {"pillow": "99.0"})
+    monkeypatch.setattr(claim, "library_versions", lambda: {"pillow": "99.0"})
     assert convert(image_tree, out, **OPTIONS).num_converted == 0
 
 
@@ -1038,18 +1040,18 @@ def test_what_a_killed_competitor_left_is_swept_when_the_set_is_there(
     assert not (out / ".convert").exists()
 
 
-@pytest.mark.parametrize("step", ["_claim_folder", "_make_shards", "_publish"])
+@pytest.mark.parametrize(("owner", "step"), [(claim, "_claim"), (Conversion, "_make_shards"), (Conversion, "_publish")])
 def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
-    image_tree: Path, out: Path, finished: dict[str, str], step: str, monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, finished: dict[str, str], owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(converter, step)
+    real = getattr(owner, step)
 
     def after_the_other(*args: Any) -> Any:
         monkeypatch.undo()
         convert(image_tree, out, **OPTIONS)
         return real(*args)
 
-    monkeypatch.setattr(converter, step, after_the_other)
+    monkeypatch.setattr(owner, step, after_the_other)
     report = convert(image_tree, out, **OPTIONS)
     assert report.num_samples == {"train": 12, "val": 6}
     assert hashes(out) == finished
@@ -1057,14 +1059,14 @@ def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
     """Have this done when the next conversion has found its folder empty, before it claims it."""
-    real = converter.make_folder
+    real = claim.make_folder
 
     def after_the_other(folder: Path) -> None:
-        monkeypatch.setattr(converter, "make_folder", real)
+        monkeypatch.setattr(claim, "make_folder", real)
         do()
         real(folder)
 
-    monkeypatch.setattr(converter, "make_folder", after_the_other)
+    monkeypatch.setattr(claim, "make_folder", after_the_other)
 
 
 def test_a_conversion_that_comes_too_late_for_a_folder_leaves_nothing_there(

@@ -22,8 +22,10 @@ from conftest import random_picture, write_jpeg
 from test_convert import hashes, rejects
 from test_tree import ODD_NAMES
 
-from shardio.conversion.convert import Progress, convert
-from shardio.conversion.plan import ConvertOptions, make_plan
+from shardio.conversion.convert import convert
+from shardio.conversion.options import ConvertOptions
+from shardio.conversion.plan import make_plan
+from shardio.conversion.report import Progress
 from shardio.conversion.sources.tree import scan_tree
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify

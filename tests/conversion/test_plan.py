@@ -15,15 +15,8 @@ import pytest
 
 from shardio.conversion.images.decode import DecodeOptions
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.plan import (
-    ConvertOptions,
-    Plan,
-    difference,
-    library_versions,
-    make_plan,
-    order_sources,
-    read_options,
-)
+from shardio.conversion.options import ConvertOptions, read_options
+from shardio.conversion.plan import Plan, difference, library_versions, make_plan, order_sources
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.format.layout import HEADER_NBYTES
 
@@ -144,8 +137,8 @@ def test_every_split_has_its_own_shards_and_key_width() -> None:
         longest = max(len(source.key) for source in plan.collection.splits[task.split])
         assert longest <= task.key_nbytes < longest + 8
         assert task.key_nbytes % 8 == 4
-        assert (task.origin, task.out, task.fit) == (ORIGIN, OUT, plan.options.fit)
-        assert (task.decode, task.hash_sources, task.expected_sha256) == (plan.options.decode, False, None)
+        assert (task.origin, task.out, task.options) == (ORIGIN, OUT, plan.options)
+        assert (task.hash_sources, task.expected_sha256) == (False, None)
 
 
 def test_the_size_of_a_plan_is_that_of_its_shards_and_indexes() -> None:

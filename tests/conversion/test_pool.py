@@ -22,15 +22,18 @@ from conftest import random_picture, write_jpeg
 from test_convert import hashes, rejects, stamps
 
 from shardio.conversion import task as shardtask
-from shardio.conversion.convert import Progress, convert
+from shardio.conversion.convert import convert
 from shardio.conversion.engines import pool as executors
 from shardio.conversion.engines import runfile
 from shardio.conversion.engines.pool import Pool, Terms, run_on_pool
 from shardio.conversion.engines.runfile import RunFile
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.plan import ConvertOptions, ShardTask, library_versions, make_plan
+from shardio.conversion.options import ConvertOptions
+from shardio.conversion.plan import ShardTask, library_versions, make_plan
+from shardio.conversion.records import ShardRecord, load_record, refused_so_far
+from shardio.conversion.report import Progress
 from shardio.conversion.sources.tree import scan_tree
-from shardio.conversion.task import Control, ShardRecord, Stopped, do_task, load_record, refused_so_far
+from shardio.conversion.task import Control, Stopped, do_task
 from shardio.errors import ConvertError, SpaceError
 from shardio.system.files import sweep_temporaries
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from shardio.conversion.engines.pool import GO_ON, Pool, Terms, run_on_pool
 from shardio.conversion.plan import ShardTask
-from shardio.conversion.task import Report, ShardRecord
+from shardio.conversion.records import ShardRecord
+from shardio.conversion.task import Report
 from shardio.errors import ConvertError
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ import numpy as np
 from shardio.conversion.engines.runfile import RunFile, RunSlot
 from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.plan import ShardTask, difference, library_versions
+from shardio.conversion.records import ShardRecord, load_record
 from shardio.conversion.sources.collection import Origin, Source
-from shardio.conversion.task import Control, Report, ShardRecord, Stopped, do_task, load_record
+from shardio.conversion.task import Control, Report, Stopped, do_task
 from shardio.errors import ConvertError, ShardioError
 from shardio.format.layout import WORK_FOLDER
 from shardio.system.files import open_untrusted

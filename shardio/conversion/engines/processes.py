@@ -20,7 +20,8 @@ import torch
 from shardio.conversion.engines.pipes import lifeline, receive_progress, send_progress, tie
 from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.plan import ShardTask
-from shardio.conversion.task import Control, Report, ShardRecord, do_task
+from shardio.conversion.records import ShardRecord
+from shardio.conversion.task import Control, Report, do_task
 from shardio.errors import ConvertError
 
 # Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. What is left, a tenth

@@ -10,17 +10,19 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
 from shardio.system.files import open_file
+from shardio.system.threads import ThreadPool
 
-# More are not class numbers, but numbers of something else.
-MAX_CLASSES = 1 << 20
+# Asking a filesystem for sizes is waiting, on a network.
+_STAT_THREADS = 16
+
 UNREADABLE: Final = "unreadable"
 """The reason class of a source that could not be read: it may be sound, and readable at the next try."""
 
@@ -67,8 +69,13 @@ class Source:
     `key`."""
 
 
-class Origin(Protocol):
+class Origin:
     """Where the images of a collection are. Picklable, for tasks carry it to other processes. Thread safe."""
+
+    @property
+    def random_access(self) -> bool:
+        """Whether to read one image costs no more than its own bytes."""
+        return True
 
     def read(self, source: Source) -> bytes | Given:
         """One encoded image. DecodeError if it cannot be read, is not a regular file, or is too large to be an image.
@@ -76,9 +83,33 @@ class Origin(Protocol):
         Or what a dataset gives: then its label counts, and not the source's. OSError where the fault is not the
         source's: want of descriptors or memory.
         """
+        raise NotImplementedError
 
     def fingerprint(self, sources: Sequence[Source]) -> str:
         """Changes when any of these is replaced, rewritten, mended or lost."""
+        raise NotImplementedError
+
+    def nbytes(self, sources: Sequence[Source]) -> int | None:
+        """Returns the size of these encoded images; None if that cannot be told without reading them."""
+        return None
+
+    def with_copies_in(self, folder: Path) -> Origin:
+        """Returns the origin that keeps in this folder what it copies, if it copies anything."""
+        return self
+
+    def copies_nbytes(self) -> int:
+        """Returns how much `prepare` has left to write, by and large, or would have with a folder for it."""
+        return 0
+
+    def prepare(self, report: Callable[[int], None]) -> None:
+        """Copies the images that cannot be read quickly where they are, unless that is done.
+
+        Calls `report` with the number of images that were copied since it was last called. Raises SourceError if their
+        file is damaged or has changed since the scan, and OSError.
+        """
+
+    def check_sendable(self) -> None:
+        """Raises TypeError unless tasks can carry the origin to other processes."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +136,7 @@ class Collection:
 
 
 @dataclass(frozen=True)
-class FileOrigin:
+class FileOrigin(Origin):
     """Files below one folder, or parts of such files."""
 
     folder: Path
@@ -120,8 +151,16 @@ class FileOrigin:
             raise DecodeError("incomplete", place.detail)
         return read_file(self._path(place), place if isinstance(place, Extent) else None)
 
-    def nbytes(self, source: Source) -> int:
-        """Size of one encoded image in bytes; 0 if it is not there. One stat at most."""
+    def nbytes(self, sources: Sequence[Source]) -> int:
+        """As Origin.nbytes; images that are not there count as empty. One stat each at most."""
+
+        def total(start: int) -> int:
+            return sum(map(self._nbytes, sources[start::_STAT_THREADS]))
+
+        with ThreadPool(_STAT_THREADS, "shardio-stat") as pool:
+            return sum(pool.map(total, range(_STAT_THREADS)))
+
+    def _nbytes(self, source: Source) -> int:
         place = source.key if source.place is None else source.place
         if isinstance(place, Extent):
             return place.nbytes

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from shardio.conversion.images.decode import check_object, decode_object
 from shardio.conversion.images.warned import kept_warnings
-from shardio.conversion.sources.collection import MAX_CLASSES, Collection, Given, Item, Source
+from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source
 from shardio.conversion.sources.labels import check_label
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, split_name, two_words
 from shardio.errors import DecodeError, SourceError
-from shardio.format.layout import is_safe_name, shard_name
-from shardio.format.manifest import check_text, first_repeated
+from shardio.format.layout import MAX_CLASSES, is_safe_name, shard_name
+from shardio.format.parse import check_text, first_repeated
 
 # Items that are read, twice, before the conversion: enough that a random transform shows itself.
 _MOST_TRIED = 8
@@ -47,7 +47,7 @@ class Dataset(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class DatasetOrigin:
+class DatasetOrigin(Origin):
     """The datasets of all splits. Only as thread safe as they are."""
 
     datasets: Mapping[str, Dataset]
@@ -65,7 +65,6 @@ class DatasetOrigin:
         return self.identity
 
     def check_sendable(self) -> None:
-        """TypeError unless the datasets can be sent to other processes."""
         main = sys.modules["__main__"]
         for split, dataset in self.datasets.items():
             try:

@@ -13,8 +13,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-# Every class has a name in the manifest, in use or not.
-_MOST_CLASSES = 1_000_000
+from shardio.format.layout import MAX_CLASSES
+
 _MAX_NAME_NBYTES = 1024
 
 _DIGITS = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
@@ -60,7 +60,7 @@ def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
             elif text in names:
                 faults[split, text] = f"one of the classes of {first!r}"
             else:
-                faults[split, text] = f"a class name, or an integer from 0 to {_MOST_CLASSES - 1:,}{_hint(text)}"
+                faults[split, text] = f"a class name, or an integer from 0 to {MAX_CLASSES - 1:,}{_hint(text)}"
     return Numbering(classes, labels, faults)
 
 
@@ -83,7 +83,7 @@ def check_label(label: Any) -> int:
 
 
 def _is_integer(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,18}", text) is not None and int(text) < _MOST_CLASSES
+    return re.fullmatch(r"[0-9]{1,18}", text) is not None and int(text) < MAX_CLASSES
 
 
 def _is_name(text: str) -> bool:

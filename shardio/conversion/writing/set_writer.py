@@ -42,10 +42,9 @@ from shardio.format.manifest import (
     ShardEntry,
     Split,
     check_names_fit,
-    check_text,
     commit_manifest,
-    first_repeated,
 )
+from shardio.format.parse import check_text, first_repeated
 from shardio.sets.local import check_local
 from shardio.system.files import make_folder, read_untrusted, sweep_temporaries, write_atomic
 from shardio.version import __version__

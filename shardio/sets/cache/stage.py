@@ -21,8 +21,9 @@ from types import TracebackType
 
 from shardio.errors import FormatError, SpaceError
 from shardio.format.layout import shard_header
-from shardio.format.manifest import FileEntry, Manifest, commit_manifest, is_digest
+from shardio.format.manifest import FileEntry, Manifest, commit_manifest
 from shardio.format.opening import open_checked, open_sized
+from shardio.format.parse import is_digest
 from shardio.sets.cache.folder import Cache, CachedCopy, Lease
 from shardio.sets.local import hinting_at_order
 from shardio.sets.storage import FolderStorage, Storage, open_storage
