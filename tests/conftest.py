@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +16,14 @@ from pathlib import Path
 import forked
 import numpy as np
 import pytest
-import simplejpeg
-from numpy.typing import NDArray
+from leaks import descriptors, shared_names, shared_names_left
+from pictures import random_picture, sample_pixels, write_jpeg
+from places import SHARED, SUPPORT
 
 from shardio.conversion.writing.set_writer import ShardWriter
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
-"""Real and damaged images, where they are at hand; tests that use them have others of their own making beside them."""
+pytest.register_assert_rewrite(*{path.stem for path in SUPPORT.glob("*.py")}.difference(sys.modules))
+pytest_plugins = ["servers"]
 
 
 @pytest.fixture(scope="session")
@@ -39,27 +40,6 @@ def bad_images() -> Path:
     if not folder.is_dir():
         pytest.skip("the collection of odd and damaged images is not beside this checkout")
     return folder
-
-
-def random_picture(rng: np.random.Generator, height: int, width: int) -> NDArray[np.uint8]:
-    """Smooth enough that JPEG keeps it, different in every pixel block."""
-    coarse = rng.integers(0, 256, (-(-height // 8), -(-width // 8), 3), dtype=np.uint8)
-    return np.ascontiguousarray(np.kron(coarse, np.ones((8, 8, 1), np.uint8))[:height, :width])
-
-
-def write_jpeg(path: Path, pixels: NDArray[np.uint8], quality: int = 90) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(simplejpeg.encode_jpeg(pixels, quality=quality))
-
-
-def put(root: Path, *names: str | bytes, content: bytes = b"x") -> None:
-    """Files at these paths below `root`; a path that ends in / is an empty folder."""
-    for name in names:
-        path = os.path.join(os.fsencode(root), os.fsencode(name))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        if not path.endswith(b"/"):
-            with open(path, "wb") as file:
-                file.write(content)
 
 
 @pytest.fixture
@@ -84,11 +64,6 @@ def image_tree(tmp_path: Path) -> Path:
     return root
 
 
-def sample_pixels(i: int, shape: tuple[int, int, int] = (6, 5, 3)) -> NDArray[np.uint8]:
-    """The pixels of sample i of `small_set`: every sample is different, and known."""
-    return np.random.default_rng(i).integers(0, 256, shape, dtype=np.uint8)
-
-
 @pytest.fixture
 def make_set(tmp_path: Path) -> Callable[..., Path]:
     """make_set(num_samples, shape=(6, 5, 3), samples_per_shard=10): sample i has sample_pixels(i) and label i % 7."""
@@ -105,6 +80,20 @@ def make_set(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is synced, and when, is the matter of test_files; elsewhere it would only take time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that would have been made before a read was tried again."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    return pauses
+
+
 @pytest.fixture(scope="session", autouse=True)
 def helping_processes() -> None:
     """Python keeps helper processes, with pipes to them, from the first worker on: not a leak of ours."""
@@ -116,25 +105,13 @@ def helping_processes() -> None:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No test may leave a thread of shardio, a descriptor or an entry in /dev/shm."""
-    descriptors, shm = _descriptors(), _shm()
+    opened, shared = descriptors(), shared_names()
     yield
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("shardio")]
     assert not threads, f"threads left running: {threads}"
-    assert _descriptors() <= descriptors, f"descriptors left open: {_descriptors() - descriptors}"
+    assert descriptors() <= opened, f"descriptors left open: {descriptors() - opened}"
     # Python's resource tracker unlinks the semaphores of a process that was killed, a moment later.
     deadline = time.monotonic() + 10
-    while _shm() - shm and time.monotonic() < deadline:
+    while (left := shared_names_left(shared)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert _shm() <= shm, f"left in /dev/shm: {_shm() - shm}"
-
-
-def _descriptors() -> set[tuple[str, str]]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that listed the folder
-            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
-    return found
-
-
-def _shm() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    assert not left, f"left in /dev/shm: {left}"

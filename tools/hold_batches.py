@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import random
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from leaks import num_descriptors, shared_names, shared_names_left
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -92,14 +92,13 @@ def hold(loader: ShardLoader, pixels: NDArray[np.uint8], count: int, seed: int) 
     return wrong
 
 
-def leftovers() -> tuple[set[str], int, set[str]]:
-    threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("shardio")}
-    return threads, len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+def threads_and_descriptors() -> tuple[set[str], int]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("shardio")}, num_descriptors()
 
 
 def hold_batches(count: int, seed: int) -> list[str]:
     """What went wrong, in words."""
-    before = leftovers()
+    before, shared = threads_and_descriptors(), shared_names()
     problems = []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "set"
@@ -116,9 +115,11 @@ def hold_batches(count: int, seed: int) -> list[str]:
                 pass
             del abandoned
     gc.collect()
-    after = leftovers()
+    after = threads_and_descriptors()
     if after != before:
-        problems.append(f"left behind: threads, descriptors, /dev/shm were {before}, are {after}")
+        problems.append(f"left behind: threads and descriptors were {before}, are {after}")
+    if left := shared_names_left(shared):
+        problems.append(f"left behind in /dev/shm: {left}")
     return problems
 
 

@@ -6,8 +6,8 @@ written, verified, warmed and published: nothing may be left behind.
     python tools/storm_close.py --points [--step 1]        once, at every point where the interpreter calls handlers
 
 Both if neither is named. After each exception, or storm of them, the loader is closed in peace, or its last reference
-is dropped. Then threads, descriptors and leases on the cache are counted. Exit code 1 if anything was left. Linux only:
-it looks into /proc.
+is dropped. Then processes, threads, descriptors, address space and leases on the cache are counted. Exit code 1 if
+anything was left. Linux only: it looks into /proc.
 
 The interpreter calls handlers when it enters a Python function, when a C function has returned to one, and at the end
 of a loop's pass. A profile function is called at the first two, and raises there.
@@ -18,8 +18,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import mmap
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,8 +30,10 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count, islice, product
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,6 +44,7 @@ from PIL import Image
 
 import shardio
 from shardio.conversion.convert import convert
+from shardio.conversion.engines.processes import THREADS_PER_PROCESS
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError
 from shardio.loading.loader import ShardLoader
@@ -48,11 +53,12 @@ from shardio.sets.cache.folder import Cache
 from shardio.sets.leftovers import sweep_left_overs
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
-from shardio.system.files import fsync_folder, sweep_temporaries
+from shardio.system.files import sweep_temporaries
 
 NUM_SAMPLES = 60
 NUM_IMAGES = 12
-SHAPE = (8, 8, 3)
+# An odd number of bytes: the place of a shard in address space is then 4096 samples long, and most of it is unused.
+SHAPE = (7, 7, 3)
 # Until the first exception, at most; about what a round takes. And from one to the next.
 MOST_DELAY_SECONDS = 0.02
 STORM_SECONDS = 0.002
@@ -60,6 +66,9 @@ MOST_EXCEPTIONS = 30
 # What is about to end has ended by then.
 PATIENCE_SECONDS = 2.0
 BATCHES = 3
+
+_PLACE_NBYTES = mmap.PAGESIZE * int(np.prod(SHAPE))
+_MOST_RESERVED = 32 * _PLACE_NBYTES
 
 ENDINGS = ("close", "with", "forget", "collect")
 IOS = ("mmap", "pread", "direct", "cache", "full cache")
@@ -107,12 +116,16 @@ class Work:
 
     kind: str
     workers: int = 2
+    most_delay_seconds: float = MOST_DELAY_SECONDS
 
 
 WORKS = (
     *(Work(kind) for kind in ("write", "verify", "warm", "publish")),
     *(Work("convert", workers) for workers in (1, 2)),
 )
+# In worker processes, which take seconds to start, and on an executor of the caller's: at random moments alone.
+LONG_WORKS = (Work("processes", most_delay_seconds=5.0), Work("executor", most_delay_seconds=0.1))
+OF_SHARDS: dict[str, Any] = {"size": 8, "shard_size": 4096 + 4 * 8 * 8 * 3}
 
 
 def write_set(folder: Path) -> None:
@@ -138,6 +151,10 @@ class Storms:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (16, 16), (number, 0, 0)).save(path)
         (folder / "root").mkdir()
+        # It serves all rounds. And Python's own process that clears up after others stays.
+        self._executor = ThreadPoolExecutor(2, "storm")
+        self._use_both_threads()
+        resource_tracker.ensure_running()
         self._full_cache = folder / "cache"
         with ShardLoader(self._set, 4, cache=self._full_cache, device="cpu") as loader:
             while loader.stats()["staging"]["state"] != "complete":
@@ -173,7 +190,7 @@ class Storms:
             gc.collect()
 
     def work(self, work: Work) -> None:
-        new = self._folder / "root" / f"set-{next(self._new)}"
+        new = self._last = self._folder / "root" / f"set-{next(self._new)}"
         if work.kind == "write":
             write_set(new)
         elif work.kind == "verify":
@@ -182,8 +199,17 @@ class Storms:
             warm(self._set, workers=work.workers)
         elif work.kind == "publish":
             publish(self._set, new, workers=work.workers)
-        else:
+        elif work.kind == "convert":
             convert(self._images, new, size=8, workers=work.workers)
+        elif work.kind == "processes":
+            convert(self._images, new, **OF_SHARDS, workers=work.workers * THREADS_PER_PROCESS)
+        else:
+            convert(self._images, new, **OF_SHARDS, executor=self._executor)
+
+    def _use_both_threads(self) -> None:
+        """Of the executor. BrokenBarrierError if one is at no one's service any more."""
+        both = threading.Barrier(2)
+        list(self._executor.map(lambda _: both.wait(10.0), range(2)))
 
     def check(self, case: Case | Work, disturb: Callable[[Callable[[], None]], None], name: str) -> None:
         """One round: `disturb` calls what it is given, and raises exceptions meanwhile."""
@@ -191,20 +217,27 @@ class Storms:
         before = self._in_use()
         with contextlib.suppress(InterruptedHere):
             disturb(lambda: self.work(case) if isinstance(case, Work) else self.use(case, held))
-        for loader in held:
-            loader.close()
-        held.clear()
+        while held:
+            held.pop().close()
         gc.collect()
+        if case in LONG_WORKS:  # what is kept is of use, and the executor as well
+            convert(self._images, self._last, **OF_SHARDS, executor=self._executor)
+            self._use_both_threads()
         self._sweep()
         counts.rounds += 1
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        # Worker processes look up when they have imported what they need.
+        deadline = time.monotonic() + PATIENCE_SECONDS + (4 * case.most_delay_seconds if isinstance(case, Work) else 0)
         while (left := self._in_use() - before) and time.monotonic() < deadline:
             time.sleep(0.001)
+            gc.collect()  # what a thread held until now, in a cycle with the exception, is garbage only since then
         if left:
             counts.left += Counter(what.partition(" ")[0] for what in left.elements())
             counts.rounds_that_left += 1
             counts.printed.append(f"{name}, {case}: left {dict(left)}")
             self._say(counts.printed[-1])
+        # Or each round would look at all that those before it have made.
+        for folder in (*self._folder.glob("cache-*"), *self._folder.glob("root/set-*")):
+            shutil.rmtree(folder)
 
     def _sweep(self) -> None:
         """What the next publisher and the next conversion do; then no temporary file may be there."""
@@ -214,14 +247,25 @@ class Storms:
             sweep_temporaries(folder)
 
     def _in_use(self) -> Counter[str]:
-        """Threads and descriptors of this process, and copies that are held."""
+        """Processes, threads, descriptors and mappings of this process, and copies that are held."""
         names = [thread.name for thread in threading.enumerate()]
         found = Counter(f"thread {name}" for name in names if name.startswith("shardio"))
         # Python takes some threads for ended that are not.
         found["task"] = len(os.listdir("/proc/self/task"))
+        for path in Path("/proc/self/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+                found["process"] += len(path.read_text().split())
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):  # the one that listed the folder
                 found[f"descriptor {os.readlink(f'/proc/self/fd/{name}')}"] += 1
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            addresses, protection, _, device, *_ = line.split()
+            first, end = (int(address, 16) for address in addresses.split("-"))
+            if f" {self._folder}/" in line:
+                found[f"mapping {line[line.index('/') :]}"] += 1
+            elif protection == "---p" and device == "00:00" and end - first < _MOST_RESERVED:
+                # Neighbours are one line. What the C library reserves is either smaller or larger.
+                found["reservation"] += (end - first) // (_PLACE_NBYTES - 2 * mmap.PAGESIZE)
         found.update(f"file {path}" for path in self._folder.glob("root/**/.*.tmp"))
         for path in self._folder.glob("cache*"):
             with contextlib.suppress(CacheError):  # its making was interrupted
@@ -242,6 +286,17 @@ def counting_unraisable(counts: Counts) -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+
+
+@contextlib.contextmanager
+def collecting_new_objects() -> Iterator[None]:
+    """Have each garbage collection look only at what the block has made. The rest takes 20 times as long as a round."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 # --- at random moments -----------------------------------------------------------------------------------------------
@@ -287,12 +342,13 @@ def storm_loaders(
     """So many rounds, half of them with one exception, half with a storm. With `works`, these instead of loaders."""
     with tempfile.TemporaryDirectory(prefix="storm-close-", dir=folder) as made:
         storms = Storms(Path(made), say)
-        with counting_unraisable(storms.counts):
+        with counting_unraisable(storms.counts), collecting_new_objects():
             for number in range(rounds):
                 chosen = random.Random(f"{seed} {number}")
                 case = works[number // 2 % len(works)] if works else _random_case(chosen)
                 interval = STORM_SECONDS if number % 2 else 0.0
-                storm = Storm(storms.counts, chosen.uniform(1e-5, MOST_DELAY_SECONDS), interval)
+                most = case.most_delay_seconds if isinstance(case, Work) else MOST_DELAY_SECONDS
+                storm = Storm(storms.counts, chosen.uniform(1e-5, most), interval)
                 storms.check(case, storm, f"seed {seed}, round {number}{', storm' if interval else ''}")
         return storms.counts
 
@@ -301,10 +357,7 @@ def storm_loaders(
 
 
 class Point:
-    """Raises once, at event number `number` in code of shardio, or of what it calls to start and end things.
-
-    Not where `fsync_folder` opens a folder: no object of Python's owns the descriptor of one, so that this is lost.
-    """
+    """Raises once, at event number `number` in code of shardio, or of what it calls to start and end things."""
 
     files = (os.path.dirname(shardio.__file__), threading.__file__, contextlib.__file__, weakref.__file__)
 
@@ -323,8 +376,6 @@ class Point:
     def _on_event(self, frame: FrameType, event: str, argument: Any) -> None:
         if event not in ("call", "c_return") or self.fired or not frame.f_code.co_filename.startswith(self.files):
             return
-        if frame.f_code is fsync_folder.__code__ and argument is os.open:
-            return
         if self.number == 0:
             self.fired = True
             self.where = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {event} {argument or ''}"
@@ -338,7 +389,7 @@ def raise_everywhere(
     """Each case with an exception at every `step`-th point, until it has none left."""
     with tempfile.TemporaryDirectory(prefix="storm-close-", dir=folder) as made:
         storms = Storms(Path(made), say)
-        with counting_unraisable(storms.counts):
+        with counting_unraisable(storms.counts), collecting_new_objects():
             for case in cases or [*(Case(io, ending) for io, ending in product(IOS, ENDINGS)), *WORKS]:
                 storms.check(case, Point(-1), "undisturbed")
                 for number in count(0, step):
@@ -364,9 +415,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left = 0
     both = chosen.rounds is None and not chosen.points
     if chosen.rounds or both:
-        for works in ((), WORKS):
-            counts = storm_loaders(chosen.rounds or 500, chosen.seed, chosen.folder, works=works)
-            print(f"seed {chosen.seed}, {'calls' if works else 'loaders'}: {counts}", flush=True)
+        rounds = chosen.rounds or 500
+        for what, number, works in (
+            ("loaders", rounds, ()),
+            ("calls", rounds, WORKS),
+            ("workers", rounds // 10, LONG_WORKS),
+        ):
+            counts = storm_loaders(number, chosen.seed, chosen.folder, works=works)
+            print(f"seed {chosen.seed}, {what}: {counts}", flush=True)
             left += counts.rounds_that_left
     if chosen.points or both:
         counts = raise_everywhere(chosen.step, chosen.folder)

@@ -6,8 +6,9 @@ the columns and the lines one after the other. Boxes need not be whole pixels, a
 
 from __future__ import annotations
 
+import _thread
+import queue
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Literal
 
@@ -133,8 +134,24 @@ def _resample_natively(
         work(slice(None))
     else:
         bounds = [count * part // threads for part in range(threads + 1)]
-        with ThreadPoolExecutor(threads, thread_name_prefix="shardio-resample") as pool:
-            list(pool.map(work, (slice(*pair) for pair in pairwise(bounds))))
+        # Threads that end by themselves, also if an exception from a signal handler ends the wait for them.
+        results: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def run(some: slice) -> None:
+            try:
+                work(some)
+            except BaseException as error:
+                results.put(error)
+            else:
+                results.put(None)
+
+        first, *others = (slice(*pair) for pair in pairwise(bounds))
+        for some in others:
+            _thread.start_new_thread(run, (some,))
+        work(first)
+        for _ in others:
+            if (error := results.get()) is not None:
+                raise error
     return torch.from_numpy(out).permute(0, 3, 1, 2)
 
 

@@ -22,7 +22,7 @@ from shardio.conversion.engines.processes import THREADS_PER_PROCESS
 from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import FitMode, Resample
-from shardio.conversion.images.warned import kept_warnings
+from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.options import ConvertOptions, Quality, SourceOptions, make_options
 from shardio.conversion.plan import make_plan
 from shardio.conversion.sources.collection import Collection, Origin, Source
@@ -184,7 +184,7 @@ def _measure(
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
-        with kept_warnings():
+        with KeptWarnings():
             try:
                 data = read(source)
                 decoded = decode_image(data, least_size=options.least_size)

@@ -56,8 +56,6 @@ class Outcome:
     """What became of a source."""
 
     result: Sample | Refusal
-    fingerprint: str
-    """What told the source from others before it was read: see `Origin.fingerprint`."""
     hash: bytes | None = None
     """The hash of the source's bytes, if it was asked for."""
 
@@ -65,11 +63,13 @@ class Outcome:
 class Journal:
     """The journal of one temporary file. One thread may add while another one saves."""
 
-    def __init__(self, temporary: Path, identity: str) -> None:
-        """`identity` tells the shard from every other that there may be under its name."""
+    def __init__(self, temporary: Path, identity: str, fingerprints: Sequence[str]) -> None:
+        """`identity` tells the shard from every other that there may be under its name. `fingerprints` tell its sources
+        from others before any was read: see `Origin.fingerprints`."""
         self._out = temporary.parent
         self._path = _journal_of(temporary)
         self._identity = identity
+        self._fingerprints = fingerprints
         # Written as lines when they are saved, and never in a short task.
         self._waiting: deque[Outcome] = deque()
         self._num_sources = 0
@@ -79,7 +79,7 @@ class Journal:
         self.saved_at = time.monotonic()
 
     def read(self) -> list[Outcome]:
-        """What the journal has of each source, from the first on, as far as it is whole."""
+        """What the journal has of each source, from the first on, as far as it is whole and the source the same."""
         try:
             lines = _whole_lines(read_untrusted(self._path))
         except (OSError, FormatError):
@@ -88,7 +88,9 @@ class Journal:
         # A line with the right checksum may still be of another program.
         with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
             if next(lines, None) == self._identity:
-                for values in lines:
+                for fingerprint, (_, found, *values) in zip(self._fingerprints, lines, strict=False):
+                    if found != fingerprint:
+                        break
                     outcomes.append(_from_values(values))
         return outcomes
 
@@ -103,7 +105,8 @@ class Journal:
         self._waiting.append(outcome)
 
     def _next_line(self, outcome: Outcome) -> bytes:
-        line = _to_line(_to_values(self._num_sources, outcome))
+        number = self._num_sources
+        line = _to_line([number, self._fingerprints[number], *_to_values(outcome)])
         self._num_sources += 1
         self._num_samples += isinstance(outcome.result, Sample)
         return line
@@ -137,17 +140,17 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
 
-def _to_values(number: int, outcome: Outcome) -> list[object]:
+def _to_values(outcome: Outcome) -> list[object]:
     result = outcome.result
     if isinstance(result, Sample):
         rest: tuple[object, ...] = (result.label, *result.source_size, result.crc32, result.warning)
     else:
         rest = (result.reason, result.detail)
-    return [number, outcome.fingerprint, outcome.hash and outcome.hash.hex(), *rest]
+    return [outcome.hash and outcome.hash.hex(), *rest]
 
 
 def _from_values(values: list[Any]) -> Outcome:
-    _, fingerprint, hashed, *rest = values
+    hashed, *rest = values
     if len(rest) == 2:
         result: Sample | Refusal = Refusal(*rest)
     else:
@@ -155,7 +158,7 @@ def _from_values(values: list[Any]) -> Outcome:
         if not (_are_integers(-(1 << 63), 1 << 63, label) and _are_integers(0, 1 << 32, height, width, crc)):
             raise ValueError(f"expected numbers of a sample, found {rest!r:.200}")
         result = Sample(label, (height, width), crc, warning)
-    return Outcome(result, fingerprint, hashed and bytes.fromhex(hashed))
+    return Outcome(result, hashed and bytes.fromhex(hashed))
 
 
 def _are_integers(start: int, stop: int, *numbers: object) -> bool:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from shardio.conversion.duplicates import HASH_NBYTES
 from shardio.conversion.plan import ShardTask
-from shardio.conversion.sources.collection import UNREADABLE
+from shardio.conversion.sources.collection import UNREADABLE, digest
 from shardio.conversion.writing.set_writer import Reject
 from shardio.format.layout import WORK_FOLDER, index_dtype
 from shardio.format.manifest import ShardEntry
@@ -195,4 +195,4 @@ def load_record(task: ShardTask) -> ShardRecord | None:
             return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # no record, or a damaged one: the work is done again
-    return record if record.sources_sha256 == task.origin.fingerprint(task.sources) else None
+    return record if record.sources_sha256 == digest(task.origin.fingerprints(task.sources)) else None

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from shardio.conversion.duplicates import UNREAD, hash_source
 from shardio.conversion.images.decode import decode_image, decode_object
-from shardio.conversion.images.warned import kept_warnings
+from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.journal import Journal, Left, Outcome, Refusal, Sample, find_left
 from shardio.conversion.plan import ShardTask, library_versions
 from shardio.conversion.records import (
@@ -35,7 +35,7 @@ from shardio.conversion.records import (
     save_ahead,
     save_record,
 )
-from shardio.conversion.sources.collection import UNREADABLE, Given, Source
+from shardio.conversion.sources.collection import UNREADABLE, Given, Source, digest
 from shardio.conversion.writing.set_writer import Reject
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError, FormatError
@@ -74,9 +74,8 @@ class Control:
 
 def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> Outcome:
     """Read, decode and resize one source into `place`, which holds anything if it is refused."""
-    fingerprint = task.origin.fingerprint((source,))  # first: a source that is replaced meanwhile is seen later
     options, hashed = task.options, None
-    with kept_warnings() as warned:
+    with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
             if isinstance(found, Given):
@@ -87,9 +86,9 @@ def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> Outco
                 decoded, label = decode_image(found, options.decode, least_size=options.least_size), source.label
             np.copyto(place, options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
         except DecodeError as error:
-            return Outcome(Refusal(error.reason, error.detail), fingerprint, hashed)
+            return Outcome(Refusal(error.reason, error.detail), hashed)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return Outcome(Sample(label, decoded.source_size, crc32(place), warning), fingerprint, hashed)
+    return Outcome(Sample(label, decoded.source_size, crc32(place), warning), hashed)
 
 
 _Block = tuple[NDArray[np.uint8], Iterator[tuple[Source, Outcome]]]
@@ -180,11 +179,11 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
     """
     if control.stopped():
         raise Stopped
-    sources_sha256 = task.origin.fingerprint(task.sources)
+    fingerprints = task.origin.fingerprints(task.sources)  # first: a source that is replaced meanwhile is seen later
     repairs = task.expected_sha256 is not None
     if not repairs:
         discard_refused(task)  # by an earlier try
-    with _open_shard(task, control) as (shard, journal, kept):
+    with _open_shard(task, control, fingerprints) as (shard, journal, kept):
         results = _Results(task, shard)
         for source, outcome in zip(task.sources, kept, strict=False):
             results.add(source, outcome)
@@ -209,7 +208,7 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
             shard.rows.to_array(task.key_nbytes),
             tuple(results.rejects),
             tuple(results.mended),
-            sources_sha256,
+            digest(fingerprints),
             results.hashes,
         )
         if repairs:
@@ -229,7 +228,9 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
 
 
 @contextlib.contextmanager
-def _open_shard(task: ShardTask, control: Control) -> Iterator[tuple[ShardFileWriter, Journal, list[Outcome]]]:
+def _open_shard(
+    task: ShardTask, control: Control, fingerprints: Sequence[str]
+) -> Iterator[tuple[ShardFileWriter, Journal, list[Outcome]]]:
     """The shard to write, its journal, and what became of the sources that an earlier try has done.
 
     If the block raises, what is done is saved for the next try.
@@ -243,10 +244,10 @@ def _open_shard(task: ShardTask, control: Control) -> Iterator[tuple[ShardFileWr
         if copy_from is not None:
             stack.enter_context(copy_from)
         shard = stack.enter_context(ShardFileWriter(path, task.options.sample_shape, len(task.sources), file))
-        journal = Journal(shard.temporary, identity)
+        journal = Journal(shard.temporary, identity, fingerprints)
         try:
             if left is not None:
-                kept = _still_right(task, Journal(left.temporary, identity).read())
+                kept = _before_unreadable(Journal(left.temporary, identity, fingerprints).read())
                 crc32s = [outcome.result.crc32 for outcome in kept if isinstance(outcome.result, Sample)]
                 for _ in shard.recover(crc32s, None if copy_from is None else copy_from.fileno()):
                     if control.stopped():
@@ -293,17 +294,13 @@ def _identify(task: ShardTask) -> str:
     return sha256.hexdigest()
 
 
-def _still_right(task: ShardTask, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those before the first source that has changed since, or that could not be read: that may pass."""
-    found = []
-    for source, outcome in zip(task.sources, outcomes, strict=False):
-        result = outcome.result
-        if isinstance(result, Refusal) and result.reason == UNREADABLE:
-            break
-        if task.origin.fingerprint((source,)) != outcome.fingerprint:
-            break
-        found.append(outcome)
-    return found
+def _before_unreadable(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Those before the first source that could not be read: that may pass."""
+
+    def was_read(outcome: Outcome) -> bool:
+        return not (isinstance(outcome.result, Refusal) and outcome.result.reason == UNREADABLE)
+
+    return list(takewhile(was_read, outcomes))
 
 
 def _before_sample(outcomes: Sequence[Outcome], number: int) -> list[Outcome]:

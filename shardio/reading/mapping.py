@@ -5,7 +5,7 @@ places are so far apart that the samples of every shard fall on whole rows, coun
 shard. The rows between shards belong to nothing: touching them ends the process, so the matrix stays private to
 ShardSet, which translates checked sample indices into rows.
 
-No descriptor stays open, however many shards there are (Python's own mmap keeps one for each).
+No descriptor stays open, however many shards there are (Python's own mmap keeps one for each file).
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import math
 import mmap
 import os
 import sys
-import weakref
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.layout import HEADER_NBYTES
+from shardio.system.files import OpenFile
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10  # Linux, macOS and the BSDs agree
@@ -40,7 +39,6 @@ _libc.mmap.argtypes = [
     ctypes.c_int,
     ctypes.c_long,
 ]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 _MADV_RANDOM = 1  # Linux, macOS and the BSDs agree on these two
 _MADV_WILLNEED = 3
@@ -56,14 +54,21 @@ if _LINUX:
     _libc.syscall.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, *[ctypes.c_long] * 3]
 
 
-def _mmap(address: int | None, nbytes: int, protection: int, flags: int, descriptor: int) -> int:
-    if nbytes > sys.maxsize:  # ctypes would cut the number to 64 bits and get something else
-        raise OSError(errno.ENOMEM, f"cannot map {nbytes} bytes: {os.strerror(errno.ENOMEM)}")
-    result = _libc.mmap(address, nbytes, protection, flags, descriptor, 0)
-    if result == _MAP_FAILED:
-        code = ctypes.get_errno()
-        raise OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
-    return int(result)
+def _reserve(nbytes: int) -> mmap.mmap:
+    """Address space without memory behind it. The last array over it gives it back, with all that is mapped there.
+
+    C takes and gives it: an exception that a signal handler raises comes before or after that, and cannot lose it.
+    """
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=_PROT_NONE)
+    except OverflowError:
+        raise _refused(nbytes, errno.ENOMEM) from None
+    except OSError as error:
+        raise _refused(nbytes, error.errno or 0) from None
+
+
+def _refused(nbytes: int, code: int) -> OSError:
+    return OSError(code, f"cannot map {nbytes} bytes: {os.strerror(code)}")
 
 
 class RowMapping:
@@ -79,13 +84,16 @@ class RowMapping:
         self._nbytes = [HEADER_NBYTES + count * row_nbytes for count in num_rows]
         self._places = [0, *accumulate(-(-nbytes // grain) * grain for nbytes in self._nbytes)]
         self.first_rows = [place // row_nbytes for place in self._places[:-1]]
-        self._region = _Region(self._places[-1])
-        self.rows = self._region.as_rows(HEADER_NBYTES, self.first_rows[-1] + num_rows[-1], row_nbytes)
+        total = self.first_rows[-1] + num_rows[-1]
+        pixels = np.frombuffer(_reserve(self._places[-1]), np.uint8, total * row_nbytes, HEADER_NBYTES)
+        self.rows = pixels.reshape(total, row_nbytes)
+        self._address = self.rows.ctypes.data - HEADER_NBYTES
 
     def place(self, number: int, descriptor: int) -> None:
         """Map file `number`, whose size and header were checked on this descriptor; it may be closed afterwards."""
-        address = self._region.address + self._places[number]
-        _mmap(address, self._nbytes[number], mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor)
+        address, nbytes = self._address + self._places[number], self._nbytes[number]
+        if _libc.mmap(address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) == _MAP_FAILED:
+            raise _refused(nbytes, ctypes.get_errno())
 
 
 def advise_random(rows: NDArray[np.uint8]) -> None:
@@ -116,15 +124,13 @@ def will_need(
 def _will_need_at_once(spans: NDArray[np.uint64]) -> bool:
     """One call for all, which gives up the GIL once. Before Linux 6.13 it is for privileged processes only."""
     try:
-        process = os.pidfd_open(os.getpid())
+        (process,) = map(OpenFile, map(os.pidfd_open, (os.getpid(),)))  # as `open_file` does it
     except (AttributeError, OSError):  # not Linux, or no descriptor left
         return False
-    try:
+    with process:
         wanted = int(spans[:, 1].sum())
         advice = (spans.ctypes.data, len(spans), _MADV_WILLNEED, 0)
-        return bool(_libc.syscall(_PROCESS_MADVISE, process, *advice) == wanted)
-    finally:
-        os.close(process)
+        return bool(_libc.syscall(_PROCESS_MADVISE, process.fileno(), *advice) == wanted)
 
 
 def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:
@@ -149,22 +155,3 @@ def _pages_of(
     first = rows.ctypes.data + numbers * rows.shape[1] + starts
     last = first + (rows.shape[1] if nbytes is None else nbytes) - 1
     return first // mmap.PAGESIZE, last // mmap.PAGESIZE
-
-
-class _Region:
-    """Reserved addresses, given back when the last array over them is gone."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.address = _mmap(None, nbytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-        weakref.finalize(self, _libc.munmap, self.address, nbytes).atexit = False
-        self.__array_interface__: dict[str, Any] = {}
-
-    def as_rows(self, start: int, num_rows: int, row_nbytes: int) -> NDArray[np.uint8]:
-        """A read-only matrix over the region, from byte `start` on. NumPy keeps the region alive with it."""
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (self.address + start, True),
-            "shape": (num_rows, row_nbytes),
-            "typestr": "|u1",
-        }
-        return np.asarray(self)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from shardio.reading.readers import ReadCounts, Tally
 from shardio.reading.shardset import Sample, ShardSet, open_shards, position_of
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.eager import eager
-from shardio.system.files import OpenFile, write_all
+from shardio.system.files import OpenFile, open_nameless, write_all
 
 # Between two looks for shards that have come.
 _LOOK_SECONDS = 1.0
@@ -92,7 +91,8 @@ class StagedSet(ShardSet):
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
                 return super()._open_index()
-        with tempfile.TemporaryFile() as file:
+        file = open_nameless()
+        try:
             sha256 = hashlib.sha256()
             for start in range(0, entry.nbytes, _PIECE_NBYTES):
                 piece = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes - start)))
@@ -104,8 +104,10 @@ class StagedSet(ShardSet):
                     f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {sha256.hexdigest()}; "
                     "`shardio verify` tells what else is damaged"
                 )
-            (copy,) = map(OpenFile, map(os.dup, (file.fileno(),)))  # as `open_file` does it
-            return copy
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
         away: NDArray[np.bool_] = self._is_away[self.locate(indices)[0]]

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from shardio.sets.leftovers import LeftOver, find_left_overs
 from shardio.sets.names import is_url, join_place, without_credentials
 from shardio.sets.remote import RemoteStorage
 from shardio.sets.storage import FolderStorage
+from shardio.system.threads import DaemonThread
 
 # Reading a manifest is waiting for a server, mostly.
 _NUM_THREADS = 16
@@ -95,13 +95,10 @@ def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
                 except BaseException as error:
                     results.put(error)
 
-    threads = [
-        threading.Thread(target=work, name=f"shardio-list-{number}", daemon=True)
-        for number in range(min(_NUM_THREADS, len(arguments)))
-    ]
+    threads = [DaemonThread(work, f"shardio-list-{number}") for number in range(min(_NUM_THREADS, len(arguments)))]
     try:
         for thread in threads:
-            thread.start()
+            thread.begin()
         found: dict[int, B] = {}
         while len(found) < len(arguments):
             result = results.get()
@@ -111,7 +108,7 @@ def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
     finally:
         left.clear()
     for thread in threads:
-        thread.join()
+        thread.wait()
     return [found[number] for number in range(len(arguments))]
 
 

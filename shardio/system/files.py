@@ -16,10 +16,13 @@ import hashlib
 import io
 import os
 import secrets
+import select
 import stat
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import starmap
+from itertools import chain, starmap
 from pathlib import Path
 from types import TracebackType
 
@@ -49,13 +52,8 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    with naming(folder):
-        # An int, which an exception from a signal handler may lose at once: `OpenFile` cannot be a folder.
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with naming(folder), contextlib.closing(open_folder(folder)) as opened:
+        os.fsync(opened.fileno())
 
 
 @functools.cache
@@ -322,6 +320,23 @@ def bypass_page_cache(descriptor: int, yes: bool) -> bool:
     return yes
 
 
+if sys.platform == "linux":
+    OpenFolder = select.epoll
+else:
+    OpenFolder = select.kqueue
+
+
+def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
+    """Open a folder, to sync or to lock it. What comes owns the descriptor, as that of `open_file` does.
+
+    FileIO refuses folders. Of the objects in C that close a descriptor, this kind takes any, and does nothing else to
+    it.
+    """
+    flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    (opened,) = map(OpenFolder.fromfd, starmap(os.open, ((folder, flags),)))
+    return opened
+
+
 class OpenFile(io.FileIO):
     """A file that closes when its last reference is gone, without a line of Python being run."""
 
@@ -341,6 +356,25 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> Op
             os.close(error.filename)
         raise
     return file
+
+
+def open_pipe() -> tuple[OpenFile, OpenFile]:
+    """As `os.pipe`, but what comes owns the descriptors, as that of `open_file` does."""
+    reader, writer = map(OpenFile, chain.from_iterable(starmap(os.pipe, ((),))))
+    return reader, writer
+
+
+def open_nameless() -> OpenFile:
+    """Open a new file that is gone when it is closed, on the disk for temporary files. As `open_file`, and no name of
+    it stays either: between the calls that make and remove that, nothing in Python runs."""
+    path = os.path.join(tempfile.gettempdir(), f"shardio-{secrets.token_hex(8)}")
+    try:
+        return open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    finally:
+        try:  # noqa: SIM105 - `suppress` is written in Python, and may be interrupted before the name is removed
+            os.unlink(path)
+        except FileNotFoundError:  # it could not be made
+            pass
 
 
 def open_untrusted(

@@ -1,4 +1,4 @@
-"""Daemon threads, and pools of them, that survive an exception that a signal handler raises, at any moment.
+"""Daemon threads, pools of them, and calls in one, that survive an exception of a signal handler, at any moment.
 
 `threading.Thread` does not: after a `start` that was interrupted it may run and refuse to be joined, and after a `join`
 that was interrupted Python 3.11 takes it for ended, whatever it does. `concurrent.futures` has locks that an
@@ -8,6 +8,7 @@ interrupted call leaves locked: then its threads wait for ever, and so does the 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import queue
 import threading
@@ -64,10 +65,10 @@ class Call(Generic[T]):
         """What the call has raised so far."""
         return self._error
 
-    def wait(self) -> None:
-        """Wait for the end of the call. May be called again where it was interrupted."""
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait for the end of the call. May be called again where it was interrupted. `queue.Empty` if time is over."""
         if not self._is_over:  # the flag, because an interrupted wait may have taken the signal with it
-            self._over_signal.get()
+            self._over_signal.get(timeout=timeout_seconds)
         self._over_signal.put(None)  # for another thread that waits, also if a wait was interrupted before this
 
     def result(self) -> T:
@@ -115,11 +116,12 @@ class DaemonThread(threading.Thread):
     def run(self) -> None:
         self._call.run()
 
-    def wait(self) -> None:
-        """Wait for the end of the call. A thread that has not started by now never does; a fork takes none along."""
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait for the end of the call, as `Call.wait` does. A thread that has not started by now never does; a fork
+        takes none along."""
         if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
             return
-        self._call.wait()
+        self._call.wait(timeout_seconds)
         if self.ident is not None:
             self.join()
 
@@ -213,6 +215,38 @@ def _serve(calls: _Calls, cancelled: _Switch, owner: weakref.ref[ThreadPool]) ->
             call.run()
         del call  # or this frame would keep what it has returned while it waits for the next one
     calls.put(None)  # the next thread's
+
+
+def run_apart(
+    work: Callable[[Callable[..., None]], R],
+    report: Callable[..., object],
+    stop: Callable[[], object],
+    name: str,
+    grace_seconds: float | None = None,
+) -> R:
+    """What `work(tell)` returns, in a thread of its own, in which no signal handler raises an exception.
+
+    `report` is called here with what is told there. If it raises, or a signal handler does so here, `stop` has the work
+    end. It must be a function in C, which cannot be interrupted before it has begun. The end of the work is waited for,
+    no longer than for the time of grace.
+    """
+    told: queue.SimpleQueue[tuple[object, ...] | None] = queue.SimpleQueue()
+    call = Call(partial(work, lambda *what: told.put(what)))
+
+    def run() -> None:
+        call.run()
+        told.put(None)
+
+    thread = DaemonThread(run, name)
+    try:
+        thread.begin()
+        while (what := told.get()) is not None:
+            report(*what)
+        return call.result()
+    finally:
+        stop()
+        with contextlib.suppress(queue.Empty):
+            thread.wait(grace_seconds)
 
 
 class Closable(Protocol):

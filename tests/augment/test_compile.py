@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
+from pictures import sample_images
 
 from shardio import ShardDataset, ShardLoader, open_shards
 from shardio.augment import (
@@ -56,10 +56,6 @@ def path(make_set: Callable[..., Path]) -> Path:
     return make_set(40, SHAPE)
 
 
-def images(count: int = 6) -> torch.Tensor:
-    return torch.from_numpy(np.stack([sample_pixels(i, SHAPE) for i in range(count)])).permute(0, 3, 1, 2)
-
-
 def loader_of(path: Path, **options: Any) -> ShardLoader:
     return ShardLoader(path, 8, device="cpu", num_threads=1, **options)
 
@@ -67,8 +63,8 @@ def loader_of(path: Path, **options: Any) -> ShardLoader:
 def test_a_compiled_random_transform_gives_the_same_pixels(compiled: Compile) -> None:
     transform = compiled(RANDOM)
     for epoch in range(3):
-        expected = RANDOM(images(), seed=1, epoch=epoch, indices=range(5, 11))
-        assert torch.equal(transform(images(), seed=1, epoch=epoch, indices=range(5, 11)), expected)
+        expected = RANDOM(sample_images(6, SHAPE), seed=1, epoch=epoch, indices=range(5, 11))
+        assert torch.equal(transform(sample_images(6, SHAPE), seed=1, epoch=epoch, indices=range(5, 11)), expected)
 
 
 def test_a_compiled_function_calls_a_random_transform(compiled: Compile) -> None:
@@ -79,7 +75,7 @@ def test_a_compiled_function_calls_a_random_transform(compiled: Compile) -> None
 
     function = compiled(twice)
     for epoch in range(3):
-        assert torch.equal(function(images(), epoch), twice(images(), epoch))
+        assert torch.equal(function(sample_images(6, SHAPE), epoch), twice(sample_images(6, SHAPE), epoch))
 
 
 # torch 2.13 warns of itself.
@@ -90,7 +86,7 @@ def test_a_compiled_function_calls_a_random_transform_with_inductor() -> None:
         return RANDOM(batch, seed=1).float() * 2
 
     torch._dynamo.reset()
-    assert torch.equal(torch.compile(twice)(images()), twice(images()))
+    assert torch.equal(torch.compile(twice)(sample_images(6, SHAPE)), twice(sample_images(6, SHAPE)))
 
 
 def train(loader: ShardLoader, weight: torch.Tensor) -> tuple[torch.Tensor, list[int], int]:
@@ -159,13 +155,13 @@ def exported(transform: Transform) -> Callable[[torch.Tensor], torch.Tensor]:
         def forward(self, batch: torch.Tensor) -> Any:
             return transform(batch)
 
-    return torch.export.export(Model(), (images(),), strict=False).module()  # type: ignore[return-value]
+    return torch.export.export(Model(), (sample_images(6, SHAPE),), strict=False).module()  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("transform", DETERMINISTIC)
 def test_an_exported_transform_gives_the_same_pixels(transform: Transform) -> None:
     program = exported(transform)
-    other = images(20)[14:]  # not those that it was exported with
+    other = sample_images(20, SHAPE)[14:]  # not those that it was exported with
     expected, found = transform(other), program(other)
     assert isinstance(expected, torch.Tensor)
     assert found.shape == expected.shape

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import random_picture
 from numpy.typing import NDArray
+from pictures import as_batch, psnr, random_picture
 from PIL import Image
 from torch.nn.functional import interpolate
 
@@ -26,15 +26,6 @@ def drawn_boxes(rng: np.random.Generator, count: int, height: int, width: int) -
 
 def pictures(rng: np.random.Generator, count: int, height: int, width: int) -> NDArray[np.uint8]:
     return np.stack([random_picture(rng, height, width) for _ in range(count)])
-
-
-def as_batch(images: NDArray[np.uint8]) -> torch.Tensor:
-    return torch.from_numpy(images).permute(0, 3, 1, 2)
-
-
-def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
-    error = np.mean((a.astype(float) - b) ** 2)
-    return float(10 * np.log10(255**2 / error)) if error else np.inf
 
 
 @pytest.mark.parametrize("native", WAYS)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import random_picture
+from pictures import random_picture
 
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample_cuda import can_fuse

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_picture
 from numpy.typing import NDArray
+from pictures import as_batch, psnr, random_picture
 from PIL import Image
 
 from shardio.augment import (
@@ -40,19 +40,10 @@ def pictures(count: int, height: int, width: int, seed: int = SEED) -> NDArray[n
     return np.stack([random_picture(rng, height, width) for _ in range(count)])
 
 
-def as_batch(images: NDArray[np.uint8]) -> torch.Tensor:
-    return torch.from_numpy(images).permute(0, 3, 1, 2)
-
-
 def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
     result = transform(images, **options)
     assert isinstance(result, torch.Tensor)
     return result
-
-
-def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
-    error = np.mean((a.astype(float) - b) ** 2)
-    return float(10 * np.log10(255**2 / error)) if error else math.inf
 
 
 def assert_like_pillow(found: torch.Tensor, expected: list[NDArray[np.uint8]]) -> None:

@@ -13,18 +13,13 @@ import termios
 import time
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
-from forked import run_forked
+from command import assert_one_clear_error, shardio
+from pictures import random_picture, write_jpeg
 
 from shardio.cli.commands import _Bar
-
-
-def shardio(*words: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    return run_forked("shardio", *map(str, words), **kwargs)
 
 
 @pytest.fixture
@@ -33,15 +28,6 @@ def converted(image_tree: Path, tmp_path: Path) -> Path:
     result = shardio("convert", image_tree, out, "--size", "16x24")
     assert result.returncode == 0, result.stderr
     return out
-
-
-def assert_one_clear_error(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
-    assert result.returncode == code
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    assert len(result.stderr.strip().splitlines()) <= 4  # click's usage line, its hint, an empty line, the error
-    for part in parts:
-        assert part in result.stderr
 
 
 def test_convert_sums_up_what_it_did(image_tree: Path, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
-from storages import tar_of
-from test_commands import shardio
+from command import shardio
+from pictures import random_picture, write_jpeg
+from tars import tar_of
 
 from shardio.conversion.sources.listfile import scan_list
 from shardio.conversion.writing.set_writer import ShardWriter

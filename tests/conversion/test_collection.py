@@ -6,10 +6,12 @@ import errno
 import os
 import pickle
 import re
+import stat
 from pathlib import Path
 
 import pytest
-from conftest import put
+from folders import put
+from leaks import num_descriptors
 
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import Extent, Fault, FileOrigin, Source, identify, in_tree_order, read_file
@@ -26,6 +28,23 @@ def test_a_source_is_read_whole(tmp_path: Path) -> None:
     assert read_file(tmp_path / "0.jpg") == b""
 
 
+def test_a_source_is_read_whole_though_it_is_longer_or_shorter_than_its_size_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(range(256)) * 50
+    put(tmp_path, "1.jpg", content=content)
+    real = os.fstat
+    for wrong in (0, 1, len(content) - 1, len(content) + 1, 2 * len(content)):
+
+        def fstat(descriptor: int, wrong: int = wrong) -> os.stat_result:
+            status = list(real(descriptor))
+            status[stat.ST_SIZE] = wrong
+            return os.stat_result(status)
+
+        monkeypatch.setattr(os, "fstat", fstat)
+        assert read_file(tmp_path / "1.jpg") == content
+
+
 def test_a_fifo_that_took_the_place_of_a_source_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "1.jpg")
     with pytest.raises(DecodeError, match=r"^unreadable: not a regular file$"):
@@ -40,11 +59,11 @@ def test_a_socket_or_device_that_took_the_place_of_a_source_is_refused(tmp_path:
 
 
 def test_a_folder_that_took_the_place_of_a_source_is_refused(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     for _ in range(3):
         with pytest.raises(DecodeError, match=r"^unreadable: (not a regular file|Is a directory)$"):
             read_file(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_descriptors() == before
 
 
 def test_a_source_that_is_gone_is_refused(tmp_path: Path) -> None:
@@ -145,7 +164,7 @@ def test_a_source_with_a_fault_is_refused_with_its_words(tmp_path: Path) -> None
     origin = FileOrigin(tmp_path)
     with pytest.raises(DecodeError, match=r"^incomplete: there is no label$"):
         origin.read(pickle.loads(pickle.dumps(Source(b"1.jpg", 0, Fault("there is no label")))))
-    one, other = (origin.fingerprint([Source(b"1.jpg", 0, Fault(fault))]) for fault in ("one", "other \udcff"))
+    one, other = (origin.fingerprints([Source(b"1.jpg", 0, Fault(fault))]) for fault in ("one", "other \udcff"))
     assert one != other
 
 
@@ -164,7 +183,7 @@ def test_a_fingerprint_changes_with_the_archive_and_with_the_extent(tmp_path: Pa
     origin = FileOrigin(tmp_path)
 
     def fingerprint(offset: int, nbytes: int) -> str:
-        return origin.fingerprint([Source(b"1.jpg", 0, Extent(b"archive", offset, nbytes))])
+        return origin.fingerprints([Source(b"1.jpg", 0, Extent(b"archive", offset, nbytes))])[0]
 
     seen = {fingerprint(0, 1), fingerprint(1, 1), fingerprint(0, 2)}
     assert fingerprint(0, 1) in seen

@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_commands import assert_one_clear_error, shardio
-from test_convert import OPTIONS, everything, hashes, interrupted
+from command import assert_one_clear_error, shardio
+from conversions import OPTIONS, interrupted
+from folders import everything, hashes
 
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import hashlib
-import json
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -23,9 +21,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
+from conversions import OPTIONS, PER_SHARD, SIZE, TWO_PROCESSES, Interrupt, failing_storage, interrupted, rejects
+from deadlines import must_not_block
+from disks import FailingDisk
+from folders import everything, hashes, stamps
+from pictures import random_picture, write_jpeg
 from PIL import Image
-from test_files import FailingDisk, must_not_block
 
 from shardio.conversion import claim
 from shardio.conversion.convert import Conversion, convert
@@ -34,20 +35,11 @@ from shardio.conversion.images.fit import Fit
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import library_versions, order_sources
 from shardio.conversion.report import ConvertReport, Progress
-from shardio.conversion.sources import collection as sources
 from shardio.conversion.sources.tree import scan_tree
-from shardio.errors import ConvertError, DecodeError, FormatError, SourceError, SpaceError
+from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
 from shardio.format.manifest import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
-
-SIZE = 16
-PER_SHARD = 3
-OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + PER_SHARD * SIZE * SIZE * 3, "workers": 1}
-"""For `image_tree`: four shards of three samples in train, two in val."""
-
-# Beyond so many threads in one process there are two.
-TWO_PROCESSES = 5
 
 
 def child_processes() -> set[int]:
@@ -76,17 +68,6 @@ def no_child_left() -> Iterator[None]:
     assert not multiprocessing.active_children()
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """sha256 of every file at or below `folder`, hidden ones included."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of modification of every shard: both change when one is made again."""
-    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*-[0-9]*.npy")}
-
-
 def assert_unfinished_and_whole(out: Path, finished: dict[str, str]) -> None:
     """No set, no temporary file but with a journal, and every file that can be seen is the one of the finished set."""
     found = hashes(out)
@@ -113,24 +94,6 @@ def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
         _finished.update(hashes(tmp_path / "undisturbed"))
     assert len(_finished) == 4 + 2 + 2 + 2  # shards, indexes, rejects and manifest
     return _finished
-
-
-class Interrupt:
-    """A progress callback that raises once `after` sources are done."""
-
-    def __init__(self, after: int, error: type[BaseException] = KeyboardInterrupt) -> None:
-        self.after = after
-        self.error = error
-
-    def __call__(self, progress: Progress) -> None:
-        if progress.done >= self.after:
-            raise self.error
-
-
-def interrupted(src: Path, out: Path, after: int, **options: Any) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        convert(src, out, on_progress=Interrupt(after), **{**OPTIONS, **options})
-    assert not (out / "manifest.json").exists()
 
 
 # --- the same bytes ---------------------------------------------------------------------------------------------------
@@ -368,10 +331,6 @@ def test_names_that_are_no_utf8_or_need_quoting_are_kept(tmp_path: Path, out: Pa
 
 
 # --- refused images ---------------------------------------------------------------------------------------------------
-
-
-def rejects(out: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in (out / "rejects.jsonl").read_text("ascii").splitlines()]
 
 
 def damage(tree: Path, *names: str) -> None:
@@ -621,12 +580,6 @@ def test_a_split_of_refused_images_only_is_not_published(image_tree: Path, out: 
 
 
 # --- the same call again, and other calls -----------------------------------------------------------------------------
-
-
-def everything(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file at or below `folder`, with what changes when it is replaced or written."""
-    files = [path for path in folder.rglob("*") if not path.is_dir()]
-    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
 def test_the_same_call_again_does_nothing(image_tree: Path, out: Path) -> None:
@@ -889,7 +842,7 @@ def test_a_disk_that_fails_at_any_call_loses_nothing(
     small_tree: Path, tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Reading is not writing: a source that cannot be opened is a refused image, which other tests are about.
-    monkeypatch.setattr("test_files.DISK_CALLS", DISK_WRITES)
+    monkeypatch.setattr("disks.DISK_CALLS", DISK_WRITES)
     reference = tmp_path / "reference"
     counting = FailingDisk(0, code, for_good=False)
     assert convert_failing(counting, small_tree, reference) is None
@@ -1002,21 +955,6 @@ def test_a_shard_without_a_sound_record_is_done_again(
             os.truncate(shard, shard.stat().st_size - 1)
     assert convert(image_tree, out, **OPTIONS).num_converted == 6
     assert hashes(out) == finished
-
-
-@contextlib.contextmanager
-def failing_storage(key: str) -> Iterator[None]:
-    """The file of this source cannot be read for the time being."""
-    real = sources.FileOrigin.read
-
-    def read(origin: sources.FileOrigin, source: sources.Source) -> bytes:
-        if source.key == key.encode():
-            raise DecodeError("unreadable", os.strerror(errno.EIO))
-        return real(origin, source)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources.FileOrigin, "read", read)
-        yield
 
 
 def test_sources_that_could_not_be_read_are_tried_again(image_tree: Path, out: Path, finished: dict[str, str]) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
-from test_commands import assert_one_clear_error, shardio
-from test_convert import hashes
+from command import assert_one_clear_error, shardio
+from folders import hashes
+from pictures import random_picture, write_jpeg
 
 from shardio.conversion.convert import convert
 

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_picture
+from conversions import Interrupt, rejects
+from folders import everything, hashes
 from numpy.typing import NDArray
+from pictures import encode, random_picture
 from PIL import Image
-from test_convert import Interrupt, everything, hashes, rejects
 from torch.utils.data import Subset, TensorDataset
 
 from shardio.conversion.convert import convert
@@ -250,12 +251,6 @@ OVER_WHITE = np.where(RGBA[:, :, 3:] == 255, RGB, 255).astype(np.uint8)
 GREY_RGB = np.repeat(GREY[:, :, None], 3, axis=2)
 
 
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def tensor(pixels: NDArray[np.uint8]) -> torch.Tensor:
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
 
@@ -275,7 +270,7 @@ IMAGES: dict[str, tuple[Any, NDArray[np.uint8]]] = {
     "PIL with alpha": (Image.fromarray(RGBA), OVER_WHITE),
     "16 bits": (Image.fromarray(GREY.astype(np.uint16) * 257), GREY_RGB),
     "16 bits in 32": (Image.fromarray(GREY.astype(np.int32) * 257), GREY_RGB),
-    "encoded": (png(RGB), RGB),
+    "encoded": (encode(RGB, "PNG"), RGB),
 }
 
 
@@ -337,7 +332,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "floats in PIL": (Image.fromarray(GREY.astype(np.float32)), "unsupported", "found more in a PIL image of mode F"),
     "32 bits in PIL": (Image.fromarray(GREY.astype(np.int32) * 70000), "unsupported", "PIL image of mode I"),
     "negative numbers": (Image.fromarray(GREY.astype(np.int32) - 1000), "unsupported", "PIL image of mode I"),
-    "half a PNG": (png(RGB)[:60], "damaged", "."),
+    "half a PNG": (encode(RGB, "PNG")[:60], "damaged", "."),
     "text": (b"<html>", "unsupported", "found text"),
 }
 
@@ -351,7 +346,10 @@ def test_images_of_the_right_kind_that_cannot_be_taken_are_refused(name: str) ->
 
 
 def test_a_file_that_pillow_opens_and_cannot_read_is_refused() -> None:
-    with Image.open(io.BytesIO(png(picture(0, 100, 100))[:-500])) as image, pytest.raises(DecodeError) as caught:
+    with (
+        Image.open(io.BytesIO(encode(picture(0, 100, 100), "PNG")[:-500])) as image,
+        pytest.raises(DecodeError) as caught,
+    ):
         decode_object(image)
     assert caught.value.reason == "damaged"
     assert caught.value.detail
@@ -360,9 +358,8 @@ def test_a_file_that_pillow_opens_and_cannot_read_is_refused() -> None:
 def test_images_are_converted_as_files_of_them_are() -> None:
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
         image = Image.fromarray(RGBA).convert(mode)
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG")
-        np.testing.assert_array_equal(decode_object(image).pixels, decode_image(buffer.getvalue()).pixels, err_msg=mode)
+        expected = decode_image(encode(image, "PNG")).pixels
+        np.testing.assert_array_equal(decode_object(image).pixels, expected, err_msg=mode)
     assert isinstance(decode_object(RGB), Decoded)
 
 
@@ -522,7 +519,11 @@ def test_a_dataset_with_random_transforms_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_items_that_raise_are_refused_and_listed(tmp_path: Path, workers: int) -> None:
-    bad = {4: OSError("image file is truncated (7 bytes not processed)"), 5: KeyError("x"), 9: (png(RGB)[:60], 0)}
+    bad = {
+        4: OSError("image file is truncated (7 bytes not processed)"),
+        5: KeyError("x"),
+        9: (encode(RGB, "PNG")[:60], 0),
+    }
     report = convert(Pictures(23, bad=bad), tmp_path / "out", **OPTIONS, max_bad=3, workers=workers)
     assert dict(report.num_samples) == {"train": 20}
     found = {line["key"]: (line["reason"], line["detail"]) for line in rejects(tmp_path / "out")}

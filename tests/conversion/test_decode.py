@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SHARED, random_picture
+from decoding import decode_or_refuse
 from mutate_images import claimed_sizes, mutate
 from numpy.typing import NDArray
+from pictures import encode, random_picture
 from PIL import Image, ImageOps
+from places import DATA, SHARED
 
 from shardio.conversion.images import jpeg
 from shardio.conversion.images.decode import (
@@ -43,13 +45,6 @@ def nothing_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     """Decoders are quick to talk on stderr; a conversion of a million images must not."""
     yield
     assert capfd.readouterr() == ("", "")
-
-
-def encode(image: Image.Image | NDArray[Any], kind: str, **options: Any) -> bytes:
-    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def picture(seed: int = 0, height: int = 33, width: int = 47) -> NDArray[np.uint8]:
@@ -548,7 +543,7 @@ def test_a_background_that_is_no_colour_is_refused(colour: Any) -> None:
 
 # --- rarer kinds ------------------------------------------------------------------------------------------------------
 
-JPEGS = Path(__file__).parents[1] / "data" / "jpeg"
+JPEGS = DATA / "jpeg"
 
 
 @pytest.mark.parametrize("name", ["arithmetic.jpg", "arithmetic-progressive.jpg"])
@@ -744,13 +739,6 @@ PNGS: dict[str, bytes] = {
     "palette": encode(Image.fromarray(picture(23)).quantize(16), "PNG"),
     "deep": encode(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100, "PNG"),
 }
-
-
-def decode_or_refuse(data: bytes) -> Decoded | DecodeError:
-    try:
-        return decode_image(data)
-    except DecodeError as error:
-        return error
 
 
 def same_or_refused(data: bytes, expected: NDArray[np.uint8], what: str) -> None:

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import put
+from folders import put
 from storages import (
     CLASSES,
     WORDS,
     devkit_files,
     draw_imagenet,
-    tar_of,
     write_archives,
     write_kaggle,
     write_list,
     write_webdataset,
 )
+from tars import tar_of
 
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair

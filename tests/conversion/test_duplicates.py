@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
-from test_commands import assert_one_clear_error, shardio
+from command import assert_one_clear_error, shardio
+from pictures import random_picture, write_jpeg
 
 from shardio.conversion.convert import convert
 from shardio.conversion.duplicates import HASH_NBYTES, UNREAD, Duplicates, find_duplicates, hash_source, hash_sources

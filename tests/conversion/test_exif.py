@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
+from pictures import encode
 from PIL import Image
 
 from shardio.conversion.images import jpeg, png, webp
 from shardio.conversion.images.exif import read_orientation
 from shardio.errors import DecodeError
+
+BLACK = Image.new("RGB", (17, 9))
 
 ORIENTATION, SHORT, LONG, ASCII = 0x0112, 3, 4, 2
 
@@ -90,12 +91,6 @@ def test_any_bytes_give_an_orientation(seed: int) -> None:
 # --- where blocks are -------------------------------------------------------------------------------------------------
 
 
-def encode(kind: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (17, 9)).save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
 def block_of(data: bytes) -> bytes:
     if jpeg.is_jpeg(data):
         return jpeg.exif_block(data, jpeg.read_header(data))
@@ -106,13 +101,13 @@ def block_of(data: bytes) -> bytes:
 def test_the_block_that_pillow_writes_is_found(kind: str) -> None:
     for length in (0, 1):  # chunks of odd length are padded in WebP
         block = exif(5) + bytes(length)
-        assert block_of(encode(kind, exif=b"Exif\0\0" + block)).removeprefix(b"Exif\0\0") == block
-    assert block_of(encode(kind)) == b""
+        assert block_of(encode(BLACK, kind, exif=b"Exif\0\0" + block)).removeprefix(b"Exif\0\0") == block
+    assert block_of(encode(BLACK, kind)) == b""
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_a_file_cut_at_any_byte_has_no_more_than_the_beginning_of_its_block(kind: str) -> None:
-    data = encode(kind, exif=b"Exif\0\0" + exif(5), lossless=True)
+    data = encode(BLACK, kind, exif=b"Exif\0\0" + exif(5), lossless=True)
     whole = block_of(data)
     for length in range(30, len(data)):
         try:
@@ -124,7 +119,7 @@ def test_a_file_cut_at_any_byte_has_no_more_than_the_beginning_of_its_block(kind
 
 
 def test_the_first_block_counts_and_other_segments_of_its_kind_do_not() -> None:
-    data = encode("JPEG")
+    data = encode(BLACK, "JPEG")
 
     def app1(body: bytes) -> bytes:
         return b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body
@@ -136,7 +131,7 @@ def test_the_first_block_counts_and_other_segments_of_its_kind_do_not() -> None:
 
 
 def test_a_webp_that_does_not_announce_a_block_has_none() -> None:
-    data = bytearray(encode("WEBP", exif=exif(5)))
+    data = bytearray(encode(BLACK, "WEBP", exif=exif(5)))
     assert data[12:16] == b"VP8X"
     assert block_of(bytes(data))
     data[20] &= ~0x08
@@ -144,7 +139,7 @@ def test_a_webp_that_does_not_announce_a_block_has_none() -> None:
 
 
 def test_the_first_chunk_of_a_name_is_found_in_a_png() -> None:
-    data = encode("PNG")
+    data = encode(BLACK, "PNG")
     header = png.read_header(data)
     assert (header.width, header.height, header.depth, header.colour_type) == (17, 9, 8, png.COLOUR)
     assert png.find_chunk(data, b"IHDR") == data[16:29]
@@ -155,4 +150,4 @@ def test_the_first_chunk_of_a_name_is_found_in_a_png() -> None:
 @pytest.mark.parametrize("length", [8, 12, 16, 28])
 def test_a_png_without_a_whole_first_chunk_is_refused(length: int) -> None:
     with pytest.raises(DecodeError, match=r"^damaged: expected an IHDR chunk at the beginning of the PNG"):
-        png.read_header(encode("PNG")[:length])
+        png.read_header(encode(BLACK, "PNG")[:length])

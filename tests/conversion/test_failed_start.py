@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_commands import assert_one_clear_error, shardio
+from command import assert_one_clear_error, shardio
 
 from shardio.conversion.convert import convert
 from shardio.conversion.report import Progress

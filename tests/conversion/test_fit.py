@@ -15,8 +15,8 @@ from typing import get_args
 import numpy as np
 import pytest
 import simplejpeg
-from conftest import random_picture
 from numpy.typing import NDArray
+from pictures import random_picture
 from PIL import Image
 
 from shardio.conversion.images.decode import MAX_PIXELS, decode_image

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import list_archive
 import pytest
-from storages import CLASSES, SYNSETS, WORDS, devkit_files, draw_imagenet, meta_mat, tar_of, write_archives
-from test_tar import END, header
+from collected import keys
+from storages import CLASSES, SYNSETS, WORDS, devkit_files, draw_imagenet, meta_mat, write_archives
+from tars import END, header, tar_of
 
-from shardio.conversion.sources.collection import Collection, Extent
+from shardio.conversion.sources.collection import Extent
 from shardio.conversion.sources.ilsvrc import scan_ilsvrc
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import SourceError
@@ -34,10 +35,6 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def src(tmp_path: Path) -> Path:
     (tmp_path / "src").mkdir()
     return tmp_path / "src"
-
-
-def keys(collection: Collection) -> dict[str, list[bytes]]:
-    return {split: [source.key for source in sources] for split, sources in collection.splits.items()}
 
 
 def refused(src: Path) -> str:
@@ -168,14 +165,14 @@ def test_an_archive_that_was_cut_short_is_named_with_the_class(imagenet: Path, s
         (train_archive(("/1.JPEG", b"x")), "found '/1.JPEG'"),
         (tar_of([("n01.tar", header(b"1.JPEG", kind=b"2") + END)]), "found the symbolic link '1.JPEG'"),
         (tar_of([("n01.tar", header(b"1.JPEG", kind=b"1") + END)]), "found the hard link '1.JPEG'"),
-        (tar_of([("n01.tar", gzip.compress(tar_of([])))]), "found one compressed by gzip"),
+        (tar_of([("n01.tar", gzip.compress(tar_of([]), mtime=0))]), "found one compressed by gzip"),
         (tar_of([("n01.tar", b"no tar".ljust(1024))]), "found other bytes: it is no tar"),
         (tar_of([("n01.tar", b"")]), "cut short"),
         (tar_of([("n01.tar", tar_of([]))]), "expected images, found none"),
         (tar_of([]), "expected images, found none"),
         (b"", "cut short"),
         (b"<html>404</html>".ljust(2000), "it is no tar"),
-        (gzip.compress(b""), "compressed by gzip"),
+        (gzip.compress(b"", mtime=0), "compressed by gzip"),
     ],
 )
 def test_what_is_wrong_with_an_archive_is_named(archive: bytes, found: str, src: Path) -> None:

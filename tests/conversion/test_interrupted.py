@@ -5,16 +5,15 @@ Those that fork are run in a process of their own, which has no other threads.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import kill_convert as tool
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
+from command import run_python
+from pictures import random_picture, write_jpeg
+from places import TOOLS
 
 
 def test_kills_at_random_moments_tear_nothing_and_lose_nothing(tmp_path: Path) -> None:
@@ -30,24 +29,13 @@ def test_kills_at_random_moments_tear_nothing_and_lose_nothing(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_python(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-W", "error", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": path}
-    )
-
-
 def numbers_in(line: str) -> dict[str, int]:
     """Of a line such as "80 points, 0 torn": by their words."""
     return {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", line)}
 
 
 def test_failures_at_any_call_to_the_disk_tear_nothing_and_lose_nothing(tmp_path: Path) -> None:
-    result = run_python(ROOT / "tools" / "fail_convert.py", "--points", "40", "--seed", "1", "--folder", tmp_path)
+    result = run_python(TOOLS / "fail_convert.py", "--points", "40", "--seed", "1", "--folder", tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     numbers = numbers_in(result.stdout.splitlines()[-1])
     assert numbers.pop("points") >= 40
@@ -56,7 +44,7 @@ def test_failures_at_any_call_to_the_disk_tear_nothing_and_lose_nothing(tmp_path
 
 
 def test_competing_conversions_make_one_set_or_none(tmp_path: Path) -> None:
-    result = run_python(ROOT / "tools" / "race_convert.py", "--rounds", "10", "--seed", "1", "--folder", tmp_path)
+    result = run_python(TOOLS / "race_convert.py", "--rounds", "10", "--seed", "1", "--folder", tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     numbers = numbers_in(result.stdout.splitlines()[-1])
     assert numbers == {"rounds": 10, "torn": 0, "mixed": 0, "hangs": 0, "violations": 0}

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_convert import Interrupt, hashes
-from test_task import BAD, SIDE, Memory, Reports, jpeg
+from conversions import Interrupt
+from folders import hashes
+from tasks import BAD, SIDE, Memory, Reports, jpeg
 
 from shardio.cli import commands as cli
 from shardio.conversion import journal, plan, records
@@ -55,8 +56,8 @@ class Sources(Memory):
         self.reads.append(source.key)
         return super().read(source)
 
-    def fingerprint(self, sources: Sequence[Source]) -> str:
-        return ":".join(f"{source.key!r} {self.marks.get(source.key, 0)}" for source in sources)
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        return [f"{source.key!r} {self.marks.get(source.key, 0)}" for source in sources]
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +206,32 @@ def test_what_lies_behind_a_changed_source_is_made_again(
     expected = replace(other, out=task.out.with_name("undisturbed"))
     record = do_task(expected, Reports().control(1))
     assert go_on(other, record) == min(changed, kept)
+
+
+def test_a_source_that_was_replaced_while_the_task_ran_is_made_again(task: ShardTask, whole: ShardRecord) -> None:
+    class Replaced(Sources):
+        def read(self, source: Source) -> bytes:
+            if source.key == b"13":
+                self.marks[source.key] = 1
+            return super().read(source)
+
+    stop(replace(task, origin=Replaced(origin_of(task).images, origin_of(task).marks)), 31)
+    assert go_on(task, whole) == 13
+
+
+def test_sources_are_looked_at_once_in_each_try(
+    task: ShardTask, whole: ShardRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fingerprints(self: Sources, sources: Sequence[Source]) -> list[str]:
+        looked_at.append(len(sources))
+        return real(self, sources)
+
+    looked_at: list[int] = []
+    real = Sources.fingerprints
+    monkeypatch.setattr(Sources, "fingerprints", fingerprints)
+    stop(task, 31)
+    assert go_on(task, whole) == 30
+    assert looked_at == [40, 40]
 
 
 def test_a_source_that_could_not_be_read_is_tried_again(task: ShardTask, whole: ShardRecord) -> None:
@@ -632,10 +659,12 @@ def test_what_other_machines_have_left_again_and_again_does_not_pile_up(
 
 @pytest.mark.parametrize("label", [1 << 70, -1 << 64, True, 1.5, "1", None])
 def test_a_journal_with_numbers_that_are_none_counts_up_to_them(task: ShardTask, label: Any) -> None:
-    outcome = Outcome(Sample(0, (5, 6), 7, ""), "x")
+    outcome = Outcome(Sample(0, (5, 6), 7, ""))
     temporary = task.out / f".{task.name}.{'0' * 8}-{'0' * 16}.tmp"
-    Journal(temporary, "i").rewrite([outcome, replace(outcome, result=replace(outcome.result, label=label)), outcome])
-    assert Journal(temporary, "i").read() == [outcome]
+    Journal(temporary, "i", "abc").rewrite(
+        [outcome, replace(outcome, result=replace(outcome.result, label=label)), outcome]
+    )
+    assert Journal(temporary, "i", "abc").read() == [outcome]
 
 
 def test_the_longest_of_several_is_gone_on_with_and_the_others_are_swept(task: ShardTask, whole: ShardRecord) -> None:

@@ -5,26 +5,19 @@ from __future__ import annotations
 import io
 import itertools
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture
+from decoding import decode_or_refuse
 from numpy.typing import NDArray
+from pictures import encode, random_picture
 from PIL import Image
 
 from shardio.conversion.images import jpeg
-from shardio.conversion.images.decode import MAX_SCANS, Decoded, decode_image
+from shardio.conversion.images.decode import MAX_SCANS, decode_image
 from shardio.errors import DecodeError
 
 SOI, EOI = b"\xff\xd8", b"\xff\xd9"
-
-
-def encode(pixels: NDArray[np.uint8] | Image.Image, **options: Any) -> bytes:
-    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", **options)
-    return buffer.getvalue()
 
 
 def picture(seed: int, height: int = 67, width: int = 90) -> NDArray[np.uint8]:
@@ -36,14 +29,16 @@ def segment(marker: int, body: bytes) -> bytes:
 
 
 KINDS: dict[str, bytes] = {
-    "baseline": encode(picture(1), quality=90),
-    "4:4:4": encode(picture(2), quality=95, subsampling=0),
-    "progressive": encode(picture(3), quality=85, progressive=True),
-    "grey": encode(Image.fromarray(picture(4)).convert("L")),
-    "grey progressive": encode(Image.fromarray(picture(5)).convert("L"), progressive=True),
-    "cmyk": encode(Image.fromarray(picture(6)).convert("CMYK"), subsampling=0),
-    "restarts": encode(picture(7), restart_marker_rows=1),
-    "with metadata": encode(picture(8), comment=b"a comment", exif=b"Exif\0\0" + bytes(40), icc_profile=bytes(200)),
+    "baseline": encode(picture(1), "JPEG", quality=90),
+    "4:4:4": encode(picture(2), "JPEG", quality=95, subsampling=0),
+    "progressive": encode(picture(3), "JPEG", quality=85, progressive=True),
+    "grey": encode(Image.fromarray(picture(4)).convert("L"), "JPEG"),
+    "grey progressive": encode(Image.fromarray(picture(5)).convert("L"), "JPEG", progressive=True),
+    "cmyk": encode(Image.fromarray(picture(6)).convert("CMYK"), "JPEG", subsampling=0),
+    "restarts": encode(picture(7), "JPEG", restart_marker_rows=1),
+    "with metadata": encode(
+        picture(8), "JPEG", comment=b"a comment", exif=b"Exif\0\0" + bytes(40), icc_profile=bytes(200)
+    ),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -312,13 +307,6 @@ def test_a_truncated_jpeg_is_refused(kind: str, twentieth: int) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_image(data[: len(data) * twentieth // 20])
     assert caught.value.reason == ("damaged" if twentieth else "empty")
-
-
-def decode_or_refuse(data: bytes) -> Decoded | DecodeError:
-    try:
-        return decode_image(data)
-    except DecodeError as error:
-        return error
 
 
 @each_kind

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import put
+from folders import put
 from storages import CLASSES, WORDS, draw_imagenet, write_kaggle
 
 from shardio.conversion.sources.kaggle import scan_kaggle

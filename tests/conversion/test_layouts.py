@@ -8,13 +8,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import simplejpeg
 from click.testing import CliRunner
-from conftest import put as put_files
-from conftest import random_picture
-from storages import draw_imagenet, tar_of, write_archives, write_kaggle
+from folders import put as put_files
+from pictures import random_jpeg
+from storages import draw_imagenet, write_archives, write_kaggle
+from tars import tar_of
 
 from shardio.cli.commands import cli
 from shardio.conversion.convert import convert
@@ -27,7 +26,7 @@ from shardio.errors import ConvertError, SourceError
 from shardio.reading.shardset import open_shards
 
 OPTIONS: dict[str, Any] = {"size": 8, "workers": 1}
-PICTURE = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(0), 12, 15))
+PICTURE = random_jpeg(0, 12, 15)
 
 
 def put(root: Path, *names: str) -> Path:

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import put
+from collected import rows
+from folders import put
 from storages import CLASSES, draw_imagenet, write_list
 
 from shardio.conversion.sources.collection import Collection
@@ -19,10 +20,6 @@ def listed(folder: Path, text: str | bytes, name: str = "list.txt") -> Collectio
     path = folder / name
     path.write_bytes(text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text)
     return scan_list(path)
-
-
-def rows(found: Collection, split: str = "train") -> list[tuple[bytes, int]]:
-    return [(source.key, source.label) for source in found.splits[split]]
 
 
 def refused(folder: Path, text: str | bytes, name: str = "list.txt") -> str:

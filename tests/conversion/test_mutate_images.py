@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import mutate_images
 import numpy as np
 import pytest
+from command import run_python
 from mutate_images import judge, mutated_image, sound_images
+from places import TOOLS
 
 from shardio.conversion.images.decode import Decoded
 from shardio.errors import DecodeError
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_python(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": path}
-    )
-
 
 def test_mutated_images_end_no_process_and_raise_nothing_else() -> None:
-    result = run_python(ROOT / "tools" / "mutate_images.py", "--images", "3000", "--seed", "5")
+    result = run_python(TOOLS / "mutate_images.py", "--images", "3000", "--seed", "5")
     assert result.returncode == 0, result.stdout + result.stderr
     expected = "3000 images, 0 aborts, 0 hangs, 0 other exceptions or wrong shapes"
     assert result.stdout.splitlines()[-1] == expected

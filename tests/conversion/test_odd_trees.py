@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
-from conftest import random_picture, write_jpeg
-from test_convert import hashes, rejects
-from test_tree import ODD_NAMES
+from conversions import rejects
+from folders import ODD_NAMES, hashes
+from pictures import random_jpeg, random_picture, write_jpeg
 
 from shardio.conversion.convert import convert
 from shardio.conversion.options import ConvertOptions
@@ -40,7 +39,7 @@ NAMES = [
 
 
 def picture(seed: int) -> bytes:
-    return simplejpeg.encode_jpeg(random_picture(np.random.default_rng(seed), 12, 15))
+    return random_jpeg(seed, 12, 15)
 
 
 def put(root: Path, name: bytes, content: bytes) -> None:

@@ -21,11 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import simplejpeg
-from conftest import random_picture, write_jpeg
-from test_commands import assert_one_clear_error, shardio
-from test_convert import OPTIONS, Interrupt, everything, hashes, rejects, stamps
-from test_files import FailingDisk
+from collected import keys
+from command import assert_one_clear_error, shardio
+from conversions import OPTIONS, Interrupt, rejects
+from disks import FailingDisk
+from folders import everything, hashes, stamps
+from pictures import random_jpeg, random_picture, write_jpeg
 
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
@@ -34,7 +35,7 @@ from shardio.conversion.plan import make_plan
 from shardio.conversion.repair import repair
 from shardio.conversion.report import Progress
 from shardio.conversion.sources import spool
-from shardio.conversion.sources.collection import Collection, Source
+from shardio.conversion.sources.collection import Source
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
 from shardio.conversion.sources.tree import scan_tree
@@ -94,8 +95,7 @@ def src(image_tree: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def picture() -> bytes:
-    data: bytes = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(0), 24, 32))
-    return data
+    return random_jpeg(0, 24, 32)
 
 
 # --- the same set ----------------------------------------------------------------------------------------------------
@@ -172,10 +172,6 @@ def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
 
 
 # --- scanning --------------------------------------------------------------------------------------------------------
-
-
-def keys(collection: Collection) -> dict[str, list[bytes]]:
-    return {split: [source.key for source in sources] for split, sources in collection.splits.items()}
 
 
 NAMES: dict[str, tuple[list[str], dict[str, list[bytes]]]] = {
@@ -679,7 +675,7 @@ def test_too_little_space_is_told_with_what_the_copies_need(
 def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(
     image_tree: Path, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("test_files.DISK_CALLS", ("write", "fsync"))
+    monkeypatch.setattr("disks.DISK_CALLS", ("write", "fsync"))
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     for first in range(3, 30, 4):
         out = tmp_path / f"out-{first}"
@@ -728,10 +724,10 @@ def test_fingerprints_change_with_the_files_the_sources_are_in(
 ) -> None:
     found, sources = origin
     train, val = sources[:12], sources[12:]
-    before = found.fingerprint(train), found.fingerprint(val)
+    before = found.fingerprints(train), found.fingerprints(val)
     os.utime(src / "data" / "train-00001-of-00003.parquet", ns=(1, 1))
-    assert found.fingerprint(train) != before[0]
-    assert found.fingerprint(val) == before[1]
+    assert found.fingerprints(train) != before[0]
+    assert found.fingerprints(val) == before[1]
     with pytest.raises(SourceError, match="found it changed: run the command again"):
         found.read(sources[5])
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
-from test_commands import assert_one_clear_error, shardio
-from test_convert import everything, failing_storage, hashes, rejects
+from command import assert_one_clear_error, shardio
+from conversions import failing_storage, rejects
+from folders import everything, hashes
+from pictures import random_picture, write_jpeg
 
 from shardio.conversion import claim
 from shardio.conversion import convert as converter

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
-from test_convert import hashes, rejects, stamps
+from conversions import rejects
+from folders import hashes, stamps
+from pictures import random_picture, write_jpeg
 
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import convert
@@ -330,7 +331,7 @@ def terms(image_tree: Path, out: Path) -> Terms:
     task = tasks_of(image_tree, out)[0]
     run_file = RunFile(out / ".convert", 1)
     source = task.sources[0]
-    return Terms(run_file.path, library_versions(), task.origin, source, task.origin.fingerprint((source,)))
+    return Terms(run_file.path, library_versions(), task.origin, source, *task.origin.fingerprints((source,)))
 
 
 def test_a_machine_like_this_one_takes_part(terms: Terms) -> None:

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
+from command import assert_one_clear_error, shardio
+from conversions import TWO_PROCESSES
+from disks import FailingDisk
+from folders import flip, hashes
+from pictures import random_picture, write_jpeg
 from PIL import Image
-from test_commands import assert_one_clear_error, shardio
-from test_convert import TWO_PROCESSES, hashes
-from test_files import FailingDisk
 
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import _Repair, repair
@@ -107,14 +108,6 @@ def out(sound: Path, tmp_path: Path) -> Path:
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in folder.iterdir()}
-
-
-def flip(path: Path, offset: int, bit: int = 0) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
-        (byte,) = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 def remove(path: Path) -> None:
@@ -474,7 +467,7 @@ def test_a_disk_that_fails_at_any_call_leaves_every_file_as_it_was_or_as_it_shal
     source: Path, sound: Path, out: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes = ("write", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "link")
-    monkeypatch.setattr("test_files.DISK_CALLS", writes)
+    monkeypatch.setattr("disks.DISK_CALLS", writes)
     first = 0
     while True:
         first += 1

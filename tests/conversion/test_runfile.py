@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_files import must_not_block
+from deadlines import must_not_block
 
 from shardio.conversion.engines.runfile import RunFile, RunSlot
 from shardio.errors import FormatError

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from disks import FailingDisk, every_failure
 from numpy.typing import NDArray
-from test_files import FailingDisk, every_failure
+from pictures import sample_pixels
 
 from shardio.conversion.writing import shard_file as writer_module
 from shardio.conversion.writing.set_writer import Reject, ShardWriter
@@ -32,14 +32,10 @@ from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile, bypass_page_cache, write_all
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 SHAPE = (3, 5, 3)
 NBYTES = 45
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is synced, and when, is the matter of test_files; here it would only take time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def names(folder: Path) -> list[str]:

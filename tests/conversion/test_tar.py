@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from storages import tar_of
+from tars import END, header, tar_of
 
 from shardio.conversion.sources.tar import BLOCK_NBYTES, Archive, Member, drain, is_header, members, open_archive
 from shardio.errors import SourceError
@@ -32,27 +32,6 @@ def archive_of(data: bytes) -> Archive:
 
 def walk(data: bytes) -> list[Member]:
     return list(members(archive_of(data)))
-
-
-def header(name: bytes = b"a", nbytes: int = 0, kind: bytes = b"0", **changes: bytes) -> bytes:
-    """One header with the right checksum, whatever else is in it."""
-    fields = {
-        "name": name.ljust(100, b"\0"),
-        "mode": b"0000644\0" + b"0000000\0" * 2,
-        "size": b"%011o\0" % nbytes,
-        "time": b"00000000000\0",
-        "checksum": b" " * 8,
-        "kind": kind,
-        "link": bytes(100),
-        "magic": b"ustar  \0",
-        "rest": bytes(247),
-    } | changes
-    block = b"".join(fields.values())
-    assert len(block) == BLOCK_NBYTES
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
-
-
-END = bytes(2 * BLOCK_NBYTES)
 
 
 def padded(data: bytes) -> bytes:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
-from conftest import random_picture
-from test_files import must_not_block
+from deadlines import must_not_block
+from pictures import random_jpeg
+from tasks import BAD, SIDE, Memory, Reports, jpeg
 
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import Fit
@@ -31,30 +30,6 @@ from shardio.format.checksum import crc32
 from shardio.format.layout import WORK_FOLDER
 from shardio.system.files import is_temporary
 
-SIDE = 16
-BAD = {3, 4, 11, 17, 18, 19, 20, 39}
-"""Of 40 sources: one alone, neighbours, a whole block of three, the last."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Sources that are held in memory, by their numbers."""
-
-    images: Sequence[bytes]
-
-    def read(self, source: Source) -> bytes:
-        return self.images[int(source.key)]
-
-    def fingerprint(self, sources: Sequence[Source]) -> str:
-        return str(len(sources))
-
-
-def jpeg(i: int) -> bytes:
-    rng = np.random.default_rng(i)
-    height, width = (int(n) for n in rng.integers(SIDE, 4 * SIDE, 2))
-    data: bytes = simplejpeg.encode_jpeg(random_picture(rng, height, width))
-    return data
-
 
 @pytest.fixture(scope="module")
 def images() -> list[bytes]:
@@ -66,22 +41,6 @@ def task(tmp_path: Path, images: list[bytes]) -> ShardTask:
     (tmp_path / WORK_FOLDER).mkdir()
     sources = tuple(Source(b"%d" % i, i % 5) for i in range(len(images)))
     return ShardTask(Memory(images), tmp_path, "train", 0, sources, 4, ConvertOptions(Fit((SIDE, SIDE))))
-
-
-class Reports:
-    """Counts what a task reports; `stop_after` so many sources it says stop."""
-
-    def __init__(self, stop_after: int = 1 << 30) -> None:
-        self.done = self.refused = 0
-        self._stop_after = stop_after
-
-    def control(self, threads: int) -> Control:
-        return Control(self._report, lambda: self.done >= self._stop_after, threads)
-
-    def _report(self, done: int, refused: int) -> None:
-        assert threading.current_thread() is threading.main_thread()
-        self.done += done
-        self.refused += refused
 
 
 def shard_of(task: ShardTask) -> Path:
@@ -193,7 +152,7 @@ def test_threads_run_ahead_of_a_slow_source_no_further_than_their_blocks(
 def test_memory_is_bounded_by_four_blocks_and_a_picture_per_thread(tmp_path: Path, threads: int) -> None:
     side, count = 128, 1200
     (tmp_path / WORK_FOLDER).mkdir()
-    data = simplejpeg.encode_jpeg(random_picture(np.random.default_rng(0), 200, 300))
+    data = random_jpeg(0, 200, 300)
     sources = tuple(Source(b"%d" % i, 0) for i in range(count))
     task = ShardTask(Memory([data] * count), tmp_path, "train", 0, sources, 4, ConvertOptions(Fit((side, side))))
     tracemalloc.start()

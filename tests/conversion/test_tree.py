@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import put
+from folders import ODD_NAMES, put
 
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import make_plan
@@ -17,9 +17,6 @@ from shardio.conversion.sources.collection import Collection, Source, read_file
 from shardio.conversion.sources.splits import SPLIT_NAMES
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import DecodeError, SourceError
-
-ODD_NAMES = [b"a", b"a-b", b"a.b", b"a b", b"B", b"b", b"10", b"9", b"\xc3\xa9t\xc3\xa9", b"\xff\xfe", b"new\nline"]
-ODD_NAMES += [b'quo"te', b"it's", b"-rf", b"*", b"$(x)", b"%s", b"a\\b", b"~"]
 
 
 def keys(tree: Collection, split: str = "train") -> list[bytes]:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import random_picture
+from command import shardio
+from pictures import random_picture
 from PIL import Image
-from test_commands import shardio
 
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
-from shardio.conversion.images.warned import kept_warnings
+from shardio.conversion.images.warned import KeptWarnings
 
 APNG = "Invalid APNG, will use default PNG image if possible"
 
@@ -82,7 +82,7 @@ class OddItems:
     def __getitem__(self, number: int) -> tuple[np.ndarray, int]:
         warnings.simplefilter("error", UserWarning)
         warnings.warn("this code is old", DeprecationWarning, stacklevel=1)
-        with kept_warnings():
+        with KeptWarnings():
             warnings.warn("kept by an inner block", stacklevel=1)
         if number % 2:
             warnings.warn(f"item {number}\nis odd", RuntimeWarning, stacklevel=1)
@@ -103,7 +103,7 @@ def test_warnings_of_other_threads_go_where_they_would() -> None:  # here warnin
     inside, done = threading.Event(), threading.Event()
 
     def keep() -> None:
-        with kept_warnings() as kept:
+        with KeptWarnings() as kept:
             inside.set()
             assert done.wait(30)
             warnings.warn("of the thread", stacklevel=1)

@@ -8,8 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import put
-from storages import CLASSES, draw_imagenet, images_of, tar_of, write_webdataset
+from collected import rows
+from folders import put
+from storages import CLASSES, draw_imagenet, images_of, write_webdataset
+from tars import tar_of
 
 from shardio.conversion.sources.collection import Collection, Fault
 from shardio.conversion.sources.tree import scan_tree
@@ -25,10 +27,6 @@ def write_tar(path: Path, *files: tuple[str, bytes]) -> Path:
 
 def pair(name: str, label: str = "0", suffix: str = "jpg") -> list[tuple[str, bytes]]:
     return [(f"{name}.cls", label.encode()), (f"{name}.{suffix}", name.encode())]
-
-
-def rows(found: Collection, split: str = "train") -> list[tuple[bytes, int]]:
-    return [(source.key, source.label) for source in found.splits[split]]
 
 
 def faults(found: Collection) -> dict[bytes, str]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from pictures import sample_pixels
+from places import DATA
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
@@ -36,7 +37,7 @@ from shardio.reading.shardset import open_shards
 from shardio.reading.warm import warm
 from shardio.sets.verify import verify
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden-columns"
+GOLDEN = DATA / "golden-columns"
 """Two samples, published once with class names and columns. No test writes here."""
 GOLDEN_DIGEST = "7071cecd69a41c69d94927495c2b72d03490050262329406c21ce5a42a3c45de"
 GOLDEN_SHA256 = {

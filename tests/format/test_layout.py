@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from places import DATA
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.layout import (
@@ -28,7 +29,7 @@ from shardio.format.manifest import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+GOLDEN = DATA / "golden"
 """Three samples in two shards, published once. No test writes here."""
 
 GOLDEN_PIXELS: tuple[tuple[int, ...], ...] = (

@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import sample_pixels
+from documents import BATCH_SIZE, BLOCKS, RECORDER
 from killed import TIMEOUT_SECONDS
-from test_integrations import BATCH_SIZE, BLOCKS, RECORDER, ROOT
+from pictures import sample_pixels
+from places import IMAGENET, ROOT, SUPPORT
 
 from shardio import ShardWriter
 
-KILLED = Path(__file__).parents[1] / "killed.py"
-IMAGENET = ROOT / "examples" / "imagenet"
+KILLED = SUPPORT / "killed.py"
 SHAPE = (4, 4, 3)
 NUM_TRAIN, NUM_VAL = 14 * BATCH_SIZE, 3
 

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import code_blocks
+from places import ROOT
 
 from shardio import convert
 from shardio.cli import commands as cli
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 PARTS = 16
 
 RECORDER = f"""#!{sys.executable}
@@ -31,12 +33,8 @@ with open(os.environ["RECORD"], "a") as file:
 """
 
 
-def code_blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
 def scripts_with(word: str) -> list[str]:
-    return [block for block in code_blocks("bash") if word in block]
+    return [block for block in code_blocks(PAGE, "bash") if word in block]
 
 
 def run_script(script: str, folder: Path, **variables: str) -> list[list[str]]:
@@ -73,7 +71,7 @@ def array_job(script: str, folder: Path, variable: str, first: int) -> list[dict
 def job_of_kubernetes(name: str) -> dict[str, Any]:
     """The `spec` of the Job with this name."""
     yaml = pytest.importorskip("yaml")
-    (job,) = (job for job in map(yaml.safe_load, code_blocks("yaml")) if job["metadata"]["name"] == name)
+    (job,) = (job for job in map(yaml.safe_load, code_blocks(PAGE, "yaml")) if job["metadata"]["name"] == name)
     spec: dict[str, Any] = job["spec"]
     return spec
 
@@ -162,18 +160,18 @@ def test_training_jobs_of_kubernetes_stage_the_set_and_then_train(tmp_path: Path
 def test_every_script_is_one_of_those_that_are_run() -> None:
     words = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "dask scheduler", "mpi4py", "srun python train", "PBS_O_WORKDIR")
     assert [len(scripts_with(word)) for word in words] == [1] * len(words)
-    assert len(code_blocks("bash")) == len(words)
-    assert len(code_blocks("yaml")) == 2
+    assert len(code_blocks(PAGE, "bash")) == len(words)
+    assert len(code_blocks(PAGE, "yaml")) == 2
 
 
 def test_python_calls_convert_with_arguments_that_it_has() -> None:
     calls = [
         node
-        for block in code_blocks("python")
+        for block in code_blocks(PAGE, "python")
         for node in ast.walk(ast.parse(block))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "convert"
     ]
-    assert len(calls) == len(code_blocks("python")) == 2
+    assert len(calls) == len(code_blocks(PAGE, "python")) == 2
     known = inspect.signature(convert)
     for call in calls:
         known.bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords if keyword.arg})

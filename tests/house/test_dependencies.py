@@ -6,6 +6,7 @@ import ast
 
 import pytest
 from imports import MODULES, SOURCES, imports_in, modules_imported
+from places import ROOT
 
 
 def packages_of(module: str) -> set[str]:
@@ -51,3 +52,9 @@ def test_no_module_imports_by_name_or_unpickles() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         assert calls.isdisjoint({"eval", "exec", "compile", "__import__"}), module
+
+
+def test_a_test_imports_no_other_one() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        imported = imports_in(path.read_text(encoding="utf-8"))
+        assert not [name for name in imported if name.startswith(("test_", "conftest"))], path

@@ -13,22 +13,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import random_picture, write_jpeg
+from documents import code_blocks
 from forked import run_forked
+from pictures import random_picture, write_jpeg
+from places import DATA, ROOT
 from storages import draw_imagenet, write_archives, write_kaggle, write_list, write_webdataset
 
 from shardio.conversion.images.decode import MAX_PIXELS, MAX_SOURCE_NBYTES
 from shardio.errors import Reason
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
-DATA = ROOT / "tests" / "data"
 GOLDEN = DATA / "golden"
-
-
-def code_blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")

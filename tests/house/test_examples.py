@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -21,12 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from documents import code_blocks
+from places import IMAGENET, ROOT
 
 from shardio import ShardWriter
 from shardio.cli import commands as cli
 
-ROOT = Path(__file__).resolve().parents[2]
-IMAGENET = ROOT / "examples" / "imagenet"
 # 12 steps of 8 and a rest. In the validation's last batch on two ranks, one has a sample and the other none.
 NUM_TRAIN, NUM_VAL = 100, 33
 STEPS, EPOCHS = 12, 3
@@ -263,7 +262,7 @@ def recipe(modules: dict[str, ModuleType]) -> ModuleType:
 
 def test_the_commands_of_the_page_are_understood(recipe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    blocks = code_blocks(page, "bash")
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     trainings = [line.partition("train.py ")[2].partition("&&")[0] for line in lines if "train.py " in line]
     assert len(trainings) == 7

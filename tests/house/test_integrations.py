@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,60 +21,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
+from documents import BATCH_SIZE, BLOCKS, RECORDER
+from pictures import sample_pixels
+from places import ROOT
 from torch.utils.data import DataLoader
 
 from shardio import ShardDataset, ShardLoader, ShardWriter
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
 SHAPE = (6, 5, 3)
 # 16 batches of 32 and a rest; the validation's last batch on two ranks is one sample, and none.
 NUM_TRAIN, NUM_VAL = 520, 65
-BATCH_SIZE = 32
 FIVE_BATCHES = 100
 EPOCHS = 2
 SECONDS = 120
 
-# Runs before a recipe. A sample's label is its index, so the labels of the losses are what was trained on.
-# STOP_AFTER kills the process, as a scheduler would.
-RECORDER = """
-import json, os
-import torch
-import torch.nn.functional
-
-def rank():
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-
-def recording(scores, labels, *, original=torch.nn.functional.cross_entropy, steps=[], **options):
-    steps.append(labels.tolist())
-    if len(steps) == int(os.environ.get("STOP_AFTER", "0")):
-        os._exit(9)
-    with open(f"steps-{rank()}.jsonl", "a", encoding="ascii") as file:
-        file.write(json.dumps(steps[-1]) + "\\n")
-    return original(scores, labels, **options)
-
-torch.nn.functional.cross_entropy = recording
-"""
 
 # Runs after a recipe of several ranks. A thread of gloo in torch 2.13 may still let go of a Python object when the
 # interpreter is at its end, also after destroy_process_group, and torch then aborts the process.
 LAST = "\nimport os\nos._exit(0)\n"
-
-
-def sections() -> dict[str, list[str]]:
-    """The Python blocks under each heading of the page."""
-    parts = re.split(r"^## (.*)\n", PAGE, flags=re.MULTILINE)
-    blocks = {
-        title: re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        for title, text in zip(parts[1::2], parts[2::2], strict=True)
-    }
-    assert not re.search(r"^```python", parts[0], re.MULTILINE)
-    return blocks
-
-
-BLOCKS = sections()
 
 
 @pytest.fixture(scope="module")

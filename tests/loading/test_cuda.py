@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import simulated_cuda
 import torch
-from conftest import sample_pixels
+from pictures import sample_images
 from simulated_cuda import Event, Simulation, Stream, Tensor
 
 import shardio.loading.cuda
@@ -34,7 +34,7 @@ BATCH = 5
 NUM_SAMPLES = 47
 NBYTES = BATCH * (int(np.prod(SHAPE)) + 8 + 8)
 POISON = 0xEE
-PICTURES = torch.from_numpy(np.stack([sample_pixels(i, SHAPE) for i in range(NUM_SAMPLES)])).permute(0, 3, 1, 2)
+PICTURES = sample_images(NUM_SAMPLES, SHAPE)
 
 
 @pytest.fixture

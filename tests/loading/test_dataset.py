@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
+from pictures import sample_pixels
 from PIL import Image
 from torch.utils.data import DataLoader, default_collate
 

@@ -14,8 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from deadlines import in_time
 from numpy.typing import NDArray
+from pictures import sample_pixels
 
 import shardio.loading.gather
 from shardio.loading.gather import GatherThreads, Pending
@@ -53,26 +54,6 @@ def fresh_slot(batch_size: int = 9) -> Slot:
     slot.labels.fill(NOBODY)
     slot.indices.fill(NOBODY)
     return slot
-
-
-def in_time(work: Callable[[], Any]) -> Any:
-    """What `work` returns or raises; what would block for ever is a failure of this test and not the end of all."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    thread.join(DEADLINE_SECONDS)
-    assert not thread.is_alive(), "it blocks for ever"
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 def check(slot: Slot, indices: NDArray[np.int64]) -> None:

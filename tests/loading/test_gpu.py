@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_picture, sample_pixels
 from numpy.typing import NDArray
+from pictures import random_picture, sample_images, sample_pixels
 
 from shardio.augment import (
     CenterCrop,
@@ -94,8 +94,7 @@ class Check:
     """Counts wrong bytes on the device. `expected` are the pictures, (N, C, H, W)."""
 
     def __init__(self) -> None:
-        pictures = np.stack([sample_pixels(i, SHAPE) for i in range(NUM_SAMPLES)])
-        self.expected = torch.from_numpy(pictures).permute(0, 3, 1, 2).cuda()
+        self.expected = sample_images(NUM_SAMPLES, SHAPE).cuda()
         self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
         torch.cuda.synchronize()
 

@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
 from hold_batches import hold_batches
+from leaks import num_descriptors
 from numpy.typing import NDArray
+from pictures import sample_images, sample_pixels
 
 import shardio.loading.gather
 import shardio.loading.loader
@@ -58,11 +59,7 @@ def loader_of(make_set: Callable[..., Path]) -> MakeLoader:
     return make
 
 
-def pictures(num_samples: int = NUM_SAMPLES) -> torch.Tensor:
-    return torch.from_numpy(np.stack([sample_pixels(i, SHAPE) for i in range(num_samples)])).permute(0, 3, 1, 2)
-
-
-EXPECTED = pictures()
+EXPECTED = sample_images(NUM_SAMPLES, SHAPE)
 
 
 def check(batch: Batch, expected: torch.Tensor = EXPECTED) -> None:
@@ -850,7 +847,7 @@ def test_leaving_a_hundred_epochs_early_leaves_nothing(loader_of: MakeLoader, po
     with loader_of(3, num_threads=2, prefetch=2) as loader:
         alive = living_slots(loader)
         threads = gather_threads()
-        descriptors = len(os.listdir("/proc/self/fd"))
+        descriptors = num_descriptors()
         for turn in range(100):
             for number, batch in enumerate(loader):
                 check(batch)
@@ -859,7 +856,7 @@ def test_leaving_a_hundred_epochs_early_leaves_nothing(loader_of: MakeLoader, po
             # In the caller's hands, free, on their way; and what the threads had begun of the epoch before.
             assert alive() <= 1 + loader._ring.capacity + 3 + 2, turn
         assert gather_threads() == threads
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert num_descriptors() == descriptors
         for batch in list(loader):
             check(batch)
     del batch

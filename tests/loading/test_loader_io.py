@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
+from leaks import num_descriptors
 from numpy.typing import NDArray
+from pictures import sample_pixels
 
 import shardio.reading.choose
 import shardio.reading.readers
@@ -54,11 +55,6 @@ def check(batch: tuple[torch.Tensor, ...], shape: tuple[int, int, int] = SHAPE) 
         assert label == index % 7
     numbers: list[int] = indices.tolist()
     return numbers
-
-
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("io", IOS)
@@ -100,6 +96,11 @@ def test_a_state_goes_on_with_another_way_of_reading(io: Io, loader_of: MakeLoad
         loader.load_state_dict(state)
         seen += [check(batch) for batch in loader]
     assert seen == whole
+
+
+def descriptors() -> int:
+    gc.collect()
+    return num_descriptors()
 
 
 @pytest.mark.parametrize("io", IOS)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_picture
+from pictures import random_picture
 from PIL import Image
 
 from shardio.augment import CenterCrop, Compose, CutMix, HorizontalFlip, Normalize, RandomResizedCrop, Resize, Views

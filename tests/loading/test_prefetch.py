@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
+from copiers import SECONDS, FakeCopier
+from pictures import sample_images
 
 import shardio.loading.loader
-from shardio.format.layout import SampleShape
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
 from shardio.loading.ring import Ring, Slot, new_slot
@@ -32,92 +32,11 @@ from shardio.order.sampler import Tail
 SHAPE = (2, 3, 3)
 BATCH = 4
 POISON = 0xEE
-NOT_COPIED = 0xAA
-SECONDS = 0.25
 
 
 @dataclass
 class Counts:
     copy_seconds: float = 0.0
-
-
-class FakeTransfer:
-    """A copy that is made by `finish`, from what the slot holds at that time."""
-
-    def __init__(self, stream: FakeCopier, slot: Slot) -> None:
-        self.stream = stream
-        self.seconds = 0.0
-        self.finished = False
-        self.images = torch.full(slot.images.shape, NOT_COPIED, dtype=torch.uint8)
-
-    def start(self, slot: Slot, size: int) -> None:
-        assert slot.images.shape == self.images.shape
-        self.slot = slot
-        self.size = size
-        self.number = self.stream.note_start(self)
-        images = self.images[:size]
-        self.tensors = Tensors(images.permute(0, 3, 1, 2), torch.full((size,), -1), torch.full((size,), -1))
-
-    def finish(self) -> None:
-        assert not self.finished
-        self.finished = True
-        self.seconds = SECONDS
-        for tensor, array in (
-            (self.tensors.images.permute(0, 2, 3, 1), self.slot.images),
-            (self.tensors.labels, self.slot.labels),
-            (self.tensors.indices, self.slot.indices),
-        ):
-            tensor.copy_(torch.from_numpy(array[: self.size]))
-
-    def done(self) -> bool:
-        self.stream.let_time_pass()
-        return self.finished
-
-    def wait(self) -> None:
-        self.stream.log.append(f"wait {self.number}")
-        while not self.finished:
-            self.stream.finish_oldest()
-
-    def hand_over(self) -> Tensors:
-        self.stream.log.append(f"hand over {self.number}")
-        return self.tensors
-
-
-class FakeCopier:
-    """One stream: its copies are made one after the other, in the order in which they were started."""
-
-    def __init__(self, let_time_pass: Callable[[FakeCopier], None] = lambda copier: None) -> None:
-        self.unfinished: deque[FakeTransfer] = deque()
-        self.started = 0
-        self.reserved: list[weakref.ref[FakeTransfer]] = []
-        self.most_unfinished = 0
-        self.log: list[str] = []
-        self._let_time_pass = let_time_pass
-
-    def new_slot(self, batch_size: int, sample_shape: SampleShape) -> Slot:
-        return new_slot(batch_size, sample_shape)
-
-    def reserve(self, slot: Slot) -> FakeTransfer:
-        transfer = FakeTransfer(self, slot)
-        self.reserved.append(weakref.ref(transfer))
-        return transfer
-
-    def note_start(self, transfer: FakeTransfer) -> int:
-        self.log.append(f"start {self.started}")
-        self.started += 1
-        self.unfinished.append(transfer)
-        self.most_unfinished = max(self.most_unfinished, len(self.unfinished))
-        return self.started - 1
-
-    def finish_oldest(self) -> None:
-        self.unfinished.popleft().finish()
-
-    def synchronize(self) -> None:
-        while self.unfinished:
-            self.finish_oldest()
-
-    def let_time_pass(self) -> None:
-        self._let_time_pass(self)
 
 
 def finish_some(seed: int) -> Callable[[FakeCopier], None]:
@@ -344,10 +263,6 @@ def device_loader(monkeypatch: pytest.MonkeyPatch, make_set: Callable[..., Path]
     return make
 
 
-def pictures(num_samples: int = 47) -> torch.Tensor:
-    return torch.from_numpy(np.stack([sample_pixels(i, LOADER_SHAPE) for i in range(num_samples)])).permute(0, 3, 1, 2)
-
-
 def check(batch: tuple[torch.Tensor, ...], expected: torch.Tensor) -> None:
     images, labels, indices = batch
     assert torch.equal(images, expected[indices])
@@ -360,7 +275,7 @@ def check(batch: tuple[torch.Tensor, ...], expected: torch.Tensor) -> None:
 def test_device_batches_are_those_of_the_cpu(
     prefetch: int, tail: Tail, num_threads: int, device_loader: Callable[..., ShardLoader]
 ) -> None:
-    expected = pictures()
+    expected = sample_images(47, LOADER_SHAPE)
     for seed in range(3):
         copier = FakeCopier(finish_some(seed))
         with device_loader(copier, 5, prefetch=prefetch, tail=tail, num_threads=num_threads, seed=seed) as loader:
@@ -381,7 +296,7 @@ def test_a_device_far_behind_its_host_still_gets_every_byte(
 ) -> None:
     rng = random.Random(seed)
     copier = FakeCopier()  # it copies only when it must
-    expected = pictures()
+    expected = sample_images(47, LOADER_SHAPE)
     waiting: list[tuple[torch.Tensor, ...]] = []
     with device_loader(copier, 3, seed=seed) as loader:
         for _ in range(10):
@@ -400,7 +315,7 @@ def test_leaving_an_epoch_early_waits_for_its_copies_and_loses_no_slot(
     device_loader: Callable[..., ShardLoader],
 ) -> None:
     copier = FakeCopier(finish_some(0))
-    expected = pictures()
+    expected = sample_images(47, LOADER_SHAPE)
     slots: list[weakref.ref[Slot]] = []
     with device_loader(copier, 5) as loader:
         make = loader._ring._make
@@ -432,7 +347,7 @@ def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_d
     gathered_ahead: bool, prefetch: int, device_loader: Callable[..., ShardLoader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copier = FakeCopier(finish_some(1))
-    expected = pictures()
+    expected = sample_images(47, LOADER_SHAPE)
     with device_loader(copier, 5, num_threads=1, shuffle=False, prefetch=prefetch) as loader:
         gather = loader.shards.gather
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from deadlines import in_time
 from numpy.typing import NDArray
 
 from shardio.loading.ring import Ring, Slot, new_slot
@@ -43,24 +44,6 @@ class PoisonRing(Ring):
 
 def make_ring(capacity: int = 4) -> Ring:
     return PoisonRing(capacity, lambda: new_slot(BATCH, SHAPE))
-
-
-def in_time(work: Callable[[], None]) -> None:
-    """Run `work` where a deadlock is a failure of this test and not the end of all tests."""
-    errors: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    thread.join(DEADLINE_SECONDS)
-    assert not thread.is_alive(), "deadlock"
-    if errors:
-        raise errors[0]
 
 
 # Ways to hold a batch. Each is called with the lent array, which the test then forgets.

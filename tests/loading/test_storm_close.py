@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import multiprocessing
 import os
+import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -11,15 +15,28 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import storm_close as tool
+import torch
+from leaks import num_descriptors
 
+from shardio.augment.boxes import Boxes
+from shardio.augment.resample import resample
+from shardio.conversion.engines import pool as executors
+from shardio.conversion.engines import processes as workers
 from shardio.loading.gather import GatherThreads
 from shardio.loading.loader import ShardLoader
-from shardio.sets.cache.folder import Cache
-from shardio.system.files import AtomicFile, sweep_temporaries, write_all
+from shardio.reading.mapping import RowMapping, will_need
+from shardio.reading.shardset import open_shards
+from shardio.sets import catalogue
+from shardio.sets.cache.folder import Cache, _remove_trash
+from shardio.system import threads
+from shardio.system.files import AtomicFile, fsync_folder, open_nameless, open_pipe, sweep_temporaries, write_all
 from shardio.system.threads import DaemonThread, ThreadPool
 
+CONCURRENT = tuple(package.__path__[0] for package in (concurrent.futures, multiprocessing))
+BOXES = Boxes(*(np.full(16, value, float) for value in (0, 0, 8, 8)))
 # A prime, so that other points come in each case.
 STEP = 127
 CASES = [
@@ -42,7 +59,7 @@ def test_one_exception_at_any_point_leaves_nothing(case: tool.Case, tmp_path: Pa
 def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_written(
     take_over: bool, tmp_path: Path
 ) -> None:
-    path, open_files = tmp_path / "x", len(os.listdir("/proc/self/fd"))
+    path, open_files = tmp_path / "x", num_descriptors()
 
     def write() -> None:
         if take_over:
@@ -60,7 +77,7 @@ def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_writt
         point = tool.Point(number)
         with contextlib.suppress(tool.InterruptedHere):
             point(write)
-        assert len(os.listdir("/proc/self/fd")) == open_files, point.where
+        assert num_descriptors() == open_files, point.where
         sweep_temporaries(tmp_path)
         assert set(os.listdir(tmp_path)) <= {"x"}, point.where
         if not point.fired:
@@ -69,9 +86,79 @@ def test_one_exception_at_any_point_leaves_no_descriptor_of_a_file_that_is_writt
     assert path.read_bytes() == b"abc"
 
 
+def in_use() -> tuple[int, int, int]:
+    """Threads, descriptors, and TiB of address space."""
+    (size,) = re.findall(r"VmSize:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), int(size) >> 30
+
+
+def remove_trash(folder: Path) -> None:
+    (folder / "trash").mkdir(exist_ok=True)
+    _remove_trash(folder / "trash")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda folder: RowMapping([1 << 28], 4096),
+        lambda folder: will_need(np.ones((2, 4096), np.uint8), np.arange(2)),
+        fsync_folder,
+        remove_trash,
+        lambda folder: open_nameless(),
+        lambda folder: open_pipe(),
+        lambda folder: resample(torch.zeros((16, 3, 8, 8), dtype=torch.uint8), BOXES, np.zeros(16, bool), (4, 4)),
+        lambda folder: catalogue._map(str, range(20)),
+    ],
+    ids=[
+        "address space",
+        "advice",
+        "folder that is synced",
+        "folder that is locked",
+        "file without a name",
+        "pipe",
+        "resampling",
+        "listing",
+    ],
+)
+def test_one_exception_at_any_point_loses_nothing(
+    call: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tool.Point, "files", (*tool.Point.files, *CONCURRENT))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    call(tmp_path)
+    time.sleep(0.1)  # a thread that was waited for is still there for a moment
+    before = in_use()
+    for number in count():
+        point = tool.Point(number)
+        with contextlib.suppress(tool.InterruptedHere):
+            point(lambda: call(tmp_path))
+        deadline = time.monotonic() + 10
+        while (left := in_use()) != before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert left == before, point.where
+        assert set(os.listdir(tmp_path)) <= {"trash"}, point.where
+        if not point.fired:
+            break
+    assert number > 0
+
+
 @pytest.mark.parametrize("work", tool.WORKS, ids=lambda work: f"{work.kind} {work.workers}")
 def test_one_exception_at_any_point_of_a_call_leaves_nothing(work: tool.Work, tmp_path: Path) -> None:
     counts = tool.raise_everywhere(STEP, tmp_path, cases=[work])
+    assert not counts.printed, "\n".join(counts.printed)
+    assert counts.raised > 2
+
+
+@pytest.mark.parametrize(
+    ("work", "step"), [*zip(tool.LONG_WORKS, (37, 3), strict=True)], ids=[work.kind for work in tool.LONG_WORKS]
+)
+def test_one_exception_at_any_point_of_what_holds_workers_leaves_nothing(
+    work: tool.Work, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = (executors.__file__, workers.__file__, threads.__file__, threading.__file__, *CONCURRENT)
+    monkeypatch.setattr(tool.Point, "files", files)
+    counts = tool.raise_everywhere(step, tmp_path, cases=[work])
     assert not counts.printed, "\n".join(counts.printed)
     assert counts.raised > 2
 
@@ -83,12 +170,16 @@ def test_exceptions_at_random_moments_leave_nothing(tmp_path: Path) -> None:
     assert counts.raised > 0
 
 
-def test_a_thread_and_a_descriptor_that_are_left_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_descriptors_and_address_space_that_are_left_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[Any] = []
 
     def use(storms: tool.Storms, case: tool.Case, held: list[Any]) -> None:
         if not left:
-            left.extend([GatherThreads(1), os.open(os.devnull, os.O_RDONLY)])
+            nbytes = int(np.prod(tool.SHAPE))
+            left.extend([GatherThreads(1), os.open(os.devnull, os.O_RDONLY), RowMapping([20] * 3, nbytes)])
+            left.append(open_shards(storms._set))
 
     monkeypatch.setattr(tool.Storms, "use", use)
     monkeypatch.setattr(tool, "PATIENCE_SECONDS", 0.0)
@@ -96,6 +187,8 @@ def test_a_thread_and_a_descriptor_that_are_left_are_noticed(tmp_path: Path, mon
         counts = tool.raise_everywhere(1, tmp_path, lambda line: None, CASES[:1])
         assert counts.rounds_that_left == 1
         assert counts.left["thread"] == counts.left["descriptor"] == 1
+        assert counts.left["mapping"] == 4  # three shards, and the index
+        assert counts.left["reservation"] == 3 + 3  # of a region without files, and behind each file
     finally:
         left[0].close()
         os.close(left[1])

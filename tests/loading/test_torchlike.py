@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
+from pictures import sample_pixels
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from shardio import ShardDataset, ShardLoader

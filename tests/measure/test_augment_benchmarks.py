@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,19 +13,12 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from command import NO_GPU, run_python
+from places import BENCHMARKS
 
 from shardio.augment.boxes import Draws, random_resized_boxes
 from shardio.conversion.convert import convert
 from shardio.reading.shardset import open_shards
-
-ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ROOT / "benchmarks"
-
-
-def run(script: str, *arguments: object) -> str:
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environ, timeout=300, check=True).stdout
 
 
 @pytest.fixture
@@ -43,7 +34,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTy
 def test_augmentation_is_compared_with_what_is_there(make_set: Callable[..., Path]) -> None:
     path = make_set(9, (20, 24, 3))
     sizes = ["--samples", 5, "--batch-size", 2, "--size", 8, "--rounds", 1]
-    lines = run("augment.py", path, *sizes, "--ffcv-python", path / "no such file").splitlines()
+    ended = run_python(BENCHMARKS / "augment.py", path, *sizes, "--ffcv-python", path / "no such file", **NO_GPU)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
     assert any(line.startswith("ffcv: not measured: ") for line in lines)
     measured = [line.partition(" images/s")[0].split() for line in lines if "images/s" in line]
     assert all(float(words[-1].replace(",", "")) > 0 for words in measured)
@@ -146,7 +139,9 @@ def test_the_usual_transforms_are_those_of_shardio(module: Callable[[str], Modul
 
 def test_accuracies_of_shards_and_jpegs_are_compared(image_tree: Path, tmp_path: Path) -> None:
     small = ["--seeds", 2, "--epochs", 1, "--batch-size", 4, "--size", 16, "--stored", 24, "--out", tmp_path / "out"]
-    out = run("accuracy.py", image_tree, *small)
+    ended = run_python(BENCHMARKS / "accuracy.py", image_tree, *small, **NO_GPU)
+    assert ended.returncode == 0, ended.stderr
+    out = ended.stdout
     assert "12 images to train on, 6 to evaluate on, 3 classes; 16 x 16 pixels, 3 steps of 4" in out
     tables = out.split("\n\n")[1:]
     assert [table.splitlines()[0].partition(",")[0] for table in tables] == [

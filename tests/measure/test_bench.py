@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_prefetch import FakeCopier
+from copiers import FakeCopier
 
 import shardio.loading.loader
 import shardio.measure.bench

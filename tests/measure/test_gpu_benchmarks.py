@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = ROOT / "benchmarks"
-
-
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # Without a GPU, whatever is here: so there is one answer to each question.
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(BENCHMARKS / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
+from command import NO_GPU, run_python
+from places import BENCHMARKS, ROOT
 
 
 def test_our_resnet_50_is_the_usual_one() -> None:
@@ -45,7 +34,7 @@ def test_our_resnet_50_is_the_usual_one() -> None:
 
 @pytest.mark.parametrize("command", [["gpu.py"], ["train_step.py"], ["augment.py", "--device", "cuda"]])
 def test_without_a_gpu_there_is_one_line_and_exit_code_2(command: list[str]) -> None:
-    ended = run(*command)
+    ended = run_python(BENCHMARKS / command[0], *command[1:], **NO_GPU)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert "no CUDA device is here" in ended.stderr
@@ -55,8 +44,16 @@ def test_without_a_gpu_there_is_one_line_and_exit_code_2(command: list[str]) -> 
 def report(make_set: Callable[..., Path], tmp_path: Path) -> dict[str, object]:
     path = make_set(9, (40, 40, 3))
     sizes = ["--batch-size", "2", "--crop", "32", "--steps", "1", "--uncounted", "0", "--rounds", "1"]
-    ended = run(
-        "train_step.py", str(path), "--device", "cpu", *sizes, "--trace", str(tmp_path / "trace.json"), "--json"
+    ended = run_python(
+        BENCHMARKS / "train_step.py",
+        path,
+        "--device",
+        "cpu",
+        *sizes,
+        "--trace",
+        tmp_path / "trace.json",
+        "--json",
+        **NO_GPU,
     )
     assert ended.returncode == 0, ended.stderr
     found: dict[str, object] = json.loads(ended.stdout.splitlines()[-1])

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
 from numpy.typing import NDArray
+from pictures import sample_pixels
 
 import shardio.measure.limits
 from shardio.measure import limits

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from command import run_python
+from places import BENCHMARKS
 
 
-def run(script: str, *arguments: str | Path) -> str:
-    command = [sys.executable, "-W", "error", str(ROOT / "benchmarks" / script), *map(str, arguments)]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
+def run(script: str, *arguments: object) -> str:
+    ended = run_python(BENCHMARKS / script, *arguments)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout
 

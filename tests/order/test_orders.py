@@ -16,8 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_permutation import plain_inverse, plain_permute, plain_round_keys
-from test_rng import plain_keys, plain_random_bits, plain_uniform
+from plain_arithmetic import (
+    plain_inverse,
+    plain_keys,
+    plain_permute,
+    plain_random_bits,
+    plain_round_keys,
+    plain_uniform,
+)
 
 import shardio.order.orders
 from shardio.order.orders import (

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-import struct
 import tracemalloc
 from collections import Counter
 from itertools import permutations
 
 import numpy as np
 import pytest
+from plain_arithmetic import plain_inverse, plain_permute, plain_round_keys
 
 from shardio.order.permutation import MAX_N, ROUNDS, Permutation, check_below, divide, permute, round_keys
 
@@ -43,48 +42,6 @@ GOLDEN: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {
 
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
     return Permutation(n, seed, epoch)(np.arange(n, dtype=np.int64))
-
-
-def plain_round_keys(seed: int, epoch: int, purpose: str = "permutation") -> list[int]:
-    name = f"shardio {purpose} 1".encode() + seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
-    return list(struct.unpack("<6Q", hashlib.blake2b(name, digest_size=48).digest()))
-
-
-def plain_hash_below(digit: int, key: int, radix: int) -> int:
-    mixed = (digit + key) % 2**64
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
-    return (mixed >> 32) * radix >> 32
-
-
-def plain_permute(position: int, n: int, keys: list[int]) -> int:
-    """The definition once more, one number at a time, in integers that cannot overflow."""
-    a = math.isqrt(n - 1) + 1
-    b = -(-n // a)
-    number = position
-    while True:
-        high, low = divmod(number, b)
-        for i in (0, 2, 4):
-            high = (high + plain_hash_below(low, keys[i], a)) % a
-            low = (low + plain_hash_below(high, keys[i + 1], b)) % b
-        number = high * b + low
-        if number < n:
-            return number
-
-
-def plain_inverse(number: int, n: int, keys: list[int]) -> int:
-    """`plain_permute`, undone step by step."""
-    a = math.isqrt(n - 1) + 1
-    b = -(-n // a)
-    position = number
-    while True:
-        high, low = divmod(position, b)
-        for i in (4, 2, 0):
-            low = (low - plain_hash_below(high, keys[i + 1], b)) % b
-            high = (high - plain_hash_below(low, keys[i], a)) % a
-        position = high * b + low
-        if position < n:
-            return position
 
 
 def in_plain_integers(n: int, seed: int, epoch: int, position: int) -> int:

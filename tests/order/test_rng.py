@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from itertools import chain, islice, product
 
 import numpy as np
 import pytest
+from plain_arithmetic import plain_keys, plain_mix, plain_random_bits, plain_uniform
 
 from shardio.order.permutation import round_keys
 from shardio.order.rng import make_keys, random_bits, scramble, uniform
@@ -68,33 +68,11 @@ GOLDEN_ROUND_KEYS: dict[tuple[str, int, int], tuple[int, ...]] = {
 }
 
 
-def plain_mix(number: int) -> int:
-    """splitmix64's finaliser."""
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
-    return number ^ number >> 31
-
-
 def plain_splitmix64(state: int) -> Iterator[int]:
     """As published: a state that steps."""
     while True:
         state = (state + 0x9E3779B97F4A7C15) % 2**64
         yield plain_mix(state)
-
-
-def plain_random_bits(key: int, counter: int) -> int:
-    """One number of `plain_splitmix64`, without the ones before it."""
-    return plain_mix((key + (counter + 1) * 0x9E3779B97F4A7C15) % 2**64)
-
-
-def plain_uniform(key: int, counter: int) -> float:
-    return math.ldexp(plain_random_bits(key, counter) >> 11, -53)
-
-
-def plain_keys(purpose: bytes, seed: int, epoch: int, count: int) -> list[int]:
-    name = purpose + seed.to_bytes(8, "little") + epoch.to_bytes(8, "little")
-    digest = hashlib.blake2b(name, digest_size=8 * count).digest()
-    return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8)]
 
 
 def counters(numbers: list[int] | range) -> np.ndarray:

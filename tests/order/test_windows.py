@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
+from pictures import sample_pixels
 
 from shardio.loading.loader import ShardLoader
 from shardio.order.windows import Crop, Windows

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from pictures import sample_pixels
 
 import shardio.reading.choose
 from shardio.conversion.writing.set_writer import ShardWriter

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sample_pixels
 from numpy.typing import NDArray
+from pictures import sample_pixels
 from simulated_cuda import Simulation
 
 import shardio.loading.cuda
@@ -63,14 +63,6 @@ def loader_of(path: Path) -> Iterator[MakeLoader]:
             return stack.enter_context(ShardLoader(path, batch_size, io=io, **options))
 
         yield make
-
-
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that would have been made before a read was tried again."""
-    pauses: list[float] = []
-    monkeypatch.setattr(shardio.reading.shardset.time, "sleep", pauses.append)
-    return pauses
 
 
 def change(path: Path, *samples: int) -> None:

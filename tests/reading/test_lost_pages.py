@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
 from numpy.typing import NDArray
+from pictures import sample_pixels
 
 import shardio.reading.rowcopy
 import shardio.reading.shardset
@@ -50,14 +50,6 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 @pytest.fixture
 def shards(make_set: Callable[..., Path], no_pauses: list[float]) -> ShardSet:
     return open_shards(make_set(SAMPLES, SHAPE, PER_SHARD))
-
-
-@pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that would have been made."""
-    pauses: list[float] = []
-    monkeypatch.setattr(shardio.reading.shardset.time, "sleep", pauses.append)
-    return pauses
 
 
 def cut(shards: ShardSet, name: str = "train-00001.npy", nbytes: int = HEADER_NBYTES + KEPT * NBYTES) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
 from numpy.typing import NDArray
+from pictures import sample_pixels
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.manifest import FileEntry, load_manifest

@@ -14,22 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from places import ROOT, SUPPORT
+from reading import read_in_every_way
 
 from shardio.format.manifest import load_manifest
-from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
-from shardio.reading.readers import direct_alignment
-from shardio.reading.warm import warm
-from shardio.sets.storage import open_storage
-from shardio.sets.verify import verify
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Everything that reads, in a process of its own that cannot write to the set: with its folder, and who to be then.
 _READ = """\
 import os, sys
 from pathlib import Path
-from test_read_only import read_in_every_way
+from reading import read_in_every_way
 path, user = Path(sys.argv[1]), int(sys.argv[2])
 if user:
     os.chdir("/")
@@ -48,29 +43,8 @@ print("read")
 _NOBODY = 65534
 
 
-def read_in_every_way(path: Path) -> None:
-    """Open, read by every engine with and without a check, verify, warm: whatever does not make a set."""
-    manifest = load_manifest(path)
-    ios = ["auto", "mmap", "pread"]
-    if direct_alignment(path / manifest.splits["train"].shards[0].file) is not None:
-        ios.append("direct")
-    for io in ios:
-        for options in ({}, {"check": "sample", "on_damage": "skip"}, {"crop": 3, "check": "sample"}):
-            with ShardLoader(path, 4, io=io, device="cpu", digest=manifest.digest, **options) as loader:  # type: ignore[arg-type]
-                assert sum(len(labels) for _, labels in loader) == len(loader) * 4
-                assert loader.damaged == []
-    assert len(ShardDataset(path).__getitems__([0, 3])) == 2
-    for how in ({}, {"quick": True}, {"subset": 0.5}):
-        assert verify(path, **how).ok  # type: ignore[arg-type]
-    assert warm(path).num_files > 0
-    storage = open_storage(path)
-    index = storage.load_manifest().splits["train"].index
-    storage.check(index)
-    storage.read_into(index, 4096, memoryview(bytearray(8)))
-
-
 def run(path: Path, *before: str, user: int = 0) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tools")))}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, SUPPORT)))}
     command = [*before, sys.executable, "-B", "-c", _READ, str(path), str(user)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environ)
 

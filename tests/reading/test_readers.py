@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from folders import drop
+from leaks import num_descriptors
 from numpy.typing import NDArray
+from pictures import sample_pixels
 
 import shardio.reading.readers
 from shardio.errors import FormatError
@@ -251,17 +253,10 @@ def test_what_was_read_is_counted_and_is_the_whole_of_it(make_set: Callable[...,
 # What is read through, past and out of the page cache.
 
 
-def drop(shards: ShardSet) -> None:
-    for path in shards.path.glob("*.npy"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def cold(make_set: Callable[..., Path]) -> ShardSet:
     """Samples of 16 pages, none of them in the page cache."""
     shards = open_shards(make_set(64, (256, 256, 1), 32))
-    drop(shards)
+    drop(shards.path)
     if shards.resident_share() != 0.0:
         pytest.skip("this filesystem keeps all files in memory")
     return shards
@@ -284,7 +279,7 @@ def test_pread_and_mmap_read_what_is_wanted_and_nothing_around_it(
         reader = reader_of(shards, engine)
         if engine == "pread":
             read(reader, [0, 63], (256, 256, 1))  # opens the files: of their headers the kernel reads on
-        drop(shards)
+        drop(shards.path)
         read(reader, np.arange(0, 64, 4), (256, 256, 1))
         assert shards.resident_share() == 0.25, engine
 
@@ -336,7 +331,7 @@ def test_what_was_announced_and_came_in_time_is_counted(make_set: Callable[..., 
     reader = MappedReader(shards)
     read(reader, range(8, 16), (256, 256, 1))
     assert (reader.counts().looked_for, reader.counts().found) == (0, 0)  # nobody announces
-    drop(shards)
+    drop(shards.path)
     assert reader.reads_ahead()
     reader.will_read(np.arange(8))
     deadline = time.monotonic() + 10
@@ -361,30 +356,26 @@ def test_of_files_of_somebody_else_the_kernel_does_not_tell(
 # Descriptors.
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.parametrize("direct", [False, True])
 def test_few_files_are_open_at_a_time_and_none_after_the_end(
     direct: bool, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shardio.reading.readers, "most_open", lambda: 5)
     shards = open_shards(make_set(60, (6, 5, 3), 2))
-    before = descriptors()
+    before = num_descriptors()
     reader = make_reader(shards, "direct 4096" if direct else "pread")
     for indices in (np.arange(60), np.random.default_rng(0).permutation(60)):
         read(reader, indices, (6, 5, 3))
-        assert descriptors() == before + 5
+        assert num_descriptors() == before + 5
     reader.close()
     reader.close()
-    assert descriptors() == before
+    assert num_descriptors() == before
     with pytest.raises(RuntimeError, match="closed"):
         read(reader, [1], (6, 5, 3))
     reader = make_reader(shards, "pread")
     read(reader, [1], (6, 5, 3))
     del reader
-    assert descriptors() == before
+    assert num_descriptors() == before
 
 
 def test_three_hundred_shards_under_a_limit_of_64_descriptors(make_set: Callable[..., Path]) -> None:
@@ -424,10 +415,10 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
 ) -> None:
     reader = FileReader(open_shards(make_set(60, (6, 5, 3), 2)))
     open_checked = shardio.reading.readers.open_checked
-    limit = descriptors() + 3
+    limit = num_descriptors() + 3
 
     def limited(*arguments: Any) -> OpenFile:
-        if descriptors() >= limit:
+        if num_descriptors() >= limit:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return open_checked(*arguments)
 

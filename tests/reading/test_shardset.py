@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
+from deadlines import must_not_block
 from numpy.typing import NDArray
-from test_files import must_not_block
+from pictures import sample_pixels
 
 from shardio.conversion.writing.set_writer import ShardWriter, SplitContent, publish_set
 from shardio.errors import FormatError, SetNotFoundError
@@ -33,14 +33,10 @@ from shardio.reading.mapping import RowMapping
 from shardio.reading.shardset import Sample, ShardSet, open_shards
 from shardio.sets.verify import verify
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 SHAPES: list[SampleShape] = [(1, 1, 1), (3, 5, 1), (7, 11, 3), (2, 3, 3), (16, 16, 16), (64, 65, 1)]
 COUNTS = [[1], [5], [1, 1], [3, 7], [2, 1, 4], [5, 1, 3, 2], [1, 3, 1, 5, 2]]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is synced, and when, is the matter of test_files; here it would only take time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def write_set(out: Path, counts: Sequence[int], shape: SampleShape, split: str = "train") -> NDArray[np.uint8]:

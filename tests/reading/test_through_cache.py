@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import sample_pixels
+from pictures import sample_pixels
 
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.manifest import FileEntry, load_manifest

@@ -7,19 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from folders import drop
 
 import shardio.reading.warm
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
 from shardio.reading.shardset import open_shards
 from shardio.reading.warm import warm
 from shardio.system.files import OpenFile
-
-
-def drop(path: Path) -> None:
-    for file in path.glob("*.npy"):
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @pytest.mark.parametrize("piece", [4096, 5000, 1 << 20])

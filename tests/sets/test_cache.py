@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from test_files import must_not_block
+from deadlines import must_not_block
 
 from shardio.errors import CacheError
 from shardio.format.manifest import FileEntry

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from servers import ObjectStore, running_store, store
-from test_commands import assert_one_clear_error, shardio
+from command import assert_one_clear_error, shardio
+from servers import ObjectStore
 
 from shardio.format.manifest import load_manifest
 from shardio.sets.cache.folder import Cache
@@ -23,8 +23,6 @@ from shardio.sets.leftovers import folder_of
 from shardio.sets.publish import publish
 from shardio.sets.remote import RemoteStorage
 from shardio.system.files import _machine
-
-__all__ = ["running_store", "store"]
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +11,16 @@ from typing import Any
 import damage_set
 import numpy as np
 import pytest
+from command import run_python
 from damage_set import FIFO, KINDS, LINK, NOTHING, SHAPE, Damage, Site, expected_samples, is_seen_at_open
+from places import TOOLS
 
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES, sample_nbytes
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import Problem, VerifyReport, verify
 
-ROOT = Path(__file__).resolve().parents[2]
 NBYTES = sample_nbytes(SHAPE)
-
-
-def run_python(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, *map(str, words)]
-    environ = {**os.environ, "PYTHONPATH": path, **environ}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environ)
 
 
 @pytest.fixture
@@ -38,7 +30,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def test_every_damage_is_found_named_and_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    result = run_python(ROOT / "tools" / "damage_set.py", "--damages", "500", "--seed", "5", TMPDIR=str(tmp_path))
+    result = run_python(TOOLS / "damage_set.py", "--damages", "500", "--seed", "5", TMPDIR=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == "500 damages, 0 not found or not named, 0 deaths, 0 hangs"
     assert os.listdir(tmp_path) == []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from servers import ObjectStore, running_store, store
+from servers import ObjectStore
 
 from shardio import ShardDataset, ShardLoader, open_shards
 from shardio.errors import SetNotFoundError
@@ -20,8 +20,6 @@ from shardio.sets.names import (
     without_credentials_in,
 )
 from shardio.sets.storage import FolderStorage, open_storage
-
-__all__ = ["running_store", "store"]
 
 
 @pytest.fixture

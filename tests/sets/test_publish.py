@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_files import must_not_block
+from deadlines import must_not_block
+from folders import contents
 
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.manifest import load_manifest
@@ -43,10 +44,6 @@ def usual_umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def modes(folder: Path) -> set[int]:

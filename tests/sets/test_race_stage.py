@@ -5,28 +5,17 @@ It forks, and so is run in a process that has no other threads.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_python(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-W", "error", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": path}
-    )
+from command import run_python
+from places import TOOLS
 
 
 def test_processes_that_stage_and_evict_at_once_make_one_copy_and_lose_none(tmp_path: Path) -> None:
     words = ("--rounds", "8", "--processes", "12", "--seed", "1", "--folder", tmp_path)
-    result = run_python(ROOT / "tools" / "race_stage.py", *words)
+    result = run_python(TOOLS / "race_stage.py", *words)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.endswith("\n8 rounds of staging, 8 of eviction, 0 violations\n")
     counts = {

@@ -14,15 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from servers import Fault, ObjectStore, cut, running_store, shifted, short, slow, status, store, whole
+from reading import first_shard
+from servers import Fault, ObjectStore, cut, shifted, short, slow, status, whole
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.layout import MAX_MANIFEST_NBYTES
 from shardio.format.manifest import ShardEntry, load_manifest
 from shardio.sets import remote
 from shardio.sets.storage import FolderStorage, open_storage
-
-__all__ = ["running_store", "store"]
 
 
 @pytest.fixture
@@ -41,10 +40,6 @@ def url(request: pytest.FixtureRequest, store: ObjectStore, out: Path) -> str:
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.001)
-
-
-def first_shard(out: Path) -> ShardEntry:
-    return load_manifest(out).splits["train"].shards[0]
 
 
 def read(url: str, entry: ShardEntry, start: int, stop: int) -> bytes:

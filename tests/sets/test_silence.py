@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from leaks import num_descriptors
 from servers import SlowServer
 
 from shardio.cli import commands as cli
@@ -41,7 +42,7 @@ def out(make_set: Callable[..., Path]) -> Path:
 @pytest.fixture
 def serve(out: Path) -> Iterator[Callable[..., str]]:
     """serve("never"), serve(seconds per byte): the URL of a root in which the set lies; only what ends so is slow."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     servers = []
 
     def start(speed: str | float, slow: str = "") -> str:
@@ -54,7 +55,7 @@ def serve(out: Path) -> Iterator[Callable[..., str]]:
     remote._filesystems.clear()
     gc.collect()  # closes the connections, in fsspec's thread
     deadline = time.monotonic() + 10
-    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
+    while num_descriptors() > before and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
@@ -144,21 +145,23 @@ def test_close_ends_a_request_under_way(serve: Callable[..., str], out: Path) ->
 
 
 @pytest.mark.parametrize("command", ["info", "list", "stage"])
-def test_ctrl_c_ends_a_command_that_waits_for_a_server(serve: Callable[..., str], tmp_path: Path, command: str) -> None:
-    url = serve("never")
-    words = [command, f"{url}/", *([str(tmp_path / "cache")] if command == "stage" else [])]
-    script = "import sys; from shardio.cli import commands as cli; from shardio.sets import remote\n"
-    script += "real = remote.RemoteStorage._ask\n"
-    script += "def ask(*a, **k):\n    print('waiting', file=sys.stderr, flush=True)\n    return real(*a, **k)\n"
-    script += "remote.RemoteStorage._ask = ask\nsys.argv = ['shardio', *sys.argv[1:]]\ncli.main()"
-    with subprocess.Popen([sys.executable, "-c", script, *words], stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            assert process.stderr.readline() == "waiting\n"
-            process.send_signal(signal.SIGINT)
-            error = process.communicate(timeout=30)[1]
-        finally:
-            process.kill()
+def test_ctrl_c_ends_a_command_that_waits_for_a_server(tmp_path: Path, command: str) -> None:
+    asked = threading.Event()
+
+    def answer(path: str) -> str:
+        asked.set()
+        return "never"
+
+    with contextlib.closing(SlowServer(tmp_path, answer)) as server:
+        words = [command, f"{server.url}/", *([str(tmp_path / "cache")] if command == "stage" else [])]
+        start = [sys.executable, "-m", "shardio", *words]
+        with subprocess.Popen(start, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert asked.wait(60)
+                process.send_signal(signal.SIGINT)
+                error = process.communicate(timeout=30)[1]
+            finally:
+                process.kill()
     assert process.returncode == 130
     assert error.endswith("shardio: interrupted\n")
 

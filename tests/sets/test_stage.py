@@ -25,8 +25,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
-from test_commands import assert_one_clear_error, shardio
+from command import assert_one_clear_error, shardio
+from folders import contents, flip
+from pictures import sample_pixels
+from places import ROOT
 
 from shardio.cli.commands import cli
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
@@ -38,8 +40,6 @@ from shardio.sets.cache.stage import Stager, stage
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -53,19 +53,9 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 def inodes(folder: str | Path) -> dict[str, tuple[int, int]]:
     """What tells a file from another one of the same name; numbers of inodes come again."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in Path(folder).iterdir()}
-
-
-def flip(path: Path, offset: int = -1) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
 
 
 class Gate(FolderStorage):

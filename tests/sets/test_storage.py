@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reading import first_shard
 
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.format.manifest import ShardEntry, load_manifest
+from shardio.format.manifest import load_manifest
 from shardio.sets import storage
 from shardio.sets.storage import FolderStorage, open_storage
 
@@ -19,10 +20,6 @@ from shardio.sets.storage import FolderStorage, open_storage
 @pytest.fixture
 def out(make_set: Callable[..., Path]) -> Path:
     return make_set(25)
-
-
-def first_shard(out: Path) -> ShardEntry:
-    return load_manifest(out).splits["train"].shards[0]
 
 
 def failing_reads(monkeypatch: pytest.MonkeyPatch, *outcomes: int) -> list[float]:

@@ -14,8 +14,9 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
-from conftest import sample_pixels
-from test_files import must_not_block
+from deadlines import must_not_block
+from folders import flip
+from pictures import sample_pixels
 
 from shardio.conversion.writing.set_writer import Reject, SplitContent, publish_set
 from shardio.conversion.writing.shard_file import ShardFileWriter
@@ -25,6 +26,8 @@ from shardio.format.manifest import Manifest
 from shardio.sets.verify import Problem, Subset, VerifyReport, verify
 from shardio.system import files
 from shardio.system.files import OpenFile
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 SHAPE: SampleShape = (4, 5, 3)
 NBYTES = 60
@@ -36,12 +39,6 @@ SHARDS = [
 ]
 """(file, its first sample in the split, how many)"""
 FILES = [name for name, _, _ in SHARDS] + ["train-index.npy", "val-index.npy", "rejects.jsonl"]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is synced, and when, is the matter of test_files; here it would only take time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def write_set(
@@ -90,15 +87,6 @@ def found(out: Path, *, quick: bool = False) -> tuple[Problem, ...]:
 def only(problems: tuple[Problem, ...], name: str) -> Problem:
     assert [problem.file for problem in problems] == [name]
     return problems[0]
-
-
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    """Undone by the same call."""
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 # --- intact sets -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from shardio.conversion.task import Control, Report, Stopped, do_task
 from shardio.errors import ConvertError, ShardioError
 from shardio.format.layout import WORK_FOLDER
 from shardio.system.files import open_untrusted
+from shardio.system.threads import run_apart
 
 _PROGRESS_SECONDS = 0.5
 # Tasks look every second, at a picture, whether they are to stop. One that is deep in an fsync is not waited for.
@@ -63,7 +65,7 @@ class Terms:
                 f"{host} cannot write to {self.run_file}: {error.strerror}. OUT must be the same folder on all "
                 "machines, under the same name"
             ) from None
-        if self.origin.fingerprint((self.source,)) != self.fingerprint:
+        if self.origin.fingerprints((self.source,)) != [self.fingerprint]:
             raise ConvertError(
                 f"{host} does not find {self.source.key!r} in the sources as it is where the conversion was started. "
                 "SRC must be the same on all machines, under the same name"
@@ -95,22 +97,39 @@ class Pool:
 def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threads: int = 1) -> list[ShardRecord]:
     """Do all tasks, each with so many threads; their records in the order of the tasks.
 
-    `report` is called in the calling thread. If it raises, a task fails or on Ctrl-C, the work stops: tasks that were
-    not begun are cancelled, those under way are told to stop, and save what they have done. ConvertError if the
-    executor fails: finished shards stay.
+    `report` is called in the calling thread, the executor in another, since it may stay locked where a call is
+    interrupted. If `report` raises, a task fails or on Ctrl-C, the work stops: tasks that were not begun are cancelled,
+    those under way are told to stop, and save what they have done. ConvertError if the executor fails: finished shards
+    stay.
     """
     if not tasks:
         return []
+    finished: _Finished = queue.SimpleQueue()
+    return run_apart(
+        lambda tell: _run(tasks, pool, tell, threads, finished),
+        report,
+        partial(finished.put, None),
+        "shardio-executor",
+        _GRACE_SECONDS + _PROGRESS_SECONDS,
+    )
+
+
+_Finished = queue.SimpleQueue["Future[ShardRecord] | None"]
+"""Futures that are done, and None for an order to stop."""
+
+
+def _run(
+    tasks: Sequence[ShardTask], pool: Pool, report: Report, threads: int, finished: _Finished
+) -> list[ShardRecord]:
     run_file = RunFile(tasks[0].out / WORK_FOLDER, len(tasks))
     libraries = library_versions()
 
     def terms_of(task: ShardTask) -> Terms:
         first = task.sources[:1]
-        return Terms(run_file.path, libraries, task.origin, first[0], task.origin.fingerprint(first))
+        return Terms(run_file.path, libraries, task.origin, first[0], *task.origin.fingerprints(first))
 
     records: dict[int, ShardRecord] = {}
     running: dict[Future[ShardRecord], int] = {}
-    finished: queue.SimpleQueue[Future[ShardRecord]] = queue.SimpleQueue()
     told = counts = np.zeros((len(tasks), 3), np.int64)
     try:
         pool.check(terms_of(tasks[0]))
@@ -124,6 +143,8 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
             done: Future[ShardRecord] | None = None
             with contextlib.suppress(queue.Empty):
                 done = finished.get(timeout=_PROGRESS_SECONDS)
+                if done is None:
+                    raise Stopped
             # What a lost worker had counted is not taken back, and not counted twice when the task is done again.
             counts = np.maximum(counts, run_file.read())
             if done is not None:
@@ -146,7 +167,9 @@ def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threa
         deadline = time.monotonic() + _GRACE_SECONDS
         with contextlib.suppress(queue.Empty):
             while running:
-                running.pop(finished.get(timeout=max(0.0, deadline - time.monotonic())))
+                done = finished.get(timeout=max(0.0, deadline - time.monotonic()))
+                if done is not None:
+                    running.pop(done)
 
 
 def _result(future: Future[ShardRecord], task: ShardTask, run_file: RunFile) -> ShardRecord:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing.connection import wait
 
 import torch
 
@@ -21,8 +23,10 @@ from shardio.conversion.engines.pipes import lifeline, receive_progress, send_pr
 from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord
-from shardio.conversion.task import Control, Report, do_task
+from shardio.conversion.task import Control, Report, Stopped, do_task
 from shardio.errors import ConvertError
+from shardio.system.files import open_pipe
+from shardio.system.threads import run_apart
 
 # Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. What is left, a tenth
 # of the time that an image takes, would have more threads wait for each other.
@@ -46,52 +50,52 @@ def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report, *, seria
 
 
 def _run_in_processes(tasks: Sequence[ShardTask], processes: int, threads: int, report: Report) -> list[ShardRecord]:
-    progress_reader, progress_writer = multiprocessing.Pipe(duplex=False)
-    alive_reader, alive_writer = multiprocessing.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(
-        processes,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=tie,
-        initargs=(progress_writer, alive_reader, threads),
-    )
-    futures: list[Future[ShardRecord]] = []
-    try:
-        with _interrupts_ignored():  # by the workers, which inherit this: Ctrl-C is for the parent to handle
-            futures = [pool.submit(_work, task) for task in tasks]
-        for future in futures:
-            # Wakes the read below; all zeros, so that it counts nothing.
-            future.add_done_callback(lambda _: send_progress(progress_writer, 0, 0, 0))
-        while not all(future.done() for future in futures):
-            report(*receive_progress(progress_reader))
-            for future in futures:
-                if future.done():
-                    future.result()  # a failure ends the rest at once
-        send_progress(progress_writer, 0, 0, 0)  # so that the last read does not wait
-        report(*receive_progress(progress_reader))
-        return [future.result() for future in futures]
-    except BrokenProcessPool:
-        raise ConvertError(
-            "a worker process died, perhaps killed for want of memory (see `dmesg`). Run the same command again, which "
-            "goes on with what is kept, with fewer workers if memory is short. (A script that calls shardio.convert "
-            'must do so under `if __name__ == "__main__":`)'
-        ) from None
-    finally:
-        alive_writer.close()
-        pool.shutdown(wait=True, cancel_futures=True)
-        for pipe in (progress_reader, progress_writer, alive_reader):
-            pipe.close()
+    stop_reader, stop_writer = open_pipe()
 
+    def work(tell: Report) -> list[ShardRecord]:
+        with contextlib.ExitStack() as ends:
+            progress_reader, progress_writer, alive_reader, alive_writer = (
+                ends.enter_context(end) for _ in range(2) for end in multiprocessing.Pipe(duplex=False)
+            )
+            pool = ProcessPoolExecutor(
+                processes,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=tie,
+                initargs=(progress_writer, alive_reader, threads),
+            )
+            # Ctrl-C is for the parent to handle. The workers inherit this from this thread, which has no other use.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
-@contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may change handlers, and only it is interrupted
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+            def wake(future: Future[ShardRecord]) -> None:
+                if not future.cancelled():  # or nobody reads any more, and the pipe may be full
+                    send_progress(progress_writer, 0, 0, 0)
+
+            try:
+                futures = [pool.submit(_work, task) for task in tasks]
+                for future in futures:
+                    future.add_done_callback(wake)
+                while not all(future.done() for future in futures):
+                    if stop_reader.fileno() in wait([progress_reader, stop_reader.fileno()]):
+                        raise Stopped
+                    tell(*receive_progress(progress_reader))
+                    for future in futures:
+                        if future.done():
+                            future.result()  # a failure ends the rest at once
+                send_progress(progress_writer, 0, 0, 0)  # so that the last read does not wait
+                tell(*receive_progress(progress_reader))
+                return [future.result() for future in futures]
+            except BrokenProcessPool:
+                raise ConvertError(
+                    "a worker process died, perhaps killed for want of memory (see `dmesg`). Run the same command "
+                    "again, which goes on with what is kept, with fewer workers if memory is short. (A script that "
+                    'calls shardio.convert must do so under `if __name__ == "__main__":`)'
+                ) from None
+            finally:
+                alive_writer.close()
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    with stop_reader, stop_writer:
+        return run_apart(work, report, partial(os.write, stop_writer.fileno(), b"."), "shardio-workers")
 
 
 def _work(task: ShardTask) -> ShardRecord:

@@ -85,8 +85,8 @@ class Origin:
         """
         raise NotImplementedError
 
-    def fingerprint(self, sources: Sequence[Source]) -> str:
-        """Changes when any of these is replaced, rewritten, mended or lost."""
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        """Returns one for each of these, which changes when the source is replaced, rewritten, mended or lost."""
         raise NotImplementedError
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:
@@ -169,21 +169,24 @@ class FileOrigin(Origin):
         except OSError:
             return 0
 
-    def fingerprint(self, sources: Sequence[Source]) -> str:
-        sha256 = hashlib.sha256()
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        found = []
         seen: dict[str, str] = {}  # an archive holds many sources
         for source in sources:
             place = source.key if source.place is None else source.place
             if isinstance(place, Fault):
-                sha256.update(f"{place.detail}\0".encode("utf-8", "surrogateescape"))
+                found.append(place.detail)
                 continue
             path = self._path(place)
             if path not in seen:
                 seen[path] = identify(path)
-            sha256.update(f"{seen[path]}\0".encode())
-            if isinstance(place, Extent):
-                sha256.update(b"%d %d\0" % (place.offset, place.nbytes))
-        return sha256.hexdigest()
+            found.append(f"{seen[path]}\0{place.offset} {place.nbytes}" if isinstance(place, Extent) else seen[path])
+        return found
+
+
+def digest(fingerprints: Iterable[str]) -> str:
+    """Changes when one of the fingerprints does."""
+    return hashlib.sha256("".join(f"{one}\0" for one in fingerprints).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
@@ -217,7 +220,9 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
             if nbytes > MAX_SOURCE_NBYTES:
                 raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
             if extent is None:
-                return file.read()
+                # A byte more than there are: if it does not come, that was the end, and nobody need ask for it again.
+                data = file.read(nbytes + 1)
+                return data if len(data) == nbytes else data + file.read()
             data = os.pread(file.fileno(), nbytes, extent.offset)
             if len(data) < nbytes:
                 raise DecodeError(UNREADABLE, f"expected {nbytes} bytes at {extent.offset}, found {len(data)}")

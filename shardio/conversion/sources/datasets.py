@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.conversion.images.decode import check_object, decode_object
-from shardio.conversion.images.warned import kept_warnings
+from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source
 from shardio.conversion.sources.labels import check_label
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, split_name, two_words
@@ -60,9 +60,9 @@ class DatasetOrigin(Origin):
         split, number = source.place.where.decode(), source.place.number
         return _get(split, self.datasets[split], number, self.num_classes)
 
-    def fingerprint(self, sources: Sequence[Source]) -> str:
-        """Of all items at once: a dataset does not tell when one of them was changed."""
-        return self.identity
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        """The dataset's own: it does not tell when one of its items was changed."""
+        return [self.identity] * len(sources)
 
     def check_sendable(self) -> None:
         main = sys.modules["__main__"]
@@ -174,7 +174,7 @@ def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
     errors: list[DecodeError] = []
     for number in numbers:
         try:
-            with kept_warnings():  # the conversion reads them again, and keeps what it is warned of
+            with KeptWarnings():  # the conversion reads them again, and keeps what it is warned of
                 first, again = (_hash_item(_get(split, dataset, number, num_classes)) for _ in range(2))
         except DecodeError as error:
             errors.append(error)

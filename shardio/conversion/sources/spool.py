@@ -66,9 +66,9 @@ class ParquetOrigin(Origin):
             raise DecodeError("empty", "the row has no image: expected its bytes, found null")
         return image
 
-    def fingerprint(self, sources: Sequence[Source]) -> str:
-        files = sorted({_item(source).where for source in sources})
-        return hashlib.sha256("\0".join(identify(self._path(where)) for where in files).encode()).hexdigest()
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        seen = {where: identify(self._path(where)) for where in {_item(source).where for source in sources}}
+        return [seen[_item(source).where] for source in sources]
 
     def nbytes(self, sources: Sequence[Source]) -> int:
         return sum(self.files[where].nbytes for where in {_item(source).where for source in sources})

@@ -32,7 +32,7 @@ from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import FileEntry, Manifest, load_manifest
 from shardio.sets.local import check_local
-from shardio.system.files import OpenFile, kind_of, make_folder, naming, open_untrusted, write_all
+from shardio.system.files import OpenFile, kind_of, make_folder, naming, open_folder, open_untrusted, write_all
 from shardio.system.machine import PROC, filesystem_kind, is_network
 
 MARKER_NAME = "shardio-cache.txt"
@@ -514,13 +514,9 @@ def _lock_holders(proc: Path = PROC) -> dict[str, set[int]]:
 
 def _remove_trash(path: Path) -> None:
     """Remove an evicted copy, unless a living process is at it already."""
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if _try_lock(descriptor):
-                shutil.rmtree(path)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(FileNotFoundError), contextlib.closing(open_folder(path, os.O_NOFOLLOW)) as opened:
+        if _try_lock(opened.fileno()):
+            shutil.rmtree(path)
 
 
 def _folder_nbytes(folder: Path) -> int:

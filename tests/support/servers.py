@@ -1,6 +1,6 @@
 """An object store of S3's protocol on this machine, whose answers go wrong when a test asks for it.
 
-Its objects can be read by plain HTTP, too. A test module that imports `running_store` and `store` has the fixtures.
+Its objects can be read by plain HTTP, too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import http.server
-import os
 import threading
 import time
 import urllib.request
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leaks import num_descriptors
 
 from shardio.sets import remote
 
@@ -116,7 +116,7 @@ class ObjectStore:
     def wait_until_idle(self) -> None:
         """The server's threads close what they have opened for a request some time after the answer came."""
         deadline = time.monotonic() + 5
-        while _descriptors() > self.idle_descriptors and time.monotonic() < deadline:
+        while num_descriptors() > self.idle_descriptors and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def put_set(self, out: Path, prefix: str) -> None:
@@ -178,13 +178,9 @@ class SlowServer:
         self._server.server_close()
 
 
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def _settled_descriptors() -> int:
     time.sleep(0.02)
-    return _descriptors()
+    return num_descriptors()
 
 
 def _no_fault(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -8,13 +8,13 @@ import io
 import json
 import os
 import shutil
-import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import random_picture, write_jpeg
+from pictures import random_picture, write_jpeg
+from tars import tar_of
 
 SYNSETS = {  # WordNet id -> (number, words); the numbers are in another order than the names, as in the real devkit
     "n01440764": (3, "tench, Tinca tinca"),
@@ -25,8 +25,6 @@ SYNSETS = {  # WordNet id -> (number, words); the numbers are in another order t
 INNER_SYNSETS = {"n00001740": (5, "entity"), "n02512053": (6, "fish")}
 CLASSES = tuple(SYNSETS)
 WORDS = tuple(words for _, words in SYNSETS.values())
-
-Files = Iterable[tuple[str, bytes]]
 
 
 def draw_imagenet(root: Path, train: int = 5, val: int = 8, *, sound: bool = False) -> Path:
@@ -47,16 +45,6 @@ def draw_imagenet(root: Path, train: int = 5, val: int = 8, *, sound: bool = Fal
 def images_of(tree: Path, split: str) -> list[Path]:
     """In the order of their names alone."""
     return sorted((tree / split).rglob("*.JPEG"), key=lambda path: path.name)
-
-
-def tar_of(files: Files, kind: int = tarfile.GNU_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
-        for name, content in files:
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(content), 1_300_000_000
-            tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 def write_archives(tree: Path, out: Path, *names: str) -> Path:

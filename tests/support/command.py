@@ -1,0 +1,35 @@
+"""shardio and other programs, run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from forked import run_forked
+from places import ROOT, TOOLS
+
+# A benchmark without a GPU, whatever is here: so there is one answer to each question.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def shardio(*words: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    return run_forked("shardio", *map(str, words), **kwargs)
+
+
+def assert_one_clear_error(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
+    assert result.returncode == code
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) <= 4  # click's usage line, its hint, an empty line, the error
+    for part in parts:
+        assert part in result.stderr
+
+
+def run_python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Python with the package and tools/ on its path, warnings being errors."""
+    path = os.pathsep.join([str(ROOT), str(TOOLS), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "error", *map(str, words)]
+    environ = {**os.environ, "PYTHONPATH": path, **environ}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environ)

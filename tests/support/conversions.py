@@ -1,0 +1,64 @@
+"""Conversions of the fixture `image_tree`, with their options, and what disturbs them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio.conversion.convert import convert
+from shardio.conversion.report import Progress
+from shardio.conversion.sources import collection as sources
+from shardio.errors import DecodeError
+
+SIZE = 16
+PER_SHARD = 3
+OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + PER_SHARD * SIZE * SIZE * 3, "workers": 1}
+"""For `image_tree`: four shards of three samples in train, two in val."""
+
+
+# Beyond so many threads in one process there are two.
+TWO_PROCESSES = 5
+
+
+class Interrupt:
+    """A progress callback that raises once `after` sources are done."""
+
+    def __init__(self, after: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.after = after
+        self.error = error
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.done >= self.after:
+            raise self.error
+
+
+def interrupted(src: Path, out: Path, after: int, **options: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, out, on_progress=Interrupt(after), **{**OPTIONS, **options})
+    assert not (out / "manifest.json").exists()
+
+
+def rejects(out: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (out / "rejects.jsonl").read_text("ascii").splitlines()]
+
+
+@contextlib.contextmanager
+def failing_storage(key: str) -> Iterator[None]:
+    """The file of this source cannot be read for the time being."""
+    real = sources.FileOrigin.read
+
+    def read(origin: sources.FileOrigin, source: sources.Source) -> bytes:
+        if source.key == key.encode():
+            raise DecodeError("unreadable", os.strerror(errno.EIO))
+        return real(origin, source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources.FileOrigin, "read", read)
+        yield

@@ -1,0 +1,95 @@
+"""A device without CUDA: copies that are made when a test says so."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from shardio.format.layout import SampleShape
+from shardio.loading.prefetch import Tensors
+from shardio.loading.ring import Slot, new_slot
+
+NOT_COPIED = 0xAA
+SECONDS = 0.25
+
+
+class FakeTransfer:
+    """A copy that is made by `finish`, from what the slot holds at that time."""
+
+    def __init__(self, stream: FakeCopier, slot: Slot) -> None:
+        self.stream = stream
+        self.seconds = 0.0
+        self.finished = False
+        self.images = torch.full(slot.images.shape, NOT_COPIED, dtype=torch.uint8)
+
+    def start(self, slot: Slot, size: int) -> None:
+        assert slot.images.shape == self.images.shape
+        self.slot = slot
+        self.size = size
+        self.number = self.stream.note_start(self)
+        images = self.images[:size]
+        self.tensors = Tensors(images.permute(0, 3, 1, 2), torch.full((size,), -1), torch.full((size,), -1))
+
+    def finish(self) -> None:
+        assert not self.finished
+        self.finished = True
+        self.seconds = SECONDS
+        for tensor, array in (
+            (self.tensors.images.permute(0, 2, 3, 1), self.slot.images),
+            (self.tensors.labels, self.slot.labels),
+            (self.tensors.indices, self.slot.indices),
+        ):
+            tensor.copy_(torch.from_numpy(array[: self.size]))
+
+    def done(self) -> bool:
+        self.stream.let_time_pass()
+        return self.finished
+
+    def wait(self) -> None:
+        self.stream.log.append(f"wait {self.number}")
+        while not self.finished:
+            self.stream.finish_oldest()
+
+    def hand_over(self) -> Tensors:
+        self.stream.log.append(f"hand over {self.number}")
+        return self.tensors
+
+
+class FakeCopier:
+    """One stream: its copies are made one after the other, in the order in which they were started."""
+
+    def __init__(self, let_time_pass: Callable[[FakeCopier], None] = lambda copier: None) -> None:
+        self.unfinished: deque[FakeTransfer] = deque()
+        self.started = 0
+        self.reserved: list[weakref.ref[FakeTransfer]] = []
+        self.most_unfinished = 0
+        self.log: list[str] = []
+        self._let_time_pass = let_time_pass
+
+    def new_slot(self, batch_size: int, sample_shape: SampleShape) -> Slot:
+        return new_slot(batch_size, sample_shape)
+
+    def reserve(self, slot: Slot) -> FakeTransfer:
+        transfer = FakeTransfer(self, slot)
+        self.reserved.append(weakref.ref(transfer))
+        return transfer
+
+    def note_start(self, transfer: FakeTransfer) -> int:
+        self.log.append(f"start {self.started}")
+        self.started += 1
+        self.unfinished.append(transfer)
+        self.most_unfinished = max(self.most_unfinished, len(self.unfinished))
+        return self.started - 1
+
+    def finish_oldest(self) -> None:
+        self.unfinished.popleft().finish()
+
+    def synchronize(self) -> None:
+        while self.unfinished:
+            self.finish_oldest()
+
+    def let_time_pass(self) -> None:
+        self._let_time_pass(self)

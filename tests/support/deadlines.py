@@ -1,0 +1,46 @@
+"""What would wait for ever becomes a failure instead of a hanging test run."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+
+@contextlib.contextmanager
+def must_not_block(seconds: int = 20) -> Iterator[None]:
+    """A call that waits for ever becomes a failure instead of a hanging test run."""
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"blocked for {seconds} seconds")
+
+    previous = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def in_time(work: Callable[[], Any], seconds: float = 20) -> Any:
+    """What `work` returns or raises; what would block for ever is a failure of this test and not the end of all."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"blocked for {seconds} seconds"
+    if errors:
+        raise errors[0]
+    return results[0]
