@@ -24,8 +24,6 @@ from shardio.sets.local import check_apart, check_usable
 
 Order = Literal["shuffled", "source"]
 Quality = Literal["exact", "fast"]
-# What conversions did before there was a choice, so that the sets of earlier versions are still recognised.
-BEFORE_THERE_WERE: Mapping[str, Any] = {"exif_rotate": False, "background": [255, 255, 255], "quality": "exact"}
 Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
 
 
@@ -152,9 +150,8 @@ def make_options(
     )
 
 
-def read_options(description: Mapping[str, Any]) -> ConvertOptions:
+def read_options(values: Mapping[str, Any]) -> ConvertOptions:
     """Returns the options that `describe` has described. Raises ValueError if these are none."""
-    values = {**BEFORE_THERE_WERE, **description}
     try:
         return ConvertOptions(
             Fit(tuple(values["size"]), values["fit"], values["resample"]),

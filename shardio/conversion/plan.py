@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from shardio.conversion.options import BEFORE_THERE_WERE, ConvertOptions
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.sources.columns import ColumnTable
 from shardio.conversion.writing.set_writer import samples_per_shard
@@ -151,7 +151,6 @@ _HASHED = {
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Returns in words what distinguishes two descriptions; "" if nothing does."""
-    there, here = {**BEFORE_THERE_WERE, **there}, {**BEFORE_THERE_WERE, **here}
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):

@@ -62,10 +62,6 @@ class ConvertReport:
     unfinished: Unfinished | None = None
     """What other parts have still to do; None if the set is published."""
 
-    @property
-    def num_refused(self) -> int:
-        return sum(self.refused.values())
-
 
 class TooManyBad(Exception):
     """More sources are refused than the caller accepts."""

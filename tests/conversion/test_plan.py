@@ -223,15 +223,6 @@ def test_equal_descriptions_have_no_difference() -> None:
     assert difference({}, {"seed": 3}) == "seed None, here 3"
 
 
-def test_sets_from_before_there_were_options_are_recognised_as_made_with_their_defaults() -> None:
-    here = plan_of(tree(train=sources(20))).describe()
-    there = {name: value for name, value in here.items() if name not in ("exif_rotate", "background")}
-    assert difference(there, here) == ""
-    for name in ("exif_rotate", "background"):
-        changed = plan_of(tree(train=sources(20)), CHANGES[name]).describe()
-        assert difference(there, changed) == f"{name} {here[name]!r}, here {changed[name]!r}"
-
-
 @pytest.mark.parametrize("chosen", [options(), *CHANGES.values(), options(fit=Fit((3, 5), "squash", "bilinear"))])
 def test_options_are_read_back_from_their_description(chosen: ConvertOptions) -> None:
     description = json.loads(json.dumps(plan_of(tree(train=sources(20)), chosen).describe()))
@@ -262,9 +253,8 @@ def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) ->
     with pytest.raises(ValueError):
         read_options({**description, **change})
     (name,) = change
-    if name not in ("exif_rotate", "background"):
-        with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
-            read_options({key: value for key, value in description.items() if key != name})
+    with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
+        read_options({key: value for key, value in description.items() if key != name})
 
 
 def test_names_that_are_no_utf8_can_be_described() -> None:
