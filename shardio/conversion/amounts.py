@@ -1,6 +1,6 @@
 """Amounts as people write them, on the command line and from Python alike: 224x320, 4GiB, 1%, 3/16.
 
-What parses a text raises ValueError with what it expected, and leaves it to the caller to say of which argument.
+A function that parses a text raises ValueError with what it expected; its caller adds the argument's name.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def given(name: str, value: T | str, parse: Callable[[str], T]) -> T:
-    """The value of an argument, parsed if it is text. ValueError names the argument."""
+    """Returns the value of an argument, parsed if it is text. The ValueError names the argument."""
     if not isinstance(value, str):
         return value
     try:
@@ -61,7 +61,7 @@ def given(name: str, value: T | str, parse: Callable[[str], T]) -> T:
 
 
 def check_workers(workers: int | None) -> None:
-    """ValueError unless it is a number of workers, or None."""
+    """Raises ValueError unless it is a number of workers, or None."""
     if workers is None:
         return
     if not isinstance(workers, Integral):

@@ -53,8 +53,8 @@ def published(plan: Plan) -> Manifest | None:
 
 @contextlib.contextmanager
 def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Manifest | None]:
-    """Makes OUT the folder of this plan. What was made in OUT, and OUT itself, is taken back if the block fails before
-    `has_begun` says that an image was worked on.
+    """Makes OUT the folder of this plan. If the block fails before `has_begun` says that an image was worked on, OUT is
+    as it was before.
 
     Yields None, or the manifest if the same conversion was finished by another process since the caller looked. Raises
     ConvertError if OUT is the folder of anything else.
@@ -62,7 +62,7 @@ def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Manifest | No
     out, work = plan.out, plan.out / WORK_FOLDER
     fresh = not (work / PLAN_NAME).exists()
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]
-    # By the mark other calls see, in the work folder, that this one relies on the plan there.
+    # The mark tells other calls, which look into the work folder, that this one relies on the plan there.
     mark = work / f"start.{secrets.token_hex(8)}"
     failed = True
     try:
@@ -100,7 +100,7 @@ def _claim(plan: Plan, mark: Path) -> Manifest | None:
     except FileExistsError:
         began = False
         if changed := difference(_read_plan(work / PLAN_NAME), here):
-            # That plan may be of a call that is about to find out what this one finds out here.
+            # The other call may be about to find out the same.
             if (manifest := published(plan)) is not None:
                 return manifest
             raise ConvertError(

@@ -27,10 +27,9 @@ from shardio.conversion.images.decode import Colour
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.journal import Left, find_left
 from shardio.conversion.options import ConvertOptions, Order, Quality, SourceOptions, Src, make_options
-from shardio.conversion.parts import Part, Unfinished
-from shardio.conversion.plan import Plan, ShardTask, library_versions, make_plan
+from shardio.conversion.plan import Part, Plan, ShardTask, library_versions, make_plan
 from shardio.conversion.records import ShardRecord, discard_record, load_records, refused_so_far, without_record
-from shardio.conversion.report import ConvertReport, Monitor, Progress, TooManyBad, report_set, report_work
+from shardio.conversion.report import ConvertReport, Monitor, Progress, TooManyBad, Unfinished, report_set, report_work
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
@@ -95,7 +94,7 @@ def convert(
 def _plan(
     src: Src, out: Path, sources: SourceOptions, options: ConvertOptions, engine: Engine, hash_sources: bool
 ) -> Plan:
-    """Scans SRC. What may be missing is found out before that, as it may take minutes."""
+    """Scans SRC, which may take minutes: whatever else can be wrong is found out before."""
     if hash_sources and engine.serial:
         raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
     sources.check(src, out)

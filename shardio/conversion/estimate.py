@@ -1,4 +1,4 @@
-"""What a conversion would do, before anything is written: counts, bytes, shards, room, and the time it would take."""
+"""Tells what a conversion would do, before anything is written: counts, bytes, shards, room, and the time."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SplitEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a conversion would do. Sizes are those of a set without refused sources."""
+    """The outcome that a conversion would have. Sizes are those of a set without refused sources."""
 
     source: str
     """The kind of storage that SRC is."""
@@ -64,33 +64,33 @@ class Estimate:
     """Size of the encoded images, of parquet by and large; None if their origin cannot tell without reading them."""
     num_shards: int
     nbytes: int
-    """Of all shards and indexes."""
+    """Size of all shards and indexes."""
     spool_nbytes: int
-    """Of the images' copies beside them, by and large, which a conversion of parquet needs until the set is published;
-    0 for any other kind."""
+    """Size of the images' copies beside them, by and large, which a conversion of parquet needs until the set is
+    published; 0 for any other kind."""
     free_nbytes: int | None
-    """On the filesystem of OUT, if there is an OUT."""
+    """Room on the filesystem of OUT, if there is an OUT."""
     num_measured: int
     """Sources that were read, decoded and resized to measure the rate, evenly spaced."""
     refused: Mapping[str, int]
-    """Of those, the ones that would be refused, per reason."""
+    """Measured sources that would be refused, per reason."""
     max_bad: int | float
     """How many the conversion would accept, as a count or a share."""
     workers: int
     images_per_second: float
-    """Of so many workers. Writing goes on beside that, and is not measured; nor is copying out of parquet and reading
-    the copies."""
+    """The rate of so many workers. Writing goes on beside that, and is not measured; nor is copying out of parquet and
+    reading the copies."""
     seconds: float
-    """That the conversion would take at this rate."""
+    """The time that the conversion would take at this rate."""
 
     @property
     def most_bad(self) -> int:
-        """Of all sources, how many may be refused."""
+        """The number of all sources that may be refused."""
         return most_bad(self.max_bad, self.num_sources)
 
     @property
     def expected_bad(self) -> int:
-        """Of all sources, how many would be refused if those that were not tried are as those that were."""
+        """The number of all sources that would be refused if the measured ones are like the others."""
         return round(sum(self.refused.values()) / self.num_measured * self.num_sources)
 
     @property
@@ -174,7 +174,7 @@ def _free_nbytes(out: Path) -> int:
 def _measure(
     collection: Collection, options: ConvertOptions, workers: int, seconds: float
 ) -> tuple[float, int, Mapping[str, int]]:
-    """(images per second of so many workers, sources tried, how many of them were refused, per reason)."""
+    """Returns (images per second of so many workers, sources tried, how many of them were refused, per reason)."""
     fit, sources = options.fit, _all_sources(collection)
     order = spread(len(sources))
     read = partial(_read, collection.origin)
@@ -242,7 +242,7 @@ def _get(found: Mapping[Source, bytes | DecodeError], source: Source) -> bytes:
 
 
 def spread(count: int) -> NDArray[np.int64]:
-    """The numbers below `count`, each once, in an order of which every first part is evenly spaced.
+    """Returns the numbers below `count`, each once, in an order in which the first k are evenly spaced, for any k.
 
     Multiples of the golden section, modulo 1, fall where there was most room; their ranks are whole numbers.
     """

@@ -1,4 +1,4 @@
-"""What a caller chooses: how SRC is understood, and what the bytes of the set depend on.
+"""Choices of the caller: how SRC is understood, and all that the bytes of the set depend on.
 
 `convert`, `estimate` and `repair` take the same arguments; they stand, are checked and are described here.
 """
@@ -32,20 +32,20 @@ class SourceOptions:
     """How SRC is understood: a path, or a dataset of Python, or one for each split."""
 
     source: SourceKind = "auto"
-    """What the path is: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout, a "list" file,
-    "webdataset" tars, of which one, a folder or a pattern can be given, or "parquet" files, of which one or a folder
-    can. "auto" looks, and the report says what it found."""
+    """The kind of the path: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout, a "list"
+    file, "webdataset" tars, of which one, a folder or a pattern can be given, or "parquet" files, of which one or a
+    folder can. "auto" looks, and the report says what it found."""
     accept_layout: bool = False
     """Whether to take a layout that looks like a mistake, such as a single class. It is taken in any case where OUT
     holds what the same call has made or begun."""
     empty_classes: EmptyClasses = "refuse"
-    """What becomes of a class folder without images: an error; "omit" leaves the class out, so that labels number the
-    others; "keep" gives it a label that no sample has."""
+    """A class folder without images is an error if this is "refuse". "omit" leaves the class out, so that labels number
+    the others; "keep" gives it a label that no sample has."""
     columns: str | os.PathLike[str] | None = None
     """A CSV or parquet file with numbers for each source, which `read_columns` describes; they go into the index."""
 
     def check(self, src: Src, out: Path | None) -> None:
-        """Raises what a scan need not be waited for."""
+        """Raises all errors that can be found without a scan."""
         if isinstance(src, (str, os.PathLike)):
             check_images_local(src)
             if out is not None:

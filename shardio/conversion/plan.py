@@ -1,4 +1,4 @@
-"""What a conversion will do, before it does any of it: the order of the samples, the shards, and who needs what.
+"""Plans a conversion before any of it is done: the order of the samples, the shards, and what each task needs.
 
 A plan depends on the options and on the list of sources alone, never on workers or machines, and so do the bytes.
 """
@@ -6,7 +6,7 @@ A plan depends on the options and on the list of sources alone, never on workers
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -49,6 +49,34 @@ class ShardTask:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Part `number` of `count`, from 1 to count, of a conversion. Part 1 of 1 is everything.
+
+    Parts know nothing of each other; OUT alone ties them. A part is done when its shards have records there, the set
+    when all shards have. When two parts end at the same moment, at least one finds all records, as each looks after it
+    has written its own; if both do, both publish the same bytes.
+
+    `count` calls, on any machines and in any order, make the set, and the last of them publishes it; the report of the
+    others says what is `unfinished`. `max_bad` is that of the whole set: beside the images that a part itself refuses,
+    those count that are refused in shards that others had finished before it began.
+    """
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not (type(self.number) is type(self.count) is int and 1 <= self.number <= self.count):
+            raise ValueError(f"part must be (K, N) with K from 1 to N; found ({self.number!r}, {self.count!r})")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def of(self, tasks: Sequence[ShardTask]) -> Sequence[ShardTask]:
+        """Returns the part's tasks. They are dealt out like cards, so that all parts are of about equal size."""
+        return tasks[self.number - 1 :: self.count]
+
+
+@dataclass(frozen=True)
 class Plan:
     """The tasks that make the set of a collection in the folder `out`."""
 
@@ -82,7 +110,7 @@ class Plan:
 
 
 def library_versions() -> dict[str, str]:
-    """Those whose decoders and kernels decide about pixels."""
+    """Returns the versions of the libraries whose decoders and kernels decide about pixels."""
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
 
 
@@ -122,7 +150,7 @@ def make_plan(
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
-    """Shuffled: sorted by a keyed hash of the key, which no version of any library can change."""
+    """Returns the sources in their order. Shuffled, they are sorted by a keyed hash that no library can change."""
     if options.order == "source":
         return list(sources)
     secret = options.seed.to_bytes(8, "little")

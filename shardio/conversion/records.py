@@ -42,7 +42,7 @@ class Mended:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What is known of a task that is done. `entry` is None if every one of its sources was refused."""
+    """The results of a task that is done. `entry` is None if every one of its sources was refused."""
 
     entry: ShardEntry | None
     rows: NDArray[np.void]
@@ -79,7 +79,7 @@ def _identify_file(path: Path) -> list[int]:
 def _adopt_ahead(task: ShardTask) -> None:
     """Makes what was written ahead the record, if the shard there is the very file that it was written for.
 
-    That file was synced before it got its name, so it is as whole as one with a record.
+    The file was synced before it got its name, so it is as whole as one with a record.
     """
     path = _ahead_path(task)
     try:

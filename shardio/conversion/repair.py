@@ -1,4 +1,4 @@
-"""`repair`: what `verify` finds damaged in a set is made again from the sources, to the same bytes.
+"""`repair`: files that `verify` finds damaged in a set are made again from the sources, to the same bytes.
 
 The manifest is the measure: a file takes the place of a damaged one only if it has the sha256 that the manifest
 promises. So no repair can make a set worse, two at the same time do no harm, one that was killed is run again, and a
@@ -48,7 +48,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What a repair did."""
+    """The outcome of a repair."""
 
     path: str
     repaired: tuple[str, ...]
@@ -65,18 +65,18 @@ def repair(
     on_verify: Callable[[int, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RepairReport:
-    """Make the damaged files of the set in the folder `path` again from `src`, which it was converted from.
+    """Makes the damaged files of the set in the folder `path` again from `src`, which it was converted from.
 
     The whole set is read to find them. `source` and `columns` are those of `convert`; an index with columns can be made
-    again only from their file, all else without it. Of parquet files, the images are first copied out into the set's
-    folder, and the copies removed in the end: of two repairs at the same time, one may have to be run again. A set of a
-    dataset of Python cannot be repaired. `workers` is how many cores to use, by default all. `on_verify` is called, in
+    again only from their file, all else without it. Images in parquet files are first copied out into the set's folder,
+    and the copies removed in the end: of two repairs at the same time, one may have to be run again. A set of a dataset
+    of Python cannot be repaired. `workers` is how many cores to use, by default all. `on_verify` is called, in
     any thread, with (bytes read since, bytes in all); `on_progress` in this thread with (sources done, sources to do).
 
-    ConvertError if the set cannot be made again, since `convert` did not make it or `src` lists other images now; and
-    if files come out other than they were, since an image or a library has changed, or if an index lacks its columns:
-    then these are left as they are and all others are repaired. FormatError if the manifest itself is damaged,
-    SetNotFoundError if there is none.
+    Raises ConvertError if the set cannot be made again, since `convert` did not make it or `src` lists other images
+    now; and if files come out other than they were, since an image or a library has changed, or if an index lacks its
+    columns: then these are left as they are and all others are repaired. Raises FormatError if the manifest itself is
+    damaged, and SetNotFoundError if there is none.
     """
     folder = Path(os.path.abspath(path))
     if not isinstance(src, (str, os.PathLike)):
@@ -116,7 +116,7 @@ def repair(
 
 
 def _without_columns(manifest: Manifest, plan: Plan) -> frozenset[str]:
-    """Indexes that have columns, which nobody has given."""
+    """Returns the indexes that have columns, if the caller has not given their file."""
     indexes = [split.index for split in manifest.splits.values()]
     return frozenset(index.file for index in indexes if index.columns and plan.columns is None)
 
@@ -133,7 +133,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
     for collection in _readings(Path(os.path.abspath(src)), sources.source):
         table = sources.read_columns(collection)
         plan = make_plan(folder, collection, options, table)
-        # What classes are called is in the manifest alone, and not every kind of storage says it.
+        # The names of classes are in the manifest alone, and not every kind of storage has them.
         ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
         then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
         changed = difference(then, now)
@@ -162,9 +162,9 @@ class _Repair:
     workers: int
     repaired: list[str] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
-    """Of each file that cannot be made again, why."""
+    """Why a file cannot be made again, by file."""
     _records: dict[str, ShardRecord] = field(default_factory=dict)
-    """Of the tasks that were done again, by shard."""
+    """Records of the tasks that were done again, by shard."""
     _published: dict[str, dict[bytes, int]] = field(default_factory=dict)
 
     @cached_property
@@ -172,7 +172,7 @@ class _Repair:
         return {shard.file: shard for split in self.manifest.splits.values() for shard in split.shards}
 
     def run(self, on_progress: Callable[[int, int], None]) -> None:
-        """Shards come first: indexes and rejects.jsonl are made from what they hold."""
+        """Makes all damaged files again. Shards come first: indexes and rejects.jsonl are made from what they hold."""
         known = {split: self._refused_keys(split) for split in self.manifest.splits}
         self._mend_shards(known, on_progress)
         refused = {task.name: self._refused(task, known) for task in self.plan.tasks}
@@ -202,7 +202,7 @@ class _Repair:
     # --- which sources were refused -----------------------------------------------------------------------------------
 
     def _refused_keys(self, split: str) -> Collection[bytes] | None:
-        """Keys of the split's sources that were refused, as a file tells that is not damaged; None if there is none."""
+        """Returns the keys of refused sources of the split, as a sound file tells; None if there is no such file."""
         if self.manifest.rejects.file not in self.damaged:
             return {r.key for r in read_rejects(self.folder / self.manifest.rejects.file) if r.split == split}
         if self.manifest.splits[split].index.file not in self.damaged:
@@ -211,7 +211,7 @@ class _Repair:
         return None
 
     def _refused(self, task: ShardTask, known: Mapping[str, Collection[bytes] | None]) -> list[Source]:
-        """The task's sources that were refused. Where no file tells, the task was done again."""
+        """Returns the task's sources that were refused. Where no file tells, the task was done again."""
         if task.name in self._records:
             keys: Collection[bytes] = {reject.key for reject in self._records[task.name].rejects}
         else:
@@ -250,7 +250,7 @@ class _Repair:
                 self.repaired.append(task.name)
 
     def _changes(self, task: ShardTask, record: ShardRecord) -> str:
-        """Which samples differ from those that were published, as far as the index tells."""
+        """Returns which samples differ from those that were published, as far as the index tells."""
         if self.manifest.splits[task.split].index.file in self.damaged:
             return ""
         published = self._crc32s_of(task.split)
@@ -271,7 +271,7 @@ class _Repair:
         return np.frombuffer(data, index.dtype, offset=HEADER_NBYTES)
 
     def _crc32s_of(self, split: str) -> Mapping[bytes, int]:
-        """The crc32 of each key, as the index has them. It is read once, though every shard may have changed."""
+        """Returns the crc32 of each key. The index is read once, though every shard may have changed."""
         if split not in self._published:
             rows = self._read_index(split)
             self._published[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
@@ -289,7 +289,7 @@ class _Repair:
         yield rows.view(np.uint8).data
 
     def _rows(self, task: ShardTask, refused: Sequence[Source]) -> NDArray[np.void]:
-        """The index rows of a sound shard: pixels are summed where they are, sizes read from the sources' headers."""
+        """Returns the index rows of a sound shard, from the sums of its pixels and the headers of its sources."""
         left_out = set(refused)
         kept = [source for source in task.sources if source not in left_out]
         if not kept:
@@ -320,7 +320,7 @@ class _Repair:
 
 
 def _crc32s(path: Path, nbytes: int) -> Iterator[int]:
-    """Of the samples of a shard, each of so many bytes."""
+    """Yields the crc32 of each sample of a shard."""
     with io.BufferedReader(open_regular(path)[0]) as file:
         file.seek(HEADER_NBYTES)
         while pixels := file.read(nbytes):

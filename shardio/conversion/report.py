@@ -1,4 +1,4 @@
-"""What a conversion tells its caller: progress while it works, and the report in the end."""
+"""The caller of a conversion is told its progress while it works, and gets a report in the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from shardio.conversion.duplicates import Duplicates
 from shardio.conversion.images.decode import JUNK
-from shardio.conversion.parts import Unfinished
 from shardio.conversion.plan import Plan, ShardTask
 from shardio.conversion.records import Mended, ShardRecord
 from shardio.conversion.writing.set_writer import Reject, read_rejects
@@ -28,12 +27,23 @@ class Progress:
     kept: int = 0
     """Sources among those done that earlier calls did, and this one need not."""
     found: int = 0
-    """What `kept` comes to once every shard is begun, unless some of it turns out to be changed or damaged."""
+    """The number that `kept` reaches once every shard is begun, unless some turn out to be changed or damaged."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The state of a set when one part of its conversion is done, and others are not."""
+
+    num_shards: int
+    """All shards of the set."""
+    num_finished: int
+    parts: tuple[int, ...]
+    """The parts, of the same count, that have still to finish or must be run again."""
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What a conversion did. If it was a part and the set is not published yet, all numbers are of this part."""
+    """The outcome of a conversion. If it was a part and the set is not published yet, all numbers are of this part."""
 
     out: str
     digest: str
@@ -51,7 +61,7 @@ class ConvertReport:
     mended: tuple[Mended, ...]
     """Sources that were taken although their header had to be mended; each says why."""
     ignored: Mapping[str, int]
-    """What lay in SRC, or stands in the columns' file, and is no image to convert, per kind."""
+    """Entries of SRC, and of the columns' file, that are no images to convert, per kind."""
     seconds: float
     num_converted: int
     """Sources that this call worked on; the others were done by an earlier one."""
@@ -60,7 +70,7 @@ class ConvertReport:
     warned: tuple[Mended, ...] = ()
     """Sources that a library warned of while they were read and decoded; each says how."""
     unfinished: Unfinished | None = None
-    """What other parts have still to do; None if the set is published."""
+    """The state of the set if other parts have still something to do; None if it is published."""
 
 
 class TooManyBad(Exception):

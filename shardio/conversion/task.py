@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shardio.conversion.duplicates import UNREAD, hash_source
 from shardio.conversion.images.decode import decode_image, decode_object
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.journal import Journal, Left, Outcome, Refusal, Sample, find_left
+from shardio.conversion.journal import Journal, Left, Outcome, Refusal, Stored, find_left
 from shardio.conversion.plan import ShardTask, library_versions
 from shardio.conversion.records import (
     Mended,
@@ -49,31 +49,31 @@ from shardio.system.threads import ThreadPool
 _PER_HANDOVER = 4
 # Samples that are begun, at least, beyond the block that is waited for: enough for no thread to run dry.
 _AHEAD_PER_THREAD = 2 * _PER_HANDOVER
-# How much work a kill may cost, beside the block of 8 MiB that is being filled. What is saved more often costs flushes
-# of the disk's cache; a minute is what people forgive.
+# How much work a kill may cost, beside the block of 8 MiB that is being filled. Saving more often costs flushes of
+# the disk's cache; a minute is what people forgive.
 SAVE_SECONDS = 20.0
 
 
 class Report(Protocol):
     def __call__(self, done: int, refused: int, kept: int = 0, /) -> None:
-        """Called with what is done since the last call: sources, of these refused, of these kept of an earlier try."""
+        """Takes what is done since the last call: sources, of these refused, of these kept from an earlier try."""
 
 
 class Stopped(Exception):
-    """A task was told to stop. What it had done is saved for the next try."""
+    """A task was told to stop. The work that it had done is saved for the next try."""
 
 
 @dataclass(frozen=True)
 class Control:
-    """How a running task talks to whoever runs it."""
+    """The way in which a running task talks to the engine that runs it."""
 
     report: Report
     stopped: Callable[[], bool]
     threads: int = 1
 
 
-def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> Outcome:
-    """Read, decode and resize one source into `place`, which holds anything if it is refused."""
+def _prepare(task: ShardTask, source: Source, row: NDArray[np.uint8]) -> Outcome:
+    """Reads, decodes and resizes one source into `row`, which holds anything if it is refused."""
     options, hashed = task.options, None
     with KeptWarnings() as warned:
         try:
@@ -84,19 +84,19 @@ def _prepare(task: ShardTask, source: Source, place: NDArray[np.uint8]) -> Outco
                 if task.hash_sources:
                     hashed = hash_source(found)
                 decoded, label = decode_image(found, options.decode, least_size=options.least_size), source.label
-            np.copyto(place, options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
+            np.copyto(row, options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
         except DecodeError as error:
             return Outcome(Refusal(error.reason, error.detail), hashed)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return Outcome(Sample(label, decoded.source_size, crc32(place), warning), hashed)
+    return Outcome(Stored(label, decoded.source_size, crc32(row), warning), hashed)
 
 
 _Block = tuple[NDArray[np.uint8], Iterator[tuple[Source, Outcome]]]
-_Part = tuple[Sequence[Source], NDArray[np.uint8]]
+_Handover = tuple[Sequence[Source], NDArray[np.uint8]]
 
 
 def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int, first: int) -> Generator[_Block, None, None]:
-    """The shard's blocks, each with its sources and their outcomes in order: row i belongs to the i-th of them.
+    """Yields the shard's blocks, each with its sources and their outcomes in order: row i belongs to the i-th of them.
 
     `first` is the source to begin with.
 
@@ -105,9 +105,9 @@ def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int, first
     """
     stopped: list[None] = []  # no Event: a set() that is interrupted may leave its lock locked
 
-    def prepare(part: _Part) -> list[tuple[Source, Outcome]]:
-        pairs = zip(*part, strict=True)
-        return [(source, _prepare(task, source, place)) for source, place in pairs if not stopped]
+    def prepare(handover: _Handover) -> list[tuple[Source, Outcome]]:
+        pairs = zip(*handover, strict=True)
+        return [(source, _prepare(task, source, row)) for source, row in pairs if not stopped]
 
     with contextlib.ExitStack() as stack:
         run: Callable[..., Iterator[list[tuple[Source, Outcome]]]] = map
@@ -120,9 +120,9 @@ def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int, first
         while first < len(task.sources):
             block = shard.take_block()
             sources = task.sources[first : first + len(block)]
-            places = block[: len(sources)]
-            parts = [(sources[i : i + step], places[i : i + step]) for i in range(0, len(sources), step)]
-            under_way.append((block, chain.from_iterable(run(prepare, parts))))
+            rows = block[: len(sources)]
+            handovers = [(sources[i : i + step], rows[i : i + step]) for i in range(0, len(sources), step)]
+            under_way.append((block, chain.from_iterable(run(prepare, handovers))))
             first += len(sources)
             if (len(under_way) - 1) * len(block) >= ahead:
                 yield under_way.popleft()
@@ -130,7 +130,7 @@ def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int, first
 
 
 def reject_of(task: ShardTask, source: Source) -> Reject | None:
-    """Why this source of the task is refused, found out anew; None if it is not."""
+    """Returns why this source of the task is refused, found out anew; None if it is not."""
     result = _prepare(task, source, np.empty(task.options.sample_shape, np.uint8)).result
     return _reject(task, source, result) if isinstance(result, Refusal) else None
 
@@ -140,7 +140,7 @@ def _reject(task: ShardTask, source: Source, refusal: Refusal) -> Reject:
 
 
 class _Results:
-    """What has become of a task's sources, in their order."""
+    """The outcomes of a task's sources, in their order."""
 
     def __init__(self, task: ShardTask, shard: ShardFileWriter) -> None:
         self._task = task
@@ -150,7 +150,7 @@ class _Results:
         self._hashes: list[bytes | None] = []
 
     def add(self, source: Source, outcome: Outcome) -> bool:
-        """Take the next one; whether it is a sample."""
+        """Takes the next one, and returns whether it is a sample."""
         task, result = self._task, outcome.result
         if isinstance(result, Refusal):
             self._hashes.append(outcome.hash or UNREAD)
@@ -166,13 +166,13 @@ class _Results:
 
     @property
     def hashes(self) -> bytes | None:
-        """Of all sources, end to end. None if the task, or the earlier try it goes on from, did not ask for them."""
+        """The hashes of all sources, end to end; None if the task, or the try it goes on from, did not take them."""
         known = [one for one in self._hashes if one is not None]
         return b"".join(known) if self._task.hash_sources and len(known) == len(self._hashes) else None
 
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
-    """Make the task's shard and its record. Raises Stopped if `control` says so.
+    """Makes the task's shard and its record. Raises Stopped if `control` says so.
 
     Goes on where an earlier try was stopped or killed. In a published set, which the task repairs, nothing is written
     but the shard, and only if it is the one expected.
@@ -231,7 +231,7 @@ def do_task(task: ShardTask, control: Control) -> ShardRecord:
 def _open_shard(
     task: ShardTask, control: Control, fingerprints: Sequence[str]
 ) -> Iterator[tuple[ShardFileWriter, Journal, list[Outcome]]]:
-    """The shard to write, its journal, and what became of the sources that an earlier try has done.
+    """Yields the shard to write, its journal, and the outcomes of the sources that an earlier try has done.
 
     If the block raises, what is done is saved for the next try.
     """
@@ -248,7 +248,7 @@ def _open_shard(
         try:
             if left is not None:
                 kept = _before_unreadable(Journal(left.temporary, identity, fingerprints).read())
-                crc32s = [outcome.result.crc32 for outcome in kept if isinstance(outcome.result, Sample)]
+                crc32s = [outcome.result.crc32 for outcome in kept if isinstance(outcome.result, Stored)]
                 for _ in shard.recover(crc32s, None if copy_from is None else copy_from.fileno()):
                     if control.stopped():
                         raise Stopped
@@ -272,7 +272,7 @@ def _open_shard(
 
 
 def _take_over(task: ShardTask) -> tuple[Left | None, AtomicFile | None, OpenFile | None]:
-    """What an earlier try has left of the shard: its file to go on with, or to copy from if it is another machine's."""
+    """Returns what an earlier try has left: its file to go on with, or to copy from if it is another machine's."""
     if task.expected_sha256 is not None:
         return None, None, None
     for left in find_left(task.out, {task.name}).get(task.name, ()):
@@ -285,7 +285,7 @@ def _take_over(task: ShardTask) -> tuple[Left | None, AtomicFile | None, OpenFil
 
 
 def _identify(task: ShardTask) -> str:
-    """Differs if the bytes of the shard may differ, though no source has changed."""
+    """Returns a text that differs if the bytes of the shard may differ, though no source has changed."""
     options = task.options
     facts = (task.split, task.number, task.key_nbytes, options.fit, options.decode, options.quality, library_versions())
     sha256 = hashlib.sha256(repr(facts).encode())
@@ -295,7 +295,7 @@ def _identify(task: ShardTask) -> str:
 
 
 def _before_unreadable(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those before the first source that could not be read: that may pass."""
+    """Returns those before the first source that could not be read, which may have been a passing fault."""
 
     def was_read(outcome: Outcome) -> bool:
         return not (isinstance(outcome.result, Refusal) and outcome.result.reason == UNREADABLE)
@@ -306,7 +306,7 @@ def _before_unreadable(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def _before_sample(outcomes: Sequence[Outcome], number: int) -> list[Outcome]:
     found = []
     for outcome in outcomes:
-        if isinstance(outcome.result, Sample):
+        if isinstance(outcome.result, Stored):
             if not number:
                 break
             number -= 1

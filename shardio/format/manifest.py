@@ -41,7 +41,7 @@ from shardio.format.layout import (
 )
 from shardio.system.files import naming, open_regular, write_atomic
 
-# What a shard takes in manifest.json beside its name.
+# Bytes that a shard takes in manifest.json beside its name.
 _SHARD_TEXT_NBYTES = 176
 
 # 48 bits: no site has so many sets that two of them would begin alike.
@@ -66,7 +66,7 @@ class ShardEntry(FileEntry):
 class IndexEntry(FileEntry):
     key_nbytes: int
     columns: IndexColumns = ()
-    """What its rows have beyond the fields of every index."""
+    """Fields of its rows beyond those of every index."""
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -102,7 +102,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a set is. Raises FormatError if its values contradict each other."""
+    """The description of a set. Raises FormatError if its values contradict each other."""
 
     sample_shape: SampleShape
     classes: tuple[str, ...]
@@ -110,7 +110,7 @@ class Manifest:
     rejects: RejectsEntry
     provenance: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
-    """What people call the classes, in their order; empty if the set does not say. Two may be equal, as cranes are."""
+    """Names of the classes for people, in their order; empty if the set has none. Two may be equal, as cranes are."""
 
     def __post_init__(self) -> None:
         check_sample_shape(self.sample_shape)

@@ -12,7 +12,7 @@ from shardio.system.files import OpenFile, open_regular
 
 
 def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
-    """Open a file of the set and check its type and size."""
+    """Opens a file of the set, and checks its type and size."""
     file, nbytes = open_regular(path)
     if nbytes != entry.nbytes:
         file.close()
@@ -24,7 +24,7 @@ def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
 
 
 def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> OpenFile:
-    """As open_sized, and check that the file begins with `header`, byte for byte."""
+    """Opens as open_sized does, and checks that the file begins with `header`, byte for byte."""
     file = open_sized(path, entry)
     try:
         found = os.pread(file.fileno(), HEADER_NBYTES, 0)
@@ -42,9 +42,9 @@ def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> OpenFile:
 
 
 def check_not_cut(path: str | Path, entry: FileEntry, nbytes: int) -> None:
-    """FormatError if a file that was opened has fewer bytes by now."""
+    """Raises FormatError if a file that was opened has fewer bytes by now."""
     if nbytes < entry.nbytes:
         raise FormatError(
-            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: somebody cut it or is "
-            "writing to it; a published set must not change. Copy the file again, or convert again"
+            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: another program cut it or "
+            "is writing to it; a published set must not change. Copy the file again, or convert again"
         )

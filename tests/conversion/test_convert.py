@@ -234,7 +234,7 @@ def test_fast_reduces_what_is_large_and_keeps_the_sizes_of_the_sources(image_tre
     assert fast.digest == sets["fast", 2].digest != exact.digest
     reduced = 0
     for row, before, after in zip(exact.index, exact, fast, strict=True):
-        place = Fit((8, 8)).place(int(row["source_height"]), int(row["source_width"]))
+        place = Fit((8, 8)).placement(int(row["source_height"]), int(row["source_width"]))
         if min(row["source_height"] / place.resized[0], row["source_width"] / place.resized[1]) >= 4:
             reduced += 1
             difference = np.abs(before.image.astype(int) - after.image)

@@ -29,7 +29,7 @@ from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.duplicates import HASH_NBYTES
 from shardio.conversion.images.decode import DecodeOptions
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.journal import Journal, Outcome, Sample, find_left, sweep_unfinished
+from shardio.conversion.journal import Journal, Outcome, Stored, find_left, sweep_unfinished
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord, discard_record, load_record, refused_so_far, without_record
@@ -659,7 +659,7 @@ def test_what_other_machines_have_left_again_and_again_does_not_pile_up(
 
 @pytest.mark.parametrize("label", [1 << 70, -1 << 64, True, 1.5, "1", None])
 def test_a_journal_with_numbers_that_are_none_counts_up_to_them(task: ShardTask, label: Any) -> None:
-    outcome = Outcome(Sample(0, (5, 6), 7, ""))
+    outcome = Outcome(Stored(0, (5, 6), 7, ""))
     temporary = task.out / f".{task.name}.{'0' * 8}-{'0' * 16}.tmp"
     Journal(temporary, "i", "abc").rewrite(
         [outcome, replace(outcome, result=replace(outcome.result, label=label)), outcome]

@@ -20,8 +20,8 @@ from shardio.conversion import claim
 from shardio.conversion import convert as converter
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.engines import engine
-from shardio.conversion.parts import Part, Unfinished
-from shardio.conversion.report import ConvertReport, Progress
+from shardio.conversion.plan import Part
+from shardio.conversion.report import ConvertReport, Progress, Unfinished
 from shardio.errors import ConvertError
 
 OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source", "workers": 1}

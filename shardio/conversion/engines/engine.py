@@ -52,7 +52,7 @@ class Engine:
             check_scheduler(self.scheduler)
 
     def run(self, tasks: Sequence[ShardTask], report: Report) -> list[ShardRecord]:
-        """Does all tasks, and returns their records in the order of the tasks. What `report` raises stops the work."""
+        """Does all tasks, and returns their records in their order. An exception of `report` stops the work."""
         if self.executor is not None:
             return run_on_pool(tasks, Pool(self.executor), report, threads=self.workers or 1)
         if self.scheduler is not None:

@@ -27,7 +27,7 @@ NO_VECTORS = "a set has one class for each image and no soft labels: give the pl
 
 @dataclass(frozen=True)
 class Numbering:
-    """What the labels of a collection mean."""
+    """The meaning of the labels of a collection."""
 
     classes: tuple[str, ...]
     labels: Mapping[str, int]
@@ -37,9 +37,9 @@ class Numbering:
 
 
 def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
-    """Make sense of the labels in each split. Class names in later splits must be among those of the first.
+    """Returns the meaning of the labels in each split. Class names in later splits must be among those of the first.
 
-    Of integers and names in one collection, the rarer ones are at fault.
+    If a collection has both integers and names, the rarer ones are at fault.
     """
     everything = frozenset().union(*written.values())
     integers = {text for text in everything if _is_integer(text)}
@@ -71,7 +71,7 @@ def _hint(text: str) -> str:
 
 
 def check_label(label: Any) -> int:
-    """Returns an integer of any type as int. TypeError for anything else."""
+    """Returns an integer of any type as int. Raises TypeError for anything else."""
     try:
         return operator.index(label)
     except TypeError:

@@ -31,7 +31,7 @@ from shardio.format.parse import first_repeated
 SUFFIX = ".parquet"
 
 _NO_LABEL = -1
-"""What Hugging Face writes where the label is not given away, as in ImageNet's test split."""
+"""Hugging Face's label where the label is not given away, as in ImageNet's test split."""
 
 # train-00000-of-00294.parquet, also with a hash at its end.
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(?:-[0-9a-f]+)?", re.ASCII)
@@ -66,7 +66,7 @@ def _holds_files(folder: Path) -> bool:
 
 
 def scan_parquet(src: Path) -> Collection:
-    """The images of a parquet file, or of all parquet files at or below a folder, without reading an image.
+    """Lists the images of a parquet file, or of all parquet files at or below a folder, without reading an image.
 
     The images are a column of binaries or of structs with `bytes` and perhaps `path`; the labels a column of integers.
     If there are several, those named `image` and `label` count. Classes are those of the ClassLabel that the files'
@@ -77,8 +77,8 @@ def scan_parquet(src: Path) -> Collection:
     SPLIT/CLASS/NAME, without SPLIT if no file says it; NAME is that of the struct's path or, if there is none or it
     came before in that class, the number of the row in its split.
 
-    SourceError if a file is damaged or not of this form, if files contradict each other, or if one of a numbered series
-    is missing.
+    Raises SourceError if a file is damaged or not of this form, if files contradict each other, or if one of a numbered
+    series is missing.
     """
     src = Path(os.path.abspath(src))
     ignored: Counter[str] = Counter()
@@ -113,7 +113,7 @@ def scan_parquet(src: Path) -> Collection:
 
 
 def _list(root: Path, ignored: Counter[str]) -> list[str]:
-    """The parquet files at or below `root`, relative to it, sorted."""
+    """Returns the parquet files at or below `root`, relative to it, sorted."""
 
     def refuse(error: OSError) -> None:
         raise SourceError(f"{error.filename}: expected a readable folder, found: {error.strerror}")
@@ -134,7 +134,7 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
 
 
 def _split_of(name: str) -> tuple[str, str]:
-    """The split that a file's name or folder says, and what all files of the split must have in common. "" if none."""
+    """Returns the split that a file's name or folder says, and the pattern of all files of that split; or two ""."""
     *folders, file = name.split("/")
     stem = file.removesuffix(SUFFIX)
     if (match := _NUMBERED.fullmatch(stem)) and is_safe_name(shard_name(match[1], 999_999)):
@@ -149,7 +149,7 @@ def _split_of(name: str) -> tuple[str, str]:
 
 
 def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """The files of each split: train, val and test first."""
+    """Returns the files of each split: train, val and test first."""
     groups: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     for name in names:
@@ -219,7 +219,7 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
-    """What the library `datasets` writes of each column: {"label": {"names": [...], "_type": "ClassLabel"}}."""
+    """Returns what `datasets` writes of each column: {"label": {"names": [...], "_type": "ClassLabel"}}."""
     if b"huggingface" not in metadata:
         return {}
     try:
@@ -262,7 +262,7 @@ def _is_integer(kind: Any) -> bool:
 def _choose(
     path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
 ) -> str:
-    """The one column that can be it; of several the one so named, or that the metadata say to be it."""
+    """Returns the one column that fits; of several the one so named, or that the metadata say to be it."""
     columns = [column for column, kind in types.items() if fits(kind)]
     described = {"image": "Image", "label": "ClassLabel"}[name]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
@@ -280,7 +280,7 @@ def _choose(
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
-    """Of all files: those that they name, or else the numbers up to the largest label."""
+    """Returns the classes that the files name, or else the numbers up to the largest label."""
     (first, table), *others = tables.items()
     for name, other in others:
         if other.image != table.image:

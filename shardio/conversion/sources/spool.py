@@ -33,7 +33,7 @@ _NO_IMAGE = -1
 
 @dataclass(frozen=True)
 class TableFile:
-    """What a scan has learnt of one parquet file."""
+    """Facts of one parquet file, as a scan found them."""
 
     num_rows: int
     nbytes: int
@@ -59,7 +59,7 @@ class ParquetOrigin(Origin):
         return self.spool is not None
 
     def read(self, source: Source) -> bytes:
-        """As Origin.read; FileNotFoundError if the spool was removed, as by a process that published the same set."""
+        """As Origin.read. Raises FileNotFoundError if the spool was removed, as by a process that published the set."""
         where, number = _item(source)
         image = self._read_row_group(where, number) if self.spool is None else self._read_spool(where, number)
         if image is None:

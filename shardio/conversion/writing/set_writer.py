@@ -69,7 +69,7 @@ class Reject:
 
 
 def read_rejects(path: Path) -> list[Reject]:
-    """The lines of a rejects.jsonl, which somebody else may have written. FormatError names one that is none."""
+    """Reads a rejects.jsonl, which another program may have written. The FormatError names a line that is none."""
     rejects = []
     for number, line in enumerate(read_untrusted(path).splitlines(), start=1):
         try:
@@ -124,7 +124,7 @@ def publish_set(
     provenance: Mapping[str, Any],
     class_names: Sequence[str] = (),
 ) -> Manifest:
-    """Write what goes with finished shards, the manifest last. The set exists when this returns, or not at all."""
+    """Writes what goes with finished shards, the manifest last. The set exists when this returns, or not at all."""
     manifest = Manifest(
         sample_shape=sample_shape,
         classes=tuple(classes),
@@ -156,7 +156,7 @@ class ShardWriter:
             for image, label in samples:
                 writer.append(image, label)
 
-    `classes` may be empty: then labels are any int64. `class_names` are what people call them, in the same order.
+    `classes` may be empty: then labels are any int64. `class_names` are their names for people, in the same order.
     `columns` are numbers that the index shall hold for each sample: names and `int` (int64) or `float` (float64).
     An exception inside the block publishes nothing, and the shards written so far are removed, and `out` if it was made
     here. `out` must not exist or be an empty folder. Not thread safe.
@@ -210,7 +210,7 @@ class ShardWriter:
         source_size: tuple[int, int] | None = None,
         columns: Mapping[str, int | float] = MappingProxyType({}),
     ) -> None:
-        """Add one sample, copying it. `image` is uint8 of the set's (height, width, channels).
+        """Adds one sample, copying it. `image` is uint8 of the set's (height, width, channels).
 
         `key` is a name that finds the sample's origin again; by default its number in the split. Every row of the
         split's index is as wide as the longest. `source_size` is the original (height, width), by default the sample's
@@ -310,7 +310,7 @@ class ShardWriter:
         )
 
     def _discard(self) -> None:
-        """Remove what this writer wrote, unless the set was published already."""
+        """Removes what this writer wrote, unless the set was published already."""
         if (self.out / MANIFEST_NAME).exists():
             return
         for name, state in self._splits.items():
