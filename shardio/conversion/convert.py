@@ -110,12 +110,7 @@ class Conversion:
     """One call of `convert` after its plan: shards are found or made, and the set is published. Not thread safe."""
 
     def __init__(
-        self,
-        plan: Plan,
-        part: Part,
-        engine: Engine,
-        most_bad: int,
-        on_progress: Callable[[Progress], None] | None = None,
+        self, plan: Plan, part: Part, engine: Engine, most_bad: int, on_progress: Callable[[Progress], None] | None
     ) -> None:
         self._plan = plan
         self._part = part
@@ -126,7 +121,6 @@ class Conversion:
         self._monitor = Monitor(sum(len(task.sources) for task in self._mine), most_bad, on_progress)
         self._records: dict[str, ShardRecord] = {}
         """The records of the finished tasks, by shard. All are known when the set is published by this call."""
-
         self._missing: list[ShardTask] = []
         """The others' tasks that are not finished."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -107,7 +108,7 @@ class ConvertOptions:
     def sample_shape(self) -> SampleShape:
         return (*self.fit.size, 3)
 
-    @property
+    @cached_property
     def least_size(self) -> Callable[[int, int], tuple[int, int]] | None:
         """The least size to which a picture of (height, width) may be decoded; None if that is its own."""
         return self.fit.least_size if self.quality == "fast" else None

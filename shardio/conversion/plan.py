@@ -134,14 +134,7 @@ def make_plan(
         bounds = [len(ordered) * i // num_shards for i in range(num_shards + 1)]
         tasks += [
             ShardTask(
-                collection.origin,
-                out,
-                split,
-                number,
-                tuple(ordered[start:stop]),
-                key_nbytes,
-                options,
-                hash_sources,
+                collection.origin, out, split, number, tuple(ordered[start:stop]), key_nbytes, options, hash_sources
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]

@@ -31,11 +31,11 @@ from shardio.conversion.sources.collection import Collection as SourceCollection
 from shardio.conversion.sources.collection import Source
 from shardio.conversion.sources.detect import SourceKind, find_empty, scan, without_classes
 from shardio.conversion.task import reject_of
-from shardio.conversion.writing.set_writer import read_rejects
+from shardio.conversion.writing.set_writer import index_content, read_rejects
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.format.checksum import crc32
-from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, columns_of, index_header, sample_nbytes
+from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, sample_nbytes
 from shardio.format.manifest import FileEntry, Manifest, ShardEntry, load_manifest
 from shardio.sets.local import hinting_at_order
 from shardio.sets.verify import verify
@@ -178,7 +178,7 @@ class _Repair:
         refused = {task.name: self._refused(task, known) for task in self.plan.tasks}
         for name, split in self.manifest.splits.items():
             if split.index.file in self.damaged:
-                self._replace(split.index, self._index_parts(name, refused))
+                self._replace(split.index, self._index(name, refused))
         if self.manifest.rejects.file in self.damaged:
             self._replace(self.manifest.rejects, self._reject_lines(refused))
         for file in self.damaged.difference(self.repaired, self.faults):
@@ -277,16 +277,14 @@ class _Repair:
             self._published[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
         return self._published[split]
 
-    def _index_parts(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:
+    def _index(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:
         rows = np.concatenate(
             [
                 self._records[task.name].rows if task.name in self._records else self._rows(task, refused[task.name])
                 for task in self._tasks(split)
             ]
         )
-        rows = self.plan.columns.extend(rows) if self.plan.columns else rows
-        yield index_header(len(rows), rows.dtype["key"].itemsize, columns_of(rows.dtype))
-        yield rows.view(np.uint8).data
+        yield from index_content(self.plan.columns.extend(rows) if self.plan.columns else rows)
 
     def _rows(self, task: ShardTask, refused: Sequence[Source]) -> NDArray[np.void]:
         """Returns the index rows of a sound shard, from the sums of its pixels and the headers of its sources."""

@@ -65,6 +65,17 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}.npy"
 
 
+def is_split_name(name: str) -> bool:
+    """Whether the files of a split have safe names, too, however many shards it gets."""
+    return is_safe_name(shard_name(name, 999_999))
+
+
+def check_split_name(name: object) -> None:
+    """Raises ValueError if no split may have the name."""
+    if not isinstance(name, str) or not is_split_name(name):
+        raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {name!r}")
+
+
 def index_name(split: str) -> str:
     return f"{split}-index.npy"
 

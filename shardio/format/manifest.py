@@ -257,14 +257,6 @@ def _sample_shape(value: object, where: str) -> SampleShape:
         raise parse.fault(where, f"[height, width, channels], each from 1 to {MAX_SIDE}", shape) from None
 
 
-def _classes(value: object, where: str) -> tuple[str, ...]:
-    return parse.strings(parse.sequence(value, where), where)
-
-
-def _class_names(value: object, where: str) -> tuple[str, ...]:
-    return parse.strings(parse.filled(value, where), where)
-
-
 def parse_manifest(data: bytes) -> Manifest:
     """Returns the manifest in these bytes, whatever they are. FormatError says what was expected and what was found."""
     document = parse.document(data)
@@ -277,14 +269,15 @@ def parse_manifest(data: bytes) -> Manifest:
         raise parse.fault("format_version", f"{FORMAT_VERSION} (a newer set needs a newer shardio)", version)
     parse.fields(document, "manifest", _KEYS, optional={"class_names"})
     splits = parse.mapping(document["splits"], "splits")
+    names = parse.filled(document["class_names"], "class_names") if "class_names" in document else []
     parse.anything(parse.mapping(document["provenance"], "provenance"), "provenance")
     manifest = Manifest(
         sample_shape=_sample_shape(document["sample_shape"], "sample_shape"),
-        classes=_classes(document["classes"], "classes"),
+        classes=parse.strings(document["classes"], "classes"),
         splits={parse.name(name, "splits"): _split(split, f"splits.{name}") for name, split in splits.items()},
         rejects=_rejects(document["rejects"], "rejects"),
         provenance=document["provenance"],
-        class_names=_class_names(document["class_names"], "class_names") if "class_names" in document else (),
+        class_names=parse.strings(names, "class_names"),
     )
     if document["digest"] != manifest.digest:
         raise parse.fault("digest", f"{manifest.digest} (computed from the content)", document["digest"])

@@ -115,8 +115,9 @@ def filled(value: object, where: str) -> list[Any]:
     return sequence(value, where)
 
 
-def strings(values: Sequence[object], where: str) -> tuple[str, ...]:
-    return tuple(string(value, f"{where}[{i}]") for i, value in enumerate(values))
+def strings(value: object, where: str) -> tuple[str, ...]:
+    """Returns the strings in a list."""
+    return tuple(string(one, f"{where}[{i}]") for i, one in enumerate(sequence(value, where)))
 
 
 def count(value: object, where: str, minimum: int = 0) -> int:
@@ -154,9 +155,6 @@ def anything(value: object, where: str, depth: int = 0) -> None:
             raise FormatError(f"{where}: expected objects and lists at most {_MAX_DEPTH} deep, found deeper ones")
         for child in chain(value, value.values()) if isinstance(value, dict) else value:
             anything(child, where, depth + 1)
-
-
-# --- what callers give ------------------------------------------------------------------------------------------------
 
 
 def is_digest(text: str) -> bool:

@@ -24,7 +24,7 @@ from shardio.conversion.sources.collection import Collection, Given, Item, Origi
 from shardio.conversion.sources.labels import check_label
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, split_name, two_words
 from shardio.errors import DecodeError, SourceError
-from shardio.format.layout import MAX_CLASSES, is_safe_name, shard_name
+from shardio.format.layout import MAX_CLASSES, check_split_name
 from shardio.format.parse import check_text, first_repeated
 
 # Items that are read, twice, before the conversion: enough that a random transform shows itself.
@@ -91,8 +91,7 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
     if not given:
         raise SourceError("expected a dataset for each split, found no split")
     for split, dataset in given.items():
-        if not isinstance(split, str) or not is_safe_name(shard_name(split, 999_999)):
-            raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {split!r}")
+        check_split_name(split)
         if not _is_sequence(dataset):
             raise TypeError(
                 f"dataset {split!r}: expected len(dataset) and dataset[i], found {type(dataset).__name__}. ShardWriter "

@@ -16,7 +16,7 @@ from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.conversion.sources.labels import number_labels
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, split_name
 from shardio.errors import SourceError
-from shardio.format.layout import is_safe_name, shard_name
+from shardio.format.layout import is_split_name
 
 # Names of columns, in any case. The first is taken where it is there; of the others there may be only one.
 PATH_COLUMNS = ("path", "filename", "file_name", "filepath", "file_path", "file", "image", "image_path", "img")
@@ -155,7 +155,7 @@ def _read_rows(src: Path, file: IO[str], faults: _Faults) -> Iterator[_Row]:
     for row in rows:
         if not row.path or "\0" in row.path or len(os.fsencode(row.path)) > _MAX_PATH_NBYTES:
             faults.add(row.line, f"a path of 1 to {_MAX_PATH_NBYTES:,} bytes without NUL", row.path)
-        elif not is_safe_name(shard_name(row.split, 999_999)):
+        elif not is_split_name(row.split):
             faults.add(row.line, "a split named with letters, digits, '.', '_' and '-'", row.split)
         else:
             yield row

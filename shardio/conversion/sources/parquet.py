@@ -25,7 +25,7 @@ from shardio.conversion.sources.labels import NO_VECTORS
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, known_split, split_name
 from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
 from shardio.errors import SourceError
-from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_safe_name, shard_name
+from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
 from shardio.format.parse import first_repeated
 
 SUFFIX = ".parquet"
@@ -137,7 +137,7 @@ def _split_of(name: str) -> tuple[str, str]:
     """Returns the split that a file's name or folder says, and the pattern of all files of that split; or two ""."""
     *folders, file = name.split("/")
     stem = file.removesuffix(SUFFIX)
-    if (match := _NUMBERED.fullmatch(stem)) and is_safe_name(shard_name(match[1], 999_999)):
+    if (match := _NUMBERED.fullmatch(stem)) and is_split_name(match[1]):
         return split_name(match[1].lower()), "/".join([*folders, f"{match[1]}-*-of-{match[3]}"])
     word = re.sub(r"(?:[-_.]?[0-9]+)+$", "", stem)
     if split := known_split(word):

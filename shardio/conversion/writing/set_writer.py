@@ -27,10 +27,10 @@ from shardio.format.layout import (
     SampleShape,
     check_columns,
     check_sample_shape,
+    check_split_name,
     columns_of,
     index_header,
     index_name,
-    is_safe_name,
     key_field_nbytes,
     sample_nbytes,
     shard_name,
@@ -105,14 +105,19 @@ def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
     return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), len(lines))
 
 
+def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
+    """Returns the header and the body of the index that has these rows; the body is a view of contiguous rows."""
+    header = index_header(len(rows), rows.dtype["key"].itemsize, columns_of(rows.dtype))
+    return header, np.ascontiguousarray(rows).view(np.uint8).data
+
+
 def _write_index(folder: Path, split: str, rows: NDArray[np.void]) -> IndexEntry:
-    key_nbytes, columns = rows.dtype["key"].itemsize, columns_of(rows.dtype)
-    header = index_header(len(rows), key_nbytes, columns)
-    body = np.ascontiguousarray(rows).view(np.uint8).data
+    header, body = index_content(rows)
     sha256 = hashlib.sha256(header)
     sha256.update(body)
     write_atomic(folder / index_name(split), header, body)
-    return IndexEntry(index_name(split), len(header) + len(body), sha256.hexdigest(), key_nbytes, columns)
+    nbytes, dtype = len(header) + len(body), rows.dtype
+    return IndexEntry(index_name(split), nbytes, sha256.hexdigest(), dtype["key"].itemsize, columns_of(dtype))
 
 
 def publish_set(
@@ -231,21 +236,14 @@ class ShardWriter:
             raise ValueError(f"source_size must be (height, width), each below 2**32, found {source_size!r}")
         numbers = self._column_values(columns)
         if split not in self._splits:
-            # A split's files must have safe names too, however many shards it gets.
-            if not is_safe_name(shard_name(split, 999_999)):
-                raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {split!r}")
+            check_split_name(split)
             self._splits[split] = _OpenSplit()
         state = self._splits[split]
         if not key:
             key = str(state.num_samples).encode()
         if state.writer is None:
             state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
-        state.writer.append(
-            image,
-            label=label,
-            key=key,
-            source_size=source_size,
-        )
+        state.writer.append(image, label=label, key=key, source_size=source_size)
         state.num_samples += 1
         for name, number in numbers.items():
             state.columns.setdefault(name, []).append(number)
@@ -299,15 +297,8 @@ class ShardWriter:
                 splits[name] = SplitContent(state.shards, with_columns(rows, self.columns, values))
         if not splits:
             raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")
-        publish_set(
-            self.out,
-            self.sample_shape,
-            self.classes,
-            splits,
-            (),
-            {"shardio": __version__},
-            class_names=self.class_names,
-        )
+        provenance = {"shardio": __version__}
+        publish_set(self.out, self.sample_shape, self.classes, splits, (), provenance, self.class_names)
 
     def _discard(self) -> None:
         """Removes what this writer wrote, unless the set was published already."""
