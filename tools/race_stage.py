@@ -43,12 +43,14 @@ from shardio.sets.cache import stage as staging
 from shardio.sets.cache.folder import MARKER_NAME, Cache
 from shardio.sets.cache.stage import stage
 from shardio.sets.storage import FolderStorage
+from shardio.system import pour
 from shardio.system.files import AtomicFile
 
 Say = Callable[[str], None]
 
 PATCHED_OS: Any = os
 PATCHED_STAGING: Any = staging
+PATCHED_POUR: Any = pour
 
 NUM_SETS = 3
 SAMPLE_SHAPE = (16, 16, 3)
@@ -245,7 +247,7 @@ class Race:
         # Nobody loses power here, so that only time would be lost.
         PATCHED_OS.fsync = PATCHED_OS.fdatasync = lambda descriptor: None
         PATCHED_STAGING.open_storage = SlowFolder
-        PATCHED_STAGING._PIECE_NBYTES = PIECE_NBYTES
+        PATCHED_POUR.PIECE_NBYTES = PIECE_NBYTES
         PATCHED_STAGING._POLL_SECONDS = 0.01
         commit = AtomicFile.commit
 

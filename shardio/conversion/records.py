@@ -24,7 +24,8 @@ from shardio.conversion.sources.collection import UNREADABLE, digest
 from shardio.conversion.writing.set_writer import Reject
 from shardio.format.layout import WORK_FOLDER, index_dtype
 from shardio.format.manifest import ShardEntry
-from shardio.system.files import naming, open_untrusted, read_untrusted, write_all, write_atomic
+from shardio.system.files import write_all, write_atomic
+from shardio.system.opening import naming, open_untrusted, read_untrusted
 from shardio.system.threads import ThreadPool
 
 # Looking whether the sources of finished shards have changed is waiting, on a network filesystem.

@@ -40,8 +40,9 @@ from shardio.conversion.writing.set_writer import Reject
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError, FormatError
 from shardio.format.checksum import crc32
-from shardio.system.files import AtomicFile, OpenFile, open_untrusted
-from shardio.system.machine import filesystem_kind, is_network
+from shardio.system.files import AtomicFile
+from shardio.system.filesystems import filesystem_kind, is_network
+from shardio.system.opening import OpenFile, open_untrusted
 from shardio.system.threads import ThreadPool
 
 # Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with

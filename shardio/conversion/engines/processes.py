@@ -25,7 +25,7 @@ from shardio.conversion.plan import ShardTask
 from shardio.conversion.records import ShardRecord
 from shardio.conversion.task import Control, Report, Stopped, do_task
 from shardio.errors import ConvertError
-from shardio.system.files import open_pipe
+from shardio.system.opening import open_pipe
 from shardio.system.threads import run_apart
 
 # Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. The rest, a tenth of

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
-from shardio.system.files import open_file
+from shardio.system.opening import open_file
 from shardio.system.threads import ThreadPool
 
 # Asking a filesystem for sizes is waiting, on a network.

@@ -21,7 +21,8 @@ from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.arrow import open_parquet
 from shardio.conversion.sources.collection import Item, Origin, Source, identify
 from shardio.errors import DecodeError, SourceError
-from shardio.system.files import AtomicFile, naming, open_untrusted, write_all
+from shardio.system.files import AtomicFile, write_all
+from shardio.system.opening import naming, open_untrusted
 
 # So few images at a time, as each may be MAX_SOURCE_NBYTES long.
 _IMAGES_AT_ONCE = 16
