@@ -59,7 +59,7 @@ def bare_loop(files: list[Path]) -> Run:
 
 def pillow_sample(file: Path) -> NDArray[np.uint8]:
     with Image.open(file) as image:
-        place = FIT.place(image.height, image.width)
+        place = FIT.placement(image.height, image.width)
         resized = image.convert("RGB").resize(place.resized[::-1], Image.Resampling.BICUBIC)
     box = (place.left, place.top, place.left + FIT.size[1], place.top + FIT.size[0])
     return np.asarray(resized.crop(box))

@@ -29,7 +29,7 @@ FILTERS: dict[Resample, Image.Resampling] = {
 
 def pillow_sample(data: bytes, fit: Fit) -> NDArray[np.uint8]:
     with Image.open(io.BytesIO(data)) as image:
-        place = fit.place(image.height, image.width)
+        place = fit.placement(image.height, image.width)
         resized = image.convert("RGB").resize(place.resized[::-1], FILTERS[fit.resample])
     return np.asarray(resized)[place.top : place.top + fit.size[0], place.left : place.left + fit.size[1]]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from shardio.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from shardio.conversion.convert import ConvertReport as ConvertReport
     from shardio.conversion.convert import convert as convert
+    from shardio.conversion.report import ConvertReport as ConvertReport
     from shardio.conversion.writing.set_writer import ShardWriter as ShardWriter
     from shardio.errors import CacheError as CacheError
     from shardio.errors import ConvertError as ConvertError
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "shardio.sets.cache.folder": ("Cache",),
-    "shardio.conversion.convert": ("ConvertReport", "convert"),
+    "shardio.conversion.convert": ("convert",),
+    "shardio.conversion.report": ("ConvertReport",),
     "shardio.loading.dataset": ("ShardDataset",),
     "shardio.errors": (
         "CacheError",

@@ -18,7 +18,7 @@ from shardio.conversion.amounts import parse_part
 
 if TYPE_CHECKING:
     from shardio.cli.progress import Bar
-    from shardio.conversion.convert import ConvertReport, Progress
+    from shardio.conversion.report import ConvertReport, Progress
 
 # Images that the text names. --json names all.
 _MOST_WARNINGS = 5

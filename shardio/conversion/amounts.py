@@ -1,6 +1,6 @@
 """Amounts as people write them, on the command line and from Python alike: 224x320, 4GiB, 1%, 3/16.
 
-What parses a text raises ValueError with what it expected, and leaves it to the caller to say of which argument.
+A function that parses a text raises ValueError with what it expected; its caller adds the argument's name.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import TypeVar
+
+from shardio.system.machine import usable_cores
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def given(name: str, value: T | str, parse: Callable[[str], T]) -> T:
-    """The value of an argument, parsed if it is text. ValueError names the argument."""
+    """Returns the value of an argument, parsed if it is text. The ValueError names the argument."""
     if not isinstance(value, str):
         return value
     try:
@@ -59,7 +61,7 @@ def given(name: str, value: T | str, parse: Callable[[str], T]) -> T:
 
 
 def check_workers(workers: int | None) -> None:
-    """ValueError unless it is a number of workers, or None."""
+    """Raises ValueError unless it is a number of workers, or None."""
     if workers is None:
         return
     if not isinstance(workers, Integral):
@@ -68,8 +70,9 @@ def check_workers(workers: int | None) -> None:
         raise ValueError(f"workers must be at least 1; found {workers}")
 
 
-def most_bad(max_bad: int | float, num_sources: int) -> int:
-    """How many of the sources may be refused: `max_bad` is a count (int) or a share (float). ValueError otherwise."""
+def check_max_bad(max_bad: int | float | str) -> int | float:
+    """Returns the count (int) or share (float) of sources that may be refused. Raises ValueError if it is neither."""
+    max_bad = given("max_bad", max_bad, parse_max_bad)
     if isinstance(max_bad, bool) or not isinstance(max_bad, Real):
         raise ValueError(f"max_bad must be a count such as 10, or a share such as 0.01 or '1%'; found {max_bad!r}")
     if isinstance(max_bad, Integral):
@@ -78,4 +81,17 @@ def most_bad(max_bad: int | float, num_sources: int) -> int:
         return int(max_bad)
     if not 0 <= max_bad <= 1:
         raise ValueError(f"max_bad as a share must be from 0.0 to 1.0; found {max_bad}")
+    return max_bad
+
+
+def count_workers(workers: int | None) -> int:
+    """Returns the number of workers, by default one for each core. Raises ValueError if it is none."""
+    check_workers(workers)
+    return usable_cores() if workers is None else workers
+
+
+def most_bad(max_bad: int | float, num_sources: int) -> int:
+    """Returns how many of the sources may be refused by a checked `max_bad`."""
+    if isinstance(max_bad, int):
+        return max_bad
     return int(round(max_bad * num_sources, 6))  # 0.29 * 100 is a little less than 29

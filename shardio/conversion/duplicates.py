@@ -1,7 +1,7 @@
-"""Which sources have the same bytes: told by a hash of each, taken when it is read.
+"""Finds sources that have the same bytes, by a hash of each that is taken when it is read.
 
 Equal images under different labels are errors of the collection that no decoder can see, and equal images in train and
-val make an evaluation too good. They are only reported: what is right, whoever made the collection must say.
+val make an evaluation too good. They are only reported: only the maker of the collection can say which is right.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def hash_source(data: bytes) -> bytes:
 
 
 def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> bytes:
-    """The hashes of these sources, end to end, each read once more."""
+    """Returns the hashes of these sources, end to end. Each is read once more."""
 
     def hash_one(source: Source) -> bytes:
         try:
@@ -79,20 +79,20 @@ def hash_sources(origin: Origin, sources: Sequence[Source], threads: int) -> byt
 def find_duplicates(
     sources: Sequence[tuple[str, Source]], hashes: bytes, refused: Set[tuple[str, bytes]]
 ) -> tuple[Duplicates, ...]:
-    """Groups of equal sources, out of all (split, source) and their hashes end to end, but for those that are refused.
+    """Returns groups of equal sources, out of all (split, source) and their hashes end to end, without refused ones.
 
-    Those under different labels come first, then those in different splits.
+    Groups under different labels come first, then groups in different splits.
     """
     words = np.frombuffer(hashes, "<u8").reshape(len(sources), 2)
     taken = np.array([(split, source.key) not in refused for split, source in sources], bool)
     order = np.flatnonzero(taken & words.any(axis=1))
     order = order[np.lexsort(words[order].T)]
     found = [Duplicates(_named(sources, group)) for group in _runs(words[order], order)]
-    return tuple(sorted(found, key=lambda one: (not one.labels_differ, not one.splits_differ, _place(one.sources[0]))))
+    return tuple(sorted(found, key=lambda one: (not one.labels_differ, not one.splits_differ, _name(one.sources[0]))))
 
 
 def _runs(words: NDArray[np.uint64], order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """The parts of `order` that belong to equal rows of `words`, which is sorted, where there are two or more."""
+    """Returns the runs of `order` that belong to two or more equal rows of `words`, which is sorted."""
     changes = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + 1
     bounds = [0, *changes.tolist(), len(order)]
     return [order[start:stop] for start, stop in pairwise(bounds) if stop - start > 1]
@@ -100,8 +100,8 @@ def _runs(words: NDArray[np.uint64], order: NDArray[np.intp]) -> list[NDArray[np
 
 def _named(sources: Sequence[tuple[str, Source]], group: NDArray[np.intp]) -> tuple[Duplicate, ...]:
     named = (Duplicate(split, source.key, source.label) for split, source in (sources[i] for i in group))
-    return tuple(sorted(named, key=_place))
+    return tuple(sorted(named, key=_name))
 
 
-def _place(source: Duplicate) -> tuple[str, bytes]:
+def _name(source: Duplicate) -> tuple[str, bytes]:
     return source.split, source.key

@@ -1,8 +1,8 @@
-"""What is known of an unfinished shard, so that a later call goes on in the middle of it.
+"""Keeps what is done of an unfinished shard, so that a later call goes on in the middle of it.
 
 The samples lie in the shard's temporary file. The journal lies beside the records of finished shards, and has a line
-for each source that is done, in order, written when its sample is durable. Nothing rests on that: each line has a
-checksum, as each sample has, and only what proves to be whole is taken.
+for each source that is done, in order, written when its sample is durable. No correctness rests on that: each
+line has a checksum, as each sample has, and only whole ones are taken.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SUFFIX = ".journal"
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What is known of a sample whose pixels are where they belong."""
+class Stored:
+    """A source that became a sample, whose pixels are where they belong."""
 
     label: int
     source_size: tuple[int, int]
@@ -51,9 +51,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a source."""
+    """The fate of a source."""
 
-    result: Sample | Refusal
+    result: Stored | Refusal
     hash: bytes | None = None
     """The hash of the source's bytes, if it was asked for."""
 
@@ -73,11 +73,11 @@ class Journal:
         self._num_sources = 0
         self._num_samples = 0
         self.exists = False
-        """Whether anything was saved. Of a short task nothing is."""
+        """Whether anything was saved. In a short task nothing is."""
         self.saved_at = time.monotonic()
 
     def read(self) -> list[Outcome]:
-        """What the journal has of each source, from the first on, as far as it is whole and the source the same."""
+        """Returns the outcomes of the sources, from the first on, as far as lines are whole and sources the same."""
         try:
             lines = _whole_lines(read_untrusted(self._path))
         except (OSError, FormatError):
@@ -93,29 +93,29 @@ class Journal:
         return outcomes
 
     def rewrite(self, outcomes: Sequence[Outcome]) -> None:
-        """Have the journal hold these and nothing else, as durably as `save` does."""
+        """Makes the journal hold these and nothing else, as durably as `save` does."""
         write_atomic(self._path, _to_line(self._identity), *map(self._next_line, outcomes))
         fsync_folder(self._out)
         self.exists = True
 
     def add(self, outcome: Outcome) -> None:
-        """Note what became of the next source. It is in the journal when it is saved."""
+        """Notes the outcome of the next source. It is in the journal when that is saved."""
         self._waiting.append(outcome)
 
     def _next_line(self, outcome: Outcome) -> bytes:
         number = self._num_sources
         line = _to_line([number, self._fingerprints[number], *_to_values(outcome)])
         self._num_sources += 1
-        self._num_samples += isinstance(outcome.result, Sample)
+        self._num_samples += isinstance(outcome.result, Stored)
         return line
 
     def save(self, num_samples: int, *, durably: bool = True) -> bool:
-        """Write the lines of all sources before the sample `num_samples`; whether there is a journal then.
+        """Writes the lines of all sources before the sample `num_samples`. Returns whether there is a journal then.
 
-        Durably: and the name of the temporary file, without which the journal is of no use.
+        `durably` includes the name of the temporary file, without which the journal is of no use.
         """
         lines = []
-        while self._waiting and self._num_samples + isinstance(self._waiting[0].result, Sample) <= num_samples:
+        while self._waiting and self._num_samples + isinstance(self._waiting[0].result, Stored) <= num_samples:
             lines.append(self._next_line(self._waiting.popleft()))
         if not lines:
             return self.exists
@@ -134,13 +134,13 @@ class Journal:
         return True
 
     def remove(self) -> None:
-        """The shard is finished."""
+        """Removes the journal of a finished shard."""
         self._path.unlink(missing_ok=True)
 
 
 def _to_values(outcome: Outcome) -> list[object]:
     result = outcome.result
-    if isinstance(result, Sample):
+    if isinstance(result, Stored):
         rest: tuple[object, ...] = (result.label, *result.source_size, result.crc32, result.warning)
     else:
         rest = (result.reason, result.detail)
@@ -150,12 +150,12 @@ def _to_values(outcome: Outcome) -> list[object]:
 def _from_values(values: list[Any]) -> Outcome:
     hashed, *rest = values
     if len(rest) == 2:
-        result: Sample | Refusal = Refusal(*rest)
+        result: Stored | Refusal = Refusal(*rest)
     else:
         label, height, width, crc, warning = rest
         if not (_are_integers(-(1 << 63), 1 << 63, label) and _are_integers(0, 1 << 32, height, width, crc)):
             raise ValueError(f"expected numbers of a sample, found {rest!r:.200}")
-        result = Sample(label, (height, width), crc, warning)
+        result = Stored(label, (height, width), crc, warning)
     return Outcome(result, hashed and bytes.fromhex(hashed))
 
 
@@ -169,7 +169,7 @@ def _to_line(value: object) -> bytes:
 
 
 def _whole_lines(data: bytes) -> Iterator[Any]:
-    """The identity, and the values of each source: up to the first line that is torn, or not the next."""
+    """Yields the identity, and the values of each source, up to the first line that is torn or not the next."""
     for number, line in enumerate(data.split(b"\n")[:-1], start=-1):
         body = line[9:]
         if line[:9] != b"%08x " % zlib.crc32(body):
@@ -188,9 +188,9 @@ class Left(NamedTuple):
 
     temporary: Path
     num_sources: int
-    """That are done, as far as the journal knows."""
+    """Sources that are done, as far as the journal knows."""
     nbytes: int
-    """Of the disk that need not be allocated again."""
+    """Room on the disk that need not be allocated again."""
     is_ours: bool
     """Whether a lock tells that a process on this machine has left it. Any other may be at work, and is only read."""
 
@@ -204,7 +204,7 @@ def _shard_of(journal: Path) -> str:
 
 
 def _journals(out: Path) -> Iterator[tuple[Path, str, Path]]:
-    """Each journal, with the name of its shard and its temporary file."""
+    """Yields each journal, with the name of its shard and its temporary file."""
     for name in os.listdir(out / WORK_FOLDER):
         if name.endswith(_SUFFIX):
             journal = out / WORK_FOLDER / name
@@ -212,7 +212,7 @@ def _journals(out: Path) -> Iterator[tuple[Path, str, Path]]:
 
 
 def find_left(out: Path, shards: Container[str]) -> dict[str, list[Left]]:
-    """What a call can go on with, by shard, of those whose names are in `shards`; most that is done comes first."""
+    """Returns, for each of these shards, the files that a call can go on with, those with most sources done first."""
     found: dict[str, list[Left]] = {}
     for journal, shard, temporary in _journals(out):
         if shard not in shards or (left_over := is_left_over(temporary)) is False:
@@ -227,7 +227,7 @@ def find_left(out: Path, shards: Container[str]) -> dict[str, list[Left]]:
 
 
 def sweep_unfinished(out: Path) -> None:
-    """Remove what no process is working on, and no call would go on with.
+    """Removes files that no process is writing, and no call would go on with.
 
     A call goes on with the one of a shard's files in which most is done. Others that were written within the last hour
     stay too: their processes may have ended since the longest was looked for.

@@ -1,4 +1,4 @@
-"""What a conversion will do, before it does any of it: the order of the samples, the shards, and who needs what.
+"""Plans a conversion before any of it is done: the order of the samples, the shards, and what each task needs.
 
 A plan depends on the options and on the list of sources alone, never on workers or machines, and so do the bytes.
 """
@@ -6,54 +6,20 @@ A plan depends on the options and on the list of sources alone, never on workers
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from shardio.conversion.amounts import given, parse_size
-from shardio.conversion.images.decode import DecodeOptions
-from shardio.conversion.images.fit import Fit, FitMode, Resample
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.sources.columns import ColumnTable
-from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES, samples_per_shard
-from shardio.format.layout import SampleShape, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
+from shardio.conversion.writing.set_writer import samples_per_shard
+from shardio.format.layout import WORK_FOLDER, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
 from shardio.format.manifest import check_names_fit
 from shardio.version import __version__
-
-Order = Literal["shuffled", "source"]
-Quality = Literal["exact", "fast"]
-
-# What conversions did before there was a choice, so that the sets of earlier versions are still recognised.
-_BEFORE_THERE_WERE: Mapping[str, Any] = {"exif_rotate": False, "background": [255, 255, 255], "quality": "exact"}
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """Everything about a conversion that the bytes of the set depend on."""
-
-    fit: Fit = field(default_factory=Fit)
-    shard_nbytes: int = DEFAULT_SHARD_NBYTES
-    order: Order = "shuffled"
-    seed: int = 0
-    decode: DecodeOptions = field(default_factory=DecodeOptions)
-    quality: Quality = "exact"
-
-    def __post_init__(self) -> None:
-        if self.order not in get_args(Order):
-            raise ValueError(f"order must be one of {', '.join(get_args(Order))}; found {self.order!r}")
-        if self.quality not in get_args(Quality):
-            raise ValueError(f"quality must be one of {', '.join(get_args(Quality))}; found {self.quality!r}")
-        if not isinstance(self.shard_nbytes, int) or self.shard_nbytes <= 0:
-            raise ValueError(f"shard size must be positive, an integer of bytes; found {self.shard_nbytes!r}")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
-
-    @property
-    def sample_shape(self) -> SampleShape:
-        return (*self.fit.size, 3)
 
 
 @dataclass(frozen=True)
@@ -66,9 +32,7 @@ class ShardTask:
     number: int
     sources: tuple[Source, ...]
     key_nbytes: int
-    fit: Fit
-    decode: DecodeOptions = field(default_factory=DecodeOptions)
-    quality: Quality = "exact"
+    options: ConvertOptions
     hash_sources: bool = False
     """Whether the record shall tell which sources have the same bytes."""
     expected_sha256: str | None = None
@@ -81,15 +45,48 @@ class ShardTask:
     @property
     def nbytes(self) -> int:
         """Size of the shard if no source is refused."""
-        return shard_nbytes(len(self.sources), (*self.fit.size, 3))
+        return shard_nbytes(len(self.sources), self.options.sample_shape)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part `number` of `count`, from 1 to count, of a conversion. Part 1 of 1 is everything.
+
+    Parts know nothing of each other; OUT alone ties them. A part is done when its shards have records there, the set
+    when all shards have. When two parts end at the same moment, at least one finds all records, as each looks after it
+    has written its own; if both do, both publish the same bytes.
+
+    `count` calls, on any machines and in any order, make the set, and the last of them publishes it; the report of the
+    others says what is `unfinished`. `max_bad` is that of the whole set: beside the images that a part itself refuses,
+    those count that are refused in shards that others had finished before it began.
+    """
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not (type(self.number) is type(self.count) is int and 1 <= self.number <= self.count):
+            raise ValueError(f"part must be (K, N) with K from 1 to N; found ({self.number!r}, {self.count!r})")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def of(self, tasks: Sequence[ShardTask]) -> Sequence[ShardTask]:
+        """Returns the part's tasks. They are dealt out like cards, so that all parts are of about equal size."""
+        return tasks[self.number - 1 :: self.count]
 
 
 @dataclass(frozen=True)
 class Plan:
+    """The tasks that make the set of a collection in the folder `out`."""
+
+    out: Path
     collection: Collection
     options: ConvertOptions
     tasks: tuple[ShardTask, ...]
     columns: ColumnTable | None = None
+    hash_sources: bool = False
+    """Whether it shall be known which sources have the same bytes."""
 
     @property
     def nbytes(self) -> int:
@@ -102,18 +99,9 @@ class Plan:
         )
 
     def describe(self) -> dict[str, Any]:
-        """The options and sources as JSON values. Equal descriptions give equal plans."""
-        options = self.options
+        """Returns the options and sources as JSON values. Equal descriptions give equal plans."""
         return {
-            "size": list(options.fit.size),
-            "fit": options.fit.mode,
-            "resample": options.fit.resample,
-            "quality": options.quality,
-            "shard_nbytes": options.shard_nbytes,
-            "order": options.order,
-            "seed": options.seed,
-            "exif_rotate": options.decode.exif_rotate,
-            "background": list(options.decode.background),
+            **self.options.describe(),
             "num_sources": self.collection.num_sources,
             "sources_sha256": _hash_sources(self.collection),
             **({"class_names_sha256": _hash_names(self.collection)} if self.collection.class_names else {}),
@@ -121,14 +109,8 @@ class Plan:
         }
 
 
-def make_fit(size: int | tuple[int, int] | str, mode: FitMode, resample: Resample) -> Fit:
-    """The fit for samples of `size`, as callers give it."""
-    sides = size if isinstance(size, int) else given("size", size, parse_size)
-    return Fit((sides, sides) if isinstance(sides, int) else sides, mode, resample)
-
-
 def library_versions() -> dict[str, str]:
-    """Those whose decoders and kernels decide about pixels."""
+    """Returns the versions of the libraries whose decoders and kernels decide about pixels."""
     return {"shardio": __version__, **{name: version(name) for name in ("torch", "pillow", "simplejpeg")}}
 
 
@@ -140,7 +122,8 @@ def make_plan(
     *,
     hash_sources: bool = False,
 ) -> Plan:
-    """The plan of a conversion into `out`. ConvertError if its set could not be described by a manifest."""
+    """Returns the plan of a conversion into `out`. Raises ConvertError if no manifest could describe its set."""
+    collection = replace(collection, origin=collection.origin.with_copies_in(out / WORK_FOLDER))
     tasks: list[ShardTask] = []
     most = samples_per_shard(options.shard_nbytes, options.sample_shape)
     for split, sources in collection.splits.items():
@@ -151,44 +134,16 @@ def make_plan(
         bounds = [len(ordered) * i // num_shards for i in range(num_shards + 1)]
         tasks += [
             ShardTask(
-                collection.origin,
-                out,
-                split,
-                number,
-                tuple(ordered[start:stop]),
-                key_nbytes,
-                options.fit,
-                options.decode,
-                options.quality,
-                hash_sources,
+                collection.origin, out, split, number, tuple(ordered[start:stop]), key_nbytes, options, hash_sources
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
     check_names_fit(collection.classes, collection.class_names, [task.name for task in tasks])
-    return Plan(collection, options, tuple(tasks), columns)
-
-
-def read_options(description: Mapping[str, Any]) -> ConvertOptions:
-    """The options that `Plan.describe` has described. ValueError if these are none."""
-    values = {**_BEFORE_THERE_WERE, **description}
-    try:
-        options = ConvertOptions(
-            Fit(tuple(values["size"]), values["fit"], values["resample"]),
-            values["shard_nbytes"],
-            values["order"],
-            values["seed"],
-            DecodeOptions(values["exif_rotate"], tuple(values["background"])),
-            values["quality"],
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"expected the options of a conversion, found {dict(description)}: {error!r}") from None
-    if not type(options.shard_nbytes) is type(options.seed) is int:
-        raise ValueError(f"shard size and seed must be integers; found {options.shard_nbytes!r} and {options.seed!r}")
-    return options
+    return Plan(out, collection, options, tuple(tasks), columns, hash_sources)
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:
-    """Shuffled: sorted by a keyed hash of the key, which no version of any library can change."""
+    """Returns the sources in their order. Shuffled, they are sorted by a keyed hash that no library can change."""
     if options.order == "source":
         return list(sources)
     secret = options.seed.to_bytes(8, "little")
@@ -216,8 +171,7 @@ _HASHED = {
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """In words, what distinguishes two descriptions; empty if nothing does."""
-    there, here = {**_BEFORE_THERE_WERE, **there}, {**_BEFORE_THERE_WERE, **here}
+    """Returns in words what distinguishes two descriptions; "" if nothing does."""
     parts = []
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):

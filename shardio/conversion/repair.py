@@ -1,4 +1,4 @@
-"""`repair`: what `verify` finds damaged in a set is made again from the sources, to the same bytes.
+"""`repair`: files that `verify` finds damaged in a set are made again from the sources, to the same bytes.
 
 The manifest is the measure: a file takes the place of a damaged one only if it has the sha256 that the manifest
 promises. So no repair can make a set worse, two at the same time do no harm, one that was killed is run again, and a
@@ -20,26 +20,26 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.amounts import check_workers
+from shardio.conversion.amounts import count_workers
+from shardio.conversion.claim import copy_again
 from shardio.conversion.engines.processes import run_tasks
 from shardio.conversion.images.decode import read_size
-from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan, read_options
+from shardio.conversion.options import SourceOptions, read_options
+from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
+from shardio.conversion.records import ShardRecord
 from shardio.conversion.sources.collection import Collection as SourceCollection
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.sources.columns import check_columns_file, read_columns
-from shardio.conversion.sources.detect import SourceKind, check_images_local, find_empty, scan, without_classes
-from shardio.conversion.sources.parquet import ParquetOrigin
-from shardio.conversion.task import ShardRecord, reject_of
-from shardio.conversion.writing.set_writer import read_rejects
+from shardio.conversion.sources.detect import SourceKind, find_empty, scan, without_classes
+from shardio.conversion.task import reject_of
+from shardio.conversion.writing.set_writer import index_content, read_rejects
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.format.checksum import crc32
-from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, columns_of, index_header, sample_nbytes
+from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, sample_nbytes
 from shardio.format.manifest import FileEntry, Manifest, ShardEntry, load_manifest
 from shardio.sets.local import hinting_at_order
 from shardio.sets.verify import verify
 from shardio.system.files import sweep_temporaries, write_atomic
-from shardio.system.machine import usable_cores
 from shardio.system.opening import open_regular, read_untrusted
 from shardio.system.threads import ThreadPool
 
@@ -49,7 +49,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What a repair did."""
+    """The outcome of a repair."""
 
     path: str
     repaired: tuple[str, ...]
@@ -66,18 +66,18 @@ def repair(
     on_verify: Callable[[int, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RepairReport:
-    """Make the damaged files of the set in the folder `path` again from `src`, which it was converted from.
+    """Makes the damaged files of the set in the folder `path` again from `src`, which it was converted from.
 
     The whole set is read to find them. `source` and `columns` are those of `convert`; an index with columns can be made
-    again only from their file, all else without it. Of parquet files, the images are first copied out into the set's
-    folder, and the copies removed in the end: of two repairs at the same time, one may have to be run again. A set of a
-    dataset of Python cannot be repaired. `workers` is how many cores to use, by default all. `on_verify` is called, in
+    again only from their file, all else without it. Images in parquet files are first copied out into the set's folder,
+    and the copies removed in the end: of two repairs at the same time, one may have to be run again. A set of a dataset
+    of Python cannot be repaired. `workers` is how many cores to use, by default all. `on_verify` is called, in
     any thread, with (bytes read since, bytes in all); `on_progress` in this thread with (sources done, sources to do).
 
-    ConvertError if the set cannot be made again, since `convert` did not make it or `src` lists other images now; and
-    if files come out other than they were, since an image or a library has changed, or if an index lacks its columns:
-    then these are left as they are and all others are repaired. FormatError if the manifest itself is damaged,
-    SetNotFoundError if there is none.
+    Raises ConvertError if the set cannot be made again, since `convert` did not make it or `src` lists other images
+    now; and if files come out other than they were, since an image or a library has changed, or if an index lacks its
+    columns: then these are left as they are and all others are repaired. Raises FormatError if the manifest itself is
+    damaged, and SetNotFoundError if there is none.
     """
     folder = Path(os.path.abspath(path))
     if not isinstance(src, (str, os.PathLike)):
@@ -85,22 +85,19 @@ def repair(
             f"expected the path of the images, found {type(src).__name__}. Sets of datasets of Python cannot be "
             "repaired: convert the dataset again into a new folder"
         )
-    check_workers(workers)
-    workers = usable_cores() if workers is None else workers
-    check_images_local(src)
+    workers = count_workers(workers)
+    sources = SourceOptions(source, columns=columns)
+    sources.check(src, None)
     with hinting_at_order(src, "OUT, the set, comes first, and SRC, the images, second"):
         manifest = load_manifest(folder)
-    if columns is not None:
-        check_columns_file(Path(columns))
-    plan = _plan_again(folder, manifest, Path(os.path.abspath(src)), source, columns)
+    plan = _plan_again(folder, manifest, src, sources)
     sweep_temporaries(folder)
     damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)
     lacking = _without_columns(manifest, plan) & damaged
     work = _Repair(folder, manifest, plan, damaged - lacking, workers)
     try:
-        if work.damaged and isinstance(plan.collection.origin, ParquetOrigin):
-            (folder / WORK_FOLDER).mkdir(exist_ok=True)
-            plan.collection.origin.fill_spool(lambda count: None)
+        if work.damaged:
+            copy_again(plan)
         work.run(on_progress or (lambda done, total: None))
     finally:
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
@@ -120,15 +117,13 @@ def repair(
 
 
 def _without_columns(manifest: Manifest, plan: Plan) -> frozenset[str]:
-    """Indexes that have columns, which nobody has given."""
+    """Returns the indexes that have columns, if the caller has not given their file."""
     indexes = [split.index for split in manifest.splits.values()]
     return frozenset(index.file for index in indexes if index.columns and plan.columns is None)
 
 
-def _plan_again(
-    folder: Path, manifest: Manifest, src: Path, source: SourceKind, columns: str | os.PathLike[str] | None
-) -> Plan:
-    """The plan by which the set was made."""
+def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], sources: SourceOptions) -> Plan:
+    """Returns the plan by which the set was made."""
     there = manifest.provenance.get("conversion")
     if not isinstance(there, dict):
         raise ConvertError(f"{folder}: expected a set that `convert` has made, found another: copy it again")
@@ -136,12 +131,10 @@ def _plan_again(
         options = read_options(there)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
-    for collection in _readings(src, source):
-        if isinstance(collection.origin, ParquetOrigin):
-            collection = replace(collection, origin=replace(collection.origin, spool=folder / WORK_FOLDER))
-        table = None if columns is None else read_columns(Path(columns), collection.splits)
+    for collection in _readings(Path(os.path.abspath(src)), sources.source):
+        table = sources.read_columns(collection)
         plan = make_plan(folder, collection, options, table)
-        # What classes are called is in the manifest alone, and not every kind of storage says it.
+        # The names of classes are in the manifest alone, and not every kind of storage has them.
         ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
         then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
         changed = difference(then, now)
@@ -151,7 +144,7 @@ def _plan_again(
 
 
 def _readings(src: Path, source: SourceKind) -> Iterator[SourceCollection]:
-    """What SRC may have been taken for: the manifest tells which it was, so nothing is asked."""
+    """Yields what SRC may have been taken for. The manifest tells which it was, so the caller is not asked."""
     collection = scan(src, source, accept_layout=True, empty_classes="keep")
     yield collection
     if empty := find_empty(collection):
@@ -170,9 +163,9 @@ class _Repair:
     workers: int
     repaired: list[str] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
-    """Of each file that cannot be made again, why."""
+    """Why a file cannot be made again, by file."""
     _records: dict[str, ShardRecord] = field(default_factory=dict)
-    """Of the tasks that were done again, by shard."""
+    """Records of the tasks that were done again, by shard."""
     _published: dict[str, dict[bytes, int]] = field(default_factory=dict)
 
     @cached_property
@@ -180,13 +173,13 @@ class _Repair:
         return {shard.file: shard for split in self.manifest.splits.values() for shard in split.shards}
 
     def run(self, on_progress: Callable[[int, int], None]) -> None:
-        """Shards come first: indexes and rejects.jsonl are made from what they hold."""
+        """Makes all damaged files again. Shards come first: indexes and rejects.jsonl are made from what they hold."""
         known = {split: self._refused_keys(split) for split in self.manifest.splits}
         self._mend_shards(known, on_progress)
         refused = {task.name: self._refused(task, known) for task in self.plan.tasks}
         for name, split in self.manifest.splits.items():
             if split.index.file in self.damaged:
-                self._replace(split.index, self._index_parts(name, refused))
+                self._replace(split.index, self._index(name, refused))
         if self.manifest.rejects.file in self.damaged:
             self._replace(self.manifest.rejects, self._reject_lines(refused))
         for file in self.damaged.difference(self.repaired, self.faults):
@@ -210,7 +203,7 @@ class _Repair:
     # --- which sources were refused -----------------------------------------------------------------------------------
 
     def _refused_keys(self, split: str) -> Collection[bytes] | None:
-        """Keys of the split's sources that were refused, as a file tells that is not damaged; None if there is none."""
+        """Returns the keys of refused sources of the split, as a sound file tells; None if there is no such file."""
         if self.manifest.rejects.file not in self.damaged:
             return {r.key for r in read_rejects(self.folder / self.manifest.rejects.file) if r.split == split}
         if self.manifest.splits[split].index.file not in self.damaged:
@@ -219,7 +212,7 @@ class _Repair:
         return None
 
     def _refused(self, task: ShardTask, known: Mapping[str, Collection[bytes] | None]) -> list[Source]:
-        """The task's sources that were refused. Where no file tells, the task was done again."""
+        """Returns the task's sources that were refused. Where no file tells, the task was done again."""
         if task.name in self._records:
             keys: Collection[bytes] = {reject.key for reject in self._records[task.name].rejects}
         else:
@@ -258,7 +251,7 @@ class _Repair:
                 self.repaired.append(task.name)
 
     def _changes(self, task: ShardTask, record: ShardRecord) -> str:
-        """Which samples differ from those that were published, as far as the index tells."""
+        """Returns which samples differ from those that were published, as far as the index tells."""
         if self.manifest.splits[task.split].index.file in self.damaged:
             return ""
         published = self._crc32s_of(task.split)
@@ -279,25 +272,23 @@ class _Repair:
         return np.frombuffer(data, index.dtype, offset=HEADER_NBYTES)
 
     def _crc32s_of(self, split: str) -> Mapping[bytes, int]:
-        """The crc32 of each key, as the index has them. It is read once, though every shard may have changed."""
+        """Returns the crc32 of each key. The index is read once, though every shard may have changed."""
         if split not in self._published:
             rows = self._read_index(split)
             self._published[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
         return self._published[split]
 
-    def _index_parts(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:
+    def _index(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:
         rows = np.concatenate(
             [
                 self._records[task.name].rows if task.name in self._records else self._rows(task, refused[task.name])
                 for task in self._tasks(split)
             ]
         )
-        rows = self.plan.columns.extend(rows) if self.plan.columns else rows
-        yield index_header(len(rows), rows.dtype["key"].itemsize, columns_of(rows.dtype))
-        yield rows.view(np.uint8).data
+        yield from index_content(self.plan.columns.extend(rows) if self.plan.columns else rows)
 
     def _rows(self, task: ShardTask, refused: Sequence[Source]) -> NDArray[np.void]:
-        """The index rows of a sound shard: pixels are summed where they are, sizes read from the sources' headers."""
+        """Returns the index rows of a sound shard, from the sums of its pixels and the headers of its sources."""
         left_out = set(refused)
         kept = [source for source in task.sources if source not in left_out]
         if not kept:
@@ -307,7 +298,7 @@ class _Repair:
             try:
                 data = task.origin.read(source)
                 assert isinstance(data, bytes)  # a path is no dataset
-                return read_size(data, task.decode)
+                return read_size(data, task.options.decode)
             except DecodeError as error:
                 raise DecodeError(error.reason, f"{os.fsdecode(source.key)}: {error.detail}") from None
 
@@ -328,7 +319,7 @@ class _Repair:
 
 
 def _crc32s(path: Path, nbytes: int) -> Iterator[int]:
-    """Of the samples of a shard, each of so many bytes."""
+    """Yields the crc32 of each sample of a shard."""
     with io.BufferedReader(open_regular(path)[0]) as file:
         file.seek(HEADER_NBYTES)
         while pixels := file.read(nbytes):

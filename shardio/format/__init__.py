@@ -1,4 +1,4 @@
-"""What a set is on disk: the bytes of shards and indexes, the manifest, checksums, and the checked opening of files.
+"""A set on disk: the bytes of shards and indexes, the manifest, checksums, and the checked opening of files.
 
 docs/format.md is the text that this room follows.
 """

@@ -1,4 +1,4 @@
-"""What the bytes of a shard and of the index are. docs/format.md is the normative text; this module is its code.
+"""The bytes of a shard and of the index. docs/format.md is the normative text; this module is its code.
 
 The one idea: every sample has the same size, so a sample's address is arithmetic and a shard needs no table of offsets:
 
@@ -36,6 +36,8 @@ MAX_MANIFEST_NBYTES = 64 << 20
 # Numbers above this are not exact in every JSON reader (2**53).
 MAX_COUNT = 1 << 53
 MAX_SIDE = 1 << 16
+# Every class has a name in the manifest, in use or not. A larger label is not a class but a number of something else.
+MAX_CLASSES = 1 << 20
 MAX_KEY_NBYTES = (1 << 16) - 4
 """A path of 4096 bytes is the longest that Linux takes."""
 
@@ -63,6 +65,17 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}.npy"
 
 
+def is_split_name(name: str) -> bool:
+    """Whether the files of a split have safe names, too, however many shards it gets."""
+    return is_safe_name(shard_name(name, 999_999))
+
+
+def check_split_name(name: object) -> None:
+    """Raises ValueError if no split may have the name."""
+    if not isinstance(name, str) or not is_split_name(name):
+        raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {name!r}")
+
+
 def index_name(split: str) -> str:
     return f"{split}-index.npy"
 
@@ -76,7 +89,7 @@ def shard_nbytes(num_samples: int, sample_shape: SampleShape) -> int:
 
 
 def check_sample_shape(sample_shape: tuple[int, ...]) -> SampleShape:
-    """Return `sample_shape` if a set may have it; ValueError otherwise."""
+    """Returns `sample_shape` if a set may have it. Raises ValueError otherwise."""
     if len(sample_shape) != 3 or not all(type(n) is int and 0 < n <= MAX_SIDE for n in sample_shape):
         raise ValueError(
             f"sample shape must be (height, width, channels), each from 1 to {MAX_SIDE}; found {sample_shape!r}"
@@ -93,12 +106,12 @@ def _npy_header(descr: str, shape: str) -> bytes:
 
 @lru_cache(maxsize=64)  # shards of a split mostly have one or two sizes, and there may be thousands
 def shard_header(num_samples: int, sample_shape: SampleShape) -> bytes:
-    """The first HEADER_NBYTES bytes of a shard of uint8 samples (num_samples, height, width, channels)."""
+    """Returns the first HEADER_NBYTES bytes of a shard of uint8 samples (num_samples, height, width, channels)."""
     return _npy_header("'|u1'", str((num_samples, *sample_shape)))
 
 
 def key_field_nbytes(longest_key_nbytes: int) -> int:
-    """Width of the index's key field for keys of up to so many bytes: the next number that leaves 4 modulo 8.
+    """Returns the width of the key field for keys of up to so many bytes: the next number that leaves 4 modulo 8.
 
     With it every field of a row is naturally aligned and the row is a multiple of 8 bytes, without padding fields.
     """
@@ -117,11 +130,11 @@ def _index_fields(key_nbytes: int, columns: IndexColumns) -> list[tuple[str, str
 
 
 _FIELD_NAMES = tuple(name for name, _ in _index_fields(4, ()))
-"""Of every index, whatever its columns."""
+"""The fields of every index, whatever its columns."""
 
 
 def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
-    """Return `columns` if an index may have them, each (name, type); ValueError otherwise."""
+    """Returns `columns` if an index may have them, each (name, type). Raises ValueError otherwise."""
     if len(columns) > MAX_COLUMNS:
         raise ValueError(f"columns must be at most {MAX_COLUMNS}; found {len(columns)}")
     checked: dict[str, str] = {}
@@ -141,7 +154,8 @@ def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
 
 
 def index_dtype(key_nbytes: int, columns: IndexColumns = ()) -> np.dtype[np.void]:
-    """One row: `label`, `key` (source path relative to SRC), source size in pixels, `crc32` of the pixels; `columns`.
+    """Returns the type of a row: `label`, `key` (source path relative to SRC), source size in pixels, `crc32` of the
+    pixels; `columns`.
 
     Columns take 8 bytes each and follow a multiple of 8 bytes, so that they are naturally aligned as all else is.
     """
@@ -151,12 +165,12 @@ def index_dtype(key_nbytes: int, columns: IndexColumns = ()) -> np.dtype[np.void
 
 
 def columns_of(dtype: np.dtype[np.void]) -> IndexColumns:
-    """The columns of an `index_dtype`."""
+    """Returns the columns of an `index_dtype`."""
     return tuple((name, dtype[name].str) for name in (dtype.names or ())[len(_FIELD_NAMES) :])
 
 
 def index_header(num_samples: int, key_nbytes: int, columns: IndexColumns = ()) -> bytes:
-    """The first HEADER_NBYTES bytes of an index of `num_samples` rows of `index_dtype(key_nbytes, columns)`."""
+    """Returns the first HEADER_NBYTES bytes of an index of `num_samples` rows of `index_dtype(key_nbytes, columns)`."""
     return _npy_header(str(_index_fields(key_nbytes, columns)), str((num_samples,)))
 
 

@@ -2,6 +2,7 @@
 
 The manifest is the commit record of a shard set: it is written last, and a folder without one holds no set. Its
 `digest` names the content: sha256 over the canonical JSON of everything but `digest` itself and `provenance`.
+`parse` checks the JSON and each single value; here it is checked that they belong together.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from shardio.errors import ConvertError, FormatError, SetNotFoundError
+from shardio.format import parse
 from shardio.format.layout import (
     FORMAT_NAME,
     FORMAT_VERSION,
     HEADER_NBYTES,
     MANIFEST_NAME,
-    MAX_COUNT,
     MAX_KEY_NBYTES,
     MAX_MANIFEST_NBYTES,
     MAX_SIDE,
@@ -39,24 +39,17 @@ from shardio.format.layout import (
     index_dtype,
     index_header,
     index_nbytes,
-    is_safe_name,
     shard_header,
     shard_nbytes,
 )
 from shardio.system.files import write_atomic
 from shardio.system.opening import naming, open_regular
 
-# What a shard takes in manifest.json beside its name.
+# Bytes that a shard takes in manifest.json beside its name.
 _SHARD_TEXT_NBYTES = 176
 
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-# 48 bits: nobody has so many sets that two of them would begin alike.
+# 48 bits: no site has so many sets that two of them would begin alike.
 _PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
-# os.fsdecode makes others of the bytes of names that are not UTF-8. These stand for nothing.
-_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-# As many as Python turns into an integer, and as deep as it writes JSON, however it is set and called.
-_MAX_DIGITS = 4300
-_MAX_DEPTH = 100
 
 
 @dataclass(frozen=True)
@@ -84,18 +77,19 @@ class ShardEntry(FileEntry):
 class IndexEntry(FileEntry):
     key_nbytes: int
     columns: IndexColumns = ()
-    """What its rows have beyond the fields of every index."""
+    """Fields of its rows beyond those of every index."""
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """Of one row."""
+        """The type of one row."""
         return index_dtype(self.key_nbytes, self.columns)
 
     def header(self, sample_shape: SampleShape) -> bytes:
         num_rows = (self.nbytes - HEADER_NBYTES) // self.dtype.itemsize
         return index_header(num_rows, self.key_nbytes, self.columns)
 
-    def _content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
+        """Returns the JSON object that stands for it in a manifest."""
         content = {**vars(self), "columns": [list(column) for column in self.columns]}
         if not self.columns:
             del content["columns"]  # one text for one content: the key is there only where it says something
@@ -123,7 +117,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a set is. FormatError if the parts contradict each other."""
+    """The description of a set. Raises FormatError if its values contradict each other."""
 
     sample_shape: SampleShape
     classes: tuple[str, ...]
@@ -131,14 +125,14 @@ class Manifest:
     rejects: RejectsEntry
     provenance: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
-    """What people call the classes, in their order; empty if the set does not say. Not distinct: cranes are two."""
+    """Names of the classes for people, in their order; empty if the set has none. Two may be equal, as cranes are."""
 
     def __post_init__(self) -> None:
         check_sample_shape(self.sample_shape)
         if not self.splits:
             raise FormatError("splits: expected at least one, found none")
-        if (repeated := first_repeated(self.classes)) is not None:
-            raise FormatError(f"classes: expected distinct names, found {_show(repeated)} twice")
+        if (repeated := parse.first_repeated(self.classes)) is not None:
+            raise FormatError(f"classes: expected distinct names, found {parse.show(repeated)} twice")
         if self.class_names and len(self.class_names) != len(self.classes):
             raise FormatError(
                 f"class_names: expected one for each of the {len(self.classes)} classes, found {len(self.class_names)}"
@@ -176,7 +170,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) of the set's content: equal digests mean equal pixels, labels, keys and order."""
+        """sha256 (hex) of the set's content: sets of one digest have the same pixels, labels, keys and order."""
         content = self._content()
         return hashlib.sha256(
             json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
@@ -191,7 +185,7 @@ class Manifest:
             "splits": {
                 name: {
                     "num_samples": split.num_samples,
-                    "index": split.index._content(),
+                    "index": split.index.content(),
                     "shards": [vars(shard) for shard in split.shards],
                 }
                 for name, split in self.splits.items()
@@ -213,101 +207,38 @@ class Manifest:
         return sum(entry.nbytes for entry in self.files)
 
 
-# --- reading what somebody else may have written -------------------------------------------------------------------
-
-
-def _show(value: object) -> str:
-    """A value as it may stand in a message, however long it is."""
-    text = repr(value)
-    return text[:160] + "..." if len(text) > 160 else text
-
-
-def _fail(where: str, expected: str, found: object) -> FormatError:
-    return FormatError(f"{where}: expected {expected}, found {_show(found)}")
-
-
-def _object(value: object, where: str, keys: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise _fail(where, "an object", value)
-    if set(value) - optional != keys:
-        missing, unknown = sorted(keys - set(value)), sorted(set(value) - keys - optional)
-        parts = [f"without {_show(missing)}"] if missing else []
-        parts += [f"with unknown {_show(unknown)}"] if unknown else []
-        raise FormatError(f"{where}: expected exactly the keys {sorted(keys)}, found it {' and '.join(parts)}")
-    return value
-
-
-def _list(value: object, where: str) -> list[Any]:
-    if type(value) is not list:
-        raise _fail(where, "a list", value)
-    return value
-
-
-def _filled_list(value: object, where: str) -> list[Any]:
-    """Of a key that is left out rather than empty, so that equal sets have equal manifests."""
-    if not _list(value, where):
-        raise _fail(where, "at least one, or no such key", value)
-    return _list(value, where)
-
-
-def _strings(values: list[Any], where: str) -> tuple[str, ...]:
-    return tuple(_string(value, f"{where}[{i}]") for i, value in enumerate(values))
-
-
-def _count(value: object, where: str, minimum: int = 0) -> int:
-    if type(value) is not int or not minimum <= value <= MAX_COUNT:
-        raise _fail(where, f"an integer from {minimum} to 2**53", value)
-    return value
-
-
-def _string(value: object, where: str) -> str:
-    if type(value) is not str:
-        raise _fail(where, "a string", value)
-    if _SURROGATE.search(value):
-        raise _fail(where, "text, in which lone surrogates stand for bytes (U+DC80 to U+DCFF)", value)
-    return value
-
-
-def _name(value: object, where: str) -> str:
-    if type(value) is not str or not is_safe_name(value):
-        raise _fail(where, "a safe name ([A-Za-z0-9][A-Za-z0-9._-]*, at most 200 characters)", value)
-    return value
-
-
-def _sha256(value: object, where: str) -> str:
-    if type(value) is not str or not _SHA256.fullmatch(value):
-        raise _fail(where, "64 lower-case hexadecimal digits", value)
-    return value
-
-
-def _file_fields(value: dict[str, Any], where: str) -> dict[str, Any]:
-    return {
-        "file": _name(value["file"], f"{where}.file"),
-        "nbytes": _count(value["nbytes"], f"{where}.nbytes"),
-        "sha256": _sha256(value["sha256"], f"{where}.sha256"),
-    }
+# --- reading what another program may have written ------------------------------------------------------------------
 
 
 _FILE_KEYS = {"file", "nbytes", "sha256"}
+_KEYS = {"format", "format_version", "sample_shape", "classes", "splits", "rejects", "provenance", "digest"}
+
+
+def _file(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    return {
+        "file": parse.name(fields["file"], f"{where}.file"),
+        "nbytes": parse.count(fields["nbytes"], f"{where}.nbytes"),
+        "sha256": parse.sha256(fields["sha256"], f"{where}.sha256"),
+    }
 
 
 def _shard(value: object, where: str) -> ShardEntry:
-    fields = _object(value, where, _FILE_KEYS | {"num_samples"})
-    num_samples = _count(fields["num_samples"], f"{where}.num_samples", minimum=1)
-    return ShardEntry(**_file_fields(fields, where), num_samples=num_samples)
+    fields = parse.fields(value, where, _FILE_KEYS | {"num_samples"})
+    num_samples = parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1)
+    return ShardEntry(**_file(fields, where), num_samples=num_samples)
 
 
 def _index(value: object, where: str) -> IndexEntry:
-    fields = _object(value, where, _FILE_KEYS | {"key_nbytes"}, optional={"columns"})
-    key_nbytes = _count(fields["key_nbytes"], f"{where}.key_nbytes", minimum=4)
+    fields = parse.fields(value, where, _FILE_KEYS | {"key_nbytes"}, optional={"columns"})
+    key_nbytes = parse.count(fields["key_nbytes"], f"{where}.key_nbytes", minimum=4)
     if key_nbytes % 8 != 4 or key_nbytes > MAX_KEY_NBYTES:
-        raise _fail(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_KEY_NBYTES}", key_nbytes)
+        raise parse.fault(f"{where}.key_nbytes", f"4 more than a multiple of 8, at most {MAX_KEY_NBYTES}", key_nbytes)
     columns = _columns(fields["columns"], f"{where}.columns") if "columns" in fields else ()
-    return IndexEntry(**_file_fields(fields, where), key_nbytes=key_nbytes, columns=columns)
+    return IndexEntry(**_file(fields, where), key_nbytes=key_nbytes, columns=columns)
 
 
 def _columns(value: object, where: str) -> IndexColumns:
-    pairs = [_list(pair, f"{where}[{i}]") for i, pair in enumerate(_filled_list(value, where))]
+    pairs = [parse.sequence(pair, f"{where}[{i}]") for i, pair in enumerate(parse.filled(value, where))]
     try:
         return check_columns(pairs)
     except ValueError as error:
@@ -315,135 +246,69 @@ def _columns(value: object, where: str) -> IndexColumns:
 
 
 def _split(value: object, where: str) -> Split:
-    fields = _object(value, where, {"num_samples", "index", "shards"})
-    shards = _list(fields["shards"], f"{where}.shards")
+    fields = parse.fields(value, where, {"num_samples", "index", "shards"})
+    shards = parse.sequence(fields["shards"], f"{where}.shards")
     return Split(
-        num_samples=_count(fields["num_samples"], f"{where}.num_samples", minimum=1),
+        num_samples=parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1),
         index=_index(fields["index"], f"{where}.index"),
         shards=tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
     )
 
 
 def _rejects(value: object, where: str) -> RejectsEntry:
-    fields = _object(value, where, _FILE_KEYS | {"num_rejects"})
-    num_rejects = _count(fields["num_rejects"], f"{where}.num_rejects")
-    return RejectsEntry(**_file_fields(fields, where), num_rejects=num_rejects)
+    fields = parse.fields(value, where, _FILE_KEYS | {"num_rejects"})
+    num_rejects = parse.count(fields["num_rejects"], f"{where}.num_rejects")
+    return RejectsEntry(**_file(fields, where), num_rejects=num_rejects)
 
 
-def _no_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        repeated = first_repeated([key for key, _ in pairs])
-        raise FormatError(f"expected distinct keys in each object, found {_show(repeated)} twice")
-    return result
-
-
-def first_repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
-
-
-def _no_constant(name: str) -> None:
-    raise FormatError(f"expected numbers that JSON has, found {name}")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise FormatError(f"expected numbers that float64 holds, found {_show(text)}")
-    return number
-
-
-def _integer(text: str) -> int:
-    if len(text) > _MAX_DIGITS:
-        raise FormatError(f"expected integers of at most {_MAX_DIGITS} digits, found {_show(text)}")
-    return int(text)
-
-
-def _check_provenance(value: object, depth: int = 0) -> None:
-    """It may be anything that can be shown, and written as JSON again."""
-    if isinstance(value, str):
-        _string(value, "provenance")
-    if isinstance(value, (dict, list)):
-        if depth == _MAX_DEPTH:
-            raise FormatError(f"provenance: expected objects and lists at most {_MAX_DEPTH} deep, found deeper ones")
-        for child in chain(value, value.values()) if isinstance(value, dict) else value:
-            _check_provenance(child, depth + 1)
+def _sample_shape(value: object, where: str) -> SampleShape:
+    shape = parse.sequence(value, where)
+    try:
+        return check_sample_shape(tuple(shape))
+    except ValueError:
+        raise parse.fault(where, f"[height, width, channels], each from 1 to {MAX_SIDE}", shape) from None
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """The manifest in these bytes. FormatError says what was expected and what was found, for any bytes at all."""
-    try:
-        document = json.loads(
-            data.decode("ascii"),
-            object_pairs_hook=_no_repeated_keys,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_integer,
-        )
-    except FormatError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"expected a JSON document in ASCII, found a fault: {error}") from None
+    """Returns the manifest in these bytes, whatever they are. FormatError says what was expected and what was found."""
+    document = parse.document(data)
     # Name and version come first: a set of a later version may have any other keys.
     if type(document) is not dict or document.get("format") != FORMAT_NAME:
         found = document.get("format") if type(document) is dict else document
-        raise _fail("format", repr(FORMAT_NAME), found)
+        raise parse.fault("format", repr(FORMAT_NAME), found)
     version = document.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
-        raise _fail("format_version", f"{FORMAT_VERSION} (a newer set needs a newer shardio)", version)
-    keys = {
-        "format",
-        "format_version",
-        "sample_shape",
-        "classes",
-        "splits",
-        "rejects",
-        "provenance",
-        "digest",
-    }
-    _object(document, "manifest", keys, optional={"class_names"})
-    shape = _list(document["sample_shape"], "sample_shape")
-    try:
-        sample_shape = check_sample_shape(tuple(shape))
-    except ValueError:
-        raise _fail("sample_shape", f"[height, width, channels], each from 1 to {MAX_SIDE}", shape) from None
-    splits = document["splits"]
-    if type(splits) is not dict:
-        raise _fail("splits", "an object", splits)
-    if type(document["provenance"]) is not dict:
-        raise _fail("provenance", "an object", document["provenance"])
-    _check_provenance(document["provenance"])
+        raise parse.fault("format_version", f"{FORMAT_VERSION} (a newer set needs a newer shardio)", version)
+    parse.fields(document, "manifest", _KEYS, optional={"class_names"})
+    splits = parse.mapping(document["splits"], "splits")
+    names = parse.filled(document["class_names"], "class_names") if "class_names" in document else []
+    parse.anything(parse.mapping(document["provenance"], "provenance"), "provenance")
     manifest = Manifest(
-        sample_shape=sample_shape,
-        classes=_strings(_list(document["classes"], "classes"), "classes"),
-        splits={_name(name, "splits"): _split(split, f"splits.{name}") for name, split in splits.items()},
+        sample_shape=_sample_shape(document["sample_shape"], "sample_shape"),
+        classes=parse.strings(document["classes"], "classes"),
+        splits={parse.name(name, "splits"): _split(split, f"splits.{name}") for name, split in splits.items()},
         rejects=_rejects(document["rejects"], "rejects"),
         provenance=document["provenance"],
-        class_names=(
-            _strings(_filled_list(document["class_names"], "class_names"), "class_names")
-            if "class_names" in document
-            else ()
-        ),
+        class_names=parse.strings(names, "class_names"),
     )
     if document["digest"] != manifest.digest:
-        raise _fail("digest", f"{manifest.digest} (computed from the content)", document["digest"])
+        raise parse.fault("digest", f"{manifest.digest} (computed from the content)", document["digest"])
     return manifest
 
 
+# --- in a folder ------------------------------------------------------------------------------------------------------
+
+
 def check_manifest_nbytes(path: str | Path, nbytes: int) -> None:
-    """FormatError if the file is larger than any manifest: before it is read."""
+    """Raises FormatError if the file is larger than any manifest, before it is read."""
     if nbytes > MAX_MANIFEST_NBYTES:
         raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
 
 
 def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> Manifest:
-    """The manifest of the set in `folder`. SetNotFoundError if there is none, FormatError if it is not sound.
+    """Returns the manifest of the set in `folder`. `digest` is what `check_digest` takes.
 
-    `digest` is what `check_digest` takes.
+    Raises SetNotFoundError if there is none, and FormatError if it is not sound.
     """
     path = Path(folder) / MANIFEST_NAME
     if not os.path.lexists(path):
@@ -461,29 +326,15 @@ def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> 
     return manifest
 
 
-def is_digest(text: str) -> bool:
-    """Whether this is the digest of a set, whole."""
-    return _SHA256.fullmatch(text) is not None
-
-
-def check_text(names: Sequence[object], where: str) -> None:
-    """ValueError or TypeError unless all are strings as a manifest may hold them."""
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"{where} must be strings, found {_show(name)}")
-        if _SURROGATE.search(name):
-            raise ValueError(f"{where} must be text, in which lone surrogates stand for bytes, found {_show(name)}")
-
-
 def check_digest(manifest: Manifest, digest: str | None) -> None:
-    """FormatError unless this is the content that somebody pinned by its digest, whole or by its first 12 digits or
-    more. None is any content. ValueError if `digest` is no such thing."""
+    """Raises FormatError unless the manifest has the digest that the caller pinned, whole or by its first 12 digits or
+    more; None pins nothing. Raises ValueError if `digest` is no such thing."""
     if digest is None:
         return
     if not isinstance(digest, str) or not _PINNED.fullmatch(digest):
         raise ValueError(
             "digest must be the 64 lower-case hexadecimal digits that `shardio info` prints, or the first 12 or more "
-            f"of them; found {_show(digest)}"
+            f"of them; found {parse.show(digest)}"
         )
     if not manifest.digest.startswith(digest):
         raise FormatError(
@@ -503,9 +354,10 @@ def _what_is_there(folder: Path) -> str:
 
 
 def commit_manifest(folder: Path, manifest: Manifest) -> None:
-    """Publish the set: after this rename it exists, before it does not. Every file it names must be durable already.
+    """Publishes the set: it exists after this rename, and not before. Every file that it names must be durable already.
 
-    FormatError, and nothing is published, if no reader would open it; ConvertError if it is too large for them.
+    Raises FormatError if no reader would open it, and ConvertError if it is too large for them; then nothing is
+    published.
     """
     path, data = folder / MANIFEST_NAME, manifest.dumps()
     _check_room(len(data), len(manifest.classes), sum(len(split.shards) for split in manifest.splits.values()))
@@ -517,7 +369,7 @@ def commit_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def check_names_fit(classes: Sequence[str], class_names: Sequence[str] = (), shards: Sequence[str] = ()) -> None:
-    """ConvertError if a set of these classes and shards would have a larger manifest than readers take."""
+    """Raises ConvertError if a set of these classes and shards would have a larger manifest than readers take."""
     names = len(json.dumps([*classes, *class_names])) + 2 * (len(classes) + len(class_names))  # an indent for each
     _check_room(names + sum(map(len, shards)) + _SHARD_TEXT_NBYTES * len(shards), len(classes), len(shards))
 

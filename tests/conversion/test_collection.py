@@ -172,7 +172,9 @@ def test_an_origin_tells_sizes_without_reading(tmp_path: Path) -> None:
     put(tmp_path, "1.jpg", content=b"12345")
     origin = FileOrigin(tmp_path)
     places = (None, b"1.jpg", Extent(b"no archive", 7, 1000), Fault("no image"), b"gone.jpg")
-    assert [origin.nbytes(Source(b"1.jpg", 0, place)) for place in places] == [5, 5, 1000, 0, 0]
+    sources = [Source(b"1.jpg", 0, place) for place in places]
+    assert [origin.nbytes([source]) for source in sources] == [5, 5, 1000, 0, 0]
+    assert origin.nbytes(sources) == 1010
 
 
 def test_a_fingerprint_changes_with_the_archive_and_with_the_extent(tmp_path: Path) -> None:

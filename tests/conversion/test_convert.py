@@ -28,11 +28,13 @@ from folders import everything, hashes, stamps
 from pictures import random_picture, write_jpeg
 from PIL import Image
 
-from shardio.conversion import convert as converter
-from shardio.conversion.convert import ConvertReport, Progress, convert
+from shardio.conversion import claim
+from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.images.decode import DecodeOptions, decode_image
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.plan import ConvertOptions, library_versions, order_sources
+from shardio.conversion.options import ConvertOptions
+from shardio.conversion.plan import library_versions, order_sources
+from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
 from shardio.format.manifest import commit_manifest, load_manifest
@@ -232,7 +234,7 @@ def test_fast_reduces_what_is_large_and_keeps_the_sizes_of_the_sources(image_tre
     assert fast.digest == sets["fast", 2].digest != exact.digest
     reduced = 0
     for row, before, after in zip(exact.index, exact, fast, strict=True):
-        place = Fit((8, 8)).place(int(row["source_height"]), int(row["source_width"]))
+        place = Fit((8, 8)).placement(int(row["source_height"]), int(row["source_width"]))
         if min(row["source_height"] / place.resized[0], row["source_width"] / place.resized[1]) >= 4:
             reduced += 1
             difference = np.abs(before.image.astype(int) - after.image)
@@ -373,7 +375,7 @@ def test_refused_images_are_left_out_listed_and_counted(image_tree: Path, out: P
         assert detail in line["detail"], name
         assert line["detail"]
     assert report.refused == Counter(reason for reason, _ in BAD.values())
-    assert report.num_refused == 6
+    assert sum(report.refused.values()) == 6
     assert dict(report.num_samples) == {"train": 12, "val": 6}
     assert check_samples(image_tree, out, Fit((512, 512))) == 18
     assert verify(out).ok
@@ -407,7 +409,7 @@ def test_exactly_as_many_refused_images_as_allowed_pass(
     names += sorted(str(path.relative_to(image_tree)) for path in image_tree.rglob("*_1.JPEG"))
     damage(image_tree, *names[:bad])
     report = convert(image_tree, tmp_path / "pass", **OPTIONS, max_bad=max_bad)
-    assert report.num_refused == bad
+    assert sum(report.refused.values()) == bad
     damage(image_tree, names[bad])
     with pytest.raises(ConvertError, match=f"expected at most {bad} refused images of 18, found {bad + 1} after"):
         convert(image_tree, tmp_path / "fail", **OPTIONS, max_bad=max_bad)
@@ -426,7 +428,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
         else:
             os.link(picture, folder / f"{number}.jpg")
     options: dict[str, Any] = {"size": 4, "workers": 1, "max_bad": percent / 100, "accept_layout": True}
-    assert convert(tmp_path / "src", tmp_path / "pass", **options).num_refused == min(percent, 99)
+    assert sum(convert(tmp_path / "src", tmp_path / "pass", **options).refused.values()) == min(percent, 99)
     if percent < 99:
         (folder / "99.jpg").unlink()
         (folder / "99.jpg").write_bytes(b"")
@@ -469,7 +471,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
 def test_options_that_make_no_sense_are_refused_before_anything_is_written(
     image_tree: Path, out: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("shardio.conversion.convert.scan_for")  # which may take minutes
+    monkeypatch.delattr("shardio.conversion.options.scan_for")  # which may take minutes
     with pytest.raises(ValueError, match=f"^{message}$"):
         convert(image_tree, out, **{**OPTIONS, **options})
     assert not out.exists()
@@ -514,7 +516,7 @@ def test_past_the_limit_nothing_is_published_and_mending_redoes_only_the_shards_
         shutil.copyfile(sound / name, image_tree / name)
     report = convert(image_tree, out, **options)
     assert report.num_converted == 6
-    assert report.num_refused == 0
+    assert sum(report.refused.values()) == 0
     after = stamps(out)
     assert {name for name in before if after[name] != before[name]} == {"train-00000.npy"}
     assert hashes(out) == hashes(tmp_path / "reference")
@@ -655,7 +657,7 @@ def test_other_versions_of_libraries_do_not_go_on_with_unfinished_work(
     before = everything(out)
     newer = {**library_versions(), "pillow": "99.0"}
     with monkeypatch.context() as patch:
-        patch.setattr(converter, "library_versions", lambda: newer)
+        patch.setattr(claim, "library_versions", lambda: newer)
         with pytest.raises(ConvertError, match="holds an unfinished conversion of another kind") as caught:
             convert(image_tree, out, **OPTIONS)
         assert str(caught.value).startswith(f"{out}: ")
@@ -669,21 +671,18 @@ def test_a_finished_set_is_finished_for_other_versions_of_libraries_too(
     image_tree: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(image_tree, out, **OPTIONS)
-    monkeypatch.setattr(converter, "library_versions", lambda: {"pillow": "99.0"})
+    monkeypatch.setattr(claim, "library_versions", lambda: {"pillow": "99.0"})
     assert convert(image_tree, out, **OPTIONS).num_converted == 0
 
 
-def test_a_finished_set_from_before_there_was_a_choice_is_recognised(image_tree: Path, out: Path) -> None:
-    first = convert(image_tree, out, **OPTIONS)
+def test_a_finished_set_that_does_not_say_how_it_was_made_is_another_one(image_tree: Path, out: Path) -> None:
+    convert(image_tree, out, **OPTIONS)
     manifest = load_manifest(out)
     conversion = dict(manifest.provenance["conversion"])
-    for name in ("exif_rotate", "background"):
-        del conversion[name]
+    del conversion["exif_rotate"]
     commit_manifest(out, replace(manifest, provenance={**manifest.provenance, "conversion": conversion}))
-    again = convert(image_tree, out, **OPTIONS)
-    assert (again.num_converted, again.digest) == (0, first.digest)
-    with pytest.raises(ConvertError, match="exif_rotate False, here True"):
-        convert(image_tree, out, **OPTIONS, exif_rotate=True)
+    with pytest.raises(ConvertError, match=r"a finished set of another conversion \(exif_rotate None, here False\)"):
+        convert(image_tree, out, **OPTIONS)
 
 
 def test_one_folder_inside_the_other_is_refused(image_tree: Path, tmp_path: Path) -> None:
@@ -976,18 +975,18 @@ def test_what_a_killed_competitor_left_is_swept_when_the_set_is_there(
     assert not (out / ".convert").exists()
 
 
-@pytest.mark.parametrize("step", ["_claim_folder", "_make_shards", "_publish"])
+@pytest.mark.parametrize(("owner", "step"), [(claim, "_claim"), (Conversion, "_make_shards"), (Conversion, "_publish")])
 def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
-    image_tree: Path, out: Path, finished: dict[str, str], step: str, monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, finished: dict[str, str], owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(converter, step)
+    real = getattr(owner, step)
 
     def after_the_other(*args: Any) -> Any:
         monkeypatch.undo()
         convert(image_tree, out, **OPTIONS)
         return real(*args)
 
-    monkeypatch.setattr(converter, step, after_the_other)
+    monkeypatch.setattr(owner, step, after_the_other)
     report = convert(image_tree, out, **OPTIONS)
     assert report.num_samples == {"train": 12, "val": 6}
     assert hashes(out) == finished
@@ -995,14 +994,14 @@ def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
     """Have this done when the next conversion has found its folder empty, before it claims it."""
-    real = converter.make_folder
+    real = claim.make_folder
 
     def after_the_other(folder: Path) -> None:
-        monkeypatch.setattr(converter, "make_folder", real)
+        monkeypatch.setattr(claim, "make_folder", real)
         do()
         real(folder)
 
-    monkeypatch.setattr(converter, "make_folder", after_the_other)
+    monkeypatch.setattr(claim, "make_folder", after_the_other)
 
 
 def test_a_conversion_that_comes_too_late_for_a_folder_leaves_nothing_there(

@@ -15,8 +15,9 @@ import pytest
 from command import assert_one_clear_error, shardio
 from pictures import random_picture, write_jpeg
 
-from shardio.conversion.convert import ConvertReport, Progress, convert
+from shardio.conversion.convert import convert
 from shardio.conversion.duplicates import HASH_NBYTES, UNREAD, Duplicates, find_duplicates, hash_source, hash_sources
+from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.collection import FileOrigin, Source
 from shardio.sets.verify import verify
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from command import assert_one_clear_error, shardio
 
-from shardio.conversion import convert as converter
 from shardio.conversion.convert import convert
+from shardio.conversion.report import Progress
 from shardio.errors import ConvertError, SourceError, SpaceError
 
 OPTIONS: dict[str, Any] = {"size": 16, "workers": 1, "shard_size": 4096 + 3 * 16 * 16 * 3}
 PLAN = "plan.json"
+SUBMIT = "engines.processes.ProcessPoolExecutor.submit"
 
 
 class Broken(Executor):
@@ -46,7 +47,7 @@ def raising(name: str, error: BaseException) -> Callable[[pytest.MonkeyPatch], N
     def raise_it(*arguments: Any, **named: Any) -> Any:
         raise error
 
-    return lambda patch: patch.setattr(f"shardio.{name}", raise_it)
+    return lambda patch: patch.setattr(f"shardio.conversion.{name}", raise_it)
 
 
 def full_disk(step: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -55,13 +56,17 @@ def full_disk(step: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 WAYS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, dict[str, Any], type[BaseException]]] = {
     "no room": (no_room, {}, SpaceError),
-    "no room for the plan": (full_disk("converter.write_atomic"), {}, SpaceError),
-    "no room for the folder": (full_disk("converter.make_folder"), {}, SpaceError),
-    "workers unlike": (raising("executors._work", ConvertError("host has another torch")), {}, ConvertError),
+    "no room for the plan": (full_disk("claim.write_atomic"), {}, SpaceError),
+    "no room for the folder": (full_disk("claim.make_folder"), {}, SpaceError),
+    "workers unlike": (raising("engines.pool._work", ConvertError("host has another torch")), {}, ConvertError),
     "executor shut down": (None, {"executor": Broken(RuntimeError("shut down"), submits=False)}, RuntimeError),
     "workers lost": (None, {"executor": Broken(BrokenExecutor("lost"), submits=True)}, ConvertError),
-    "no worker process": (raising("workers.ProcessPoolExecutor.submit", BrokenProcessPool()), {}, ConvertError),
-    "interrupted": (raising("converter._load_records", KeyboardInterrupt()), {}, KeyboardInterrupt),
+    "no worker process": (
+        raising("engines.processes.ProcessPoolExecutor.submit", BrokenProcessPool()),
+        {},
+        ConvertError,
+    ),
+    "interrupted": (raising("convert.load_records", KeyboardInterrupt()), {}, KeyboardInterrupt),
     "bad option": (None, {"size": "x"}, ValueError),
     "no columns": (None, {"columns": "nowhere.csv"}, SourceError),
 }
@@ -95,7 +100,7 @@ def test_nothing_is_left_of_a_start_that_fails(
 
 
 def test_what_was_worked_on_is_an_unfinished_conversion(image_tree: Path, tmp_path: Path) -> None:
-    def stop(progress: converter.Progress) -> None:
+    def stop(progress: Progress) -> None:
         if progress.done == 1:
             raise KeyboardInterrupt
 
@@ -139,7 +144,7 @@ def test_a_plan_that_another_call_relies_on_is_not_taken_back(
         rmdir(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(converter, "_load_records", come)
+        patch.setattr("shardio.conversion.convert.load_records", come)
         if when == "meanwhile":
             patch.setattr(Path, "rmdir", come_before)
         with pytest.raises(KeyboardInterrupt):
@@ -167,7 +172,7 @@ def test_a_missing_library_is_told_before_the_images_are_listed(
     monkeypatch.chdir(tmp_path)
     Path("columns.parquet").write_bytes(b"PAR1 and so on")
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delattr("shardio.conversion.convert.scan_for")
+    monkeypatch.delattr("shardio.conversion.options.scan_for")
     with pytest.raises((ConvertError, SourceError), match=hint):
         convert(image_tree, tmp_path / "out", **OPTIONS, **options)
     assert not (tmp_path / "out").exists()

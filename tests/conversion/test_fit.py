@@ -56,7 +56,7 @@ def square_crop(size: int) -> Fit:
 def test_square_crop_boxes_are_those_of_torchvision_for_all_small_sides(size: int) -> None:
     fit = square_crop(size)
     for height, width in itertools.product(range(1, 81), repeat=2):
-        assert fit.place(height, width) == Placement(*torchvision_boxes(height, width, size)), (height, width)
+        assert fit.placement(height, width) == Placement(*torchvision_boxes(height, width, size)), (height, width)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -64,7 +64,7 @@ def test_square_crop_boxes_are_those_of_torchvision_for_large_sides(seed: int) -
     rng = np.random.default_rng(seed)
     for height, width, size in (2 ** rng.uniform(0, 16, (5000, 3))).astype(int).tolist():
         expected = Placement(*torchvision_boxes(height, width, size))
-        assert square_crop(size).place(height, width) == expected, (seed, height, width, size)
+        assert square_crop(size).placement(height, width) == expected, (seed, height, width, size)
 
 
 def sides_and_targets(seed: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -77,7 +77,7 @@ def sides_and_targets(seed: int) -> list[tuple[tuple[int, int], tuple[int, int]]
 @pytest.mark.parametrize("seed", range(2))
 def test_crop_covers_the_target_with_as_little_as_it_can(seed: int) -> None:
     for (height, width), size in sides_and_targets(seed):
-        place = Fit(size, "crop").place(height, width)
+        place = Fit(size, "crop").placement(height, width)
         case = f"{height} x {width} to {size}, seed {seed}"
         assert place.resized[0] >= size[0], case
         assert place.resized[1] >= size[1], case
@@ -91,7 +91,7 @@ def test_crop_covers_the_target_with_as_little_as_it_can(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_pad_fits_inside_the_target_and_fills_one_side(seed: int) -> None:
     for (height, width), size in sides_and_targets(seed):
-        place = Fit(size, "pad").place(height, width)
+        place = Fit(size, "pad").placement(height, width)
         case = f"{height} x {width} to {size}, seed {seed}"
         assert 1 <= place.resized[0] <= size[0], case
         assert 1 <= place.resized[1] <= size[1], case
@@ -105,7 +105,7 @@ def test_pad_fits_inside_the_target_and_fills_one_side(seed: int) -> None:
 @pytest.mark.parametrize("mode", ["crop", "pad"])
 def test_the_aspect_ratio_is_kept_within_one_pixel(mode: FitMode) -> None:
     for (height, width), size in sides_and_targets(7):
-        resized_height, resized_width = Fit(size, mode).place(height, width).resized
+        resized_height, resized_width = Fit(size, mode).placement(height, width).resized
         case = f"{height} x {width} to {size}"
         # One side is exact; the other is what the ratio says, rounded down, and at least one pixel.
         by_width, by_height = resized_width * height // width, resized_height * width // height
@@ -114,12 +114,12 @@ def test_the_aspect_ratio_is_kept_within_one_pixel(mode: FitMode) -> None:
 
 def test_squash_takes_the_whole_target() -> None:
     for (height, width), size in sides_and_targets(3):
-        assert Fit(size, "squash").place(height, width) == Placement(size, 0, 0)
+        assert Fit(size, "squash").placement(height, width) == Placement(size, 0, 0)
 
 
 def test_a_picture_of_the_targets_shape_is_placed_whole_by_every_mode() -> None:
     for size, factor, mode in itertools.product(TARGETS, (1, 2, 3, 10), get_args(FitMode)):
-        assert Fit(size, mode).place(size[0] * factor, size[1] * factor) == Placement(size, 0, 0)
+        assert Fit(size, mode).placement(size[0] * factor, size[1] * factor) == Placement(size, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_one_colour_stays_that_colour(mode: FitMode, resample: Resample) -> None
     for shape, size in itertools.product(SHAPES, TARGETS):
         fit = Fit(size, mode, resample)
         sample = fit.apply(np.full((*shape, 3), (0, 101, 255), np.uint8))
-        place = fit.place(*shape)
+        place = fit.placement(*shape)
         inside = np.zeros(size, bool)
         inside[max(0, -place.top) :, max(0, -place.left) :][: place.resized[0], : place.resized[1]] = True
         assert (sample[inside] == (0, 101, 255)).all(), (shape, size)
@@ -190,7 +190,7 @@ def test_crop_is_the_middle_of_the_resized_picture() -> None:
 def test_pad_is_the_resized_picture_centred_on_black(shape: tuple[int, int]) -> None:
     pixels = np.maximum(random_picture(np.random.default_rng(3), *shape), 1)
     fit = Fit((40, 40), "pad", "bilinear")
-    height, width = fit.place(*shape).resized
+    height, width = fit.placement(*shape).resized
     sample = fit.apply(pixels)
     whole = Fit((height, width), "squash", "bilinear").apply(pixels)
     top, left = round((40 - height) / 2), round((40 - width) / 2)
@@ -277,7 +277,7 @@ def test_long_thin_pictures_pass_where_they_are_not_enlarged(mode: FitMode) -> N
 def test_a_picture_may_be_reduced_to_twice_what_it_is_resized_to(mode: FitMode) -> None:
     for height, width in [(400, 500), (500, 400), (64, 64), (33, 1000), (1, 1)]:
         fit = Fit((32, 48), mode)
-        resized = fit.place(height, width).resized
+        resized = fit.placement(height, width).resized
         assert fit.least_size(height, width) == (2 * resized[0], 2 * resized[1])
 
 
@@ -353,7 +353,7 @@ def decibels(ours: NDArray[np.uint8], reference: NDArray[np.uint8]) -> float:
 def fidelity(data: bytes, fit: Fit) -> float:
     """Peak signal-to-noise ratio of our decoding and resizing to Pillow's full decoding and same filter, in dB."""
     with Image.open(io.BytesIO(data)) as image:
-        place = fit.place(image.height, image.width)
+        place = fit.placement(image.height, image.width)
         resized = image.convert("RGB").resize(place.resized[::-1], FILTERS[fit.resample])
     box = np.asarray(resized)[place.top : place.top + fit.size[0], place.left : place.left + fit.size[1]]
     return decibels(fit.apply(decode_image(data).pixels), box)

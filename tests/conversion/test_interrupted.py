@@ -56,7 +56,7 @@ def test_competing_conversions_make_one_set_or_none(tmp_path: Path) -> None:
 FAIL = """
 import os, sys
 import fail_convert
-from shardio.conversion import convert as converter
+from shardio.conversion import claim, records
 from shardio.system import files
 {fault}
 counts = fail_convert.fail_conversions(12, seed=2, only={only!r}, say=lambda line: None)
@@ -75,7 +75,7 @@ files.AtomicFile.commit = commit
 """
 NO_SWEEP = """
 for name in ("sweep_temporaries", "sweep_unfinished", "remove_temporaries"):
-    setattr(converter, name, lambda folder: 0)
+    setattr(claim, name, lambda folder: 0)
 """
 
 
@@ -85,7 +85,7 @@ for name in ("sweep_temporaries", "sweep_unfinished", "remove_temporaries"):
         (NO_FSYNC, "power", "torn"),
         ("files.fsync_folder = lambda folder: None", "power", "lost"),
         (NO_SWEEP, "kill halfway", "other"),
-        ("converter.load_record = lambda task: None", "kill", "lost"),
+        ("records.load_record = lambda task: None", "kill", "lost"),
     ],
     ids=["content not synced", "names not synced", "nothing swept", "finished shards made again"],
 )
@@ -100,8 +100,8 @@ def test_a_converter_that_is_not_careful_is_noticed(fault: str, only: str, kind:
 def test_conversions_that_go_on_with_anothers_work_are_noticed() -> None:
     script = """
 import race_convert
-from shardio.conversion import convert as converter
-converter.difference = lambda there, here: ""
+from shardio.conversion import claim
+claim.difference = lambda there, here: ""
 print(len(race_convert.race_conversions(12, seed=1, say=lambda line: None).violations))
 """
     result = run_python("-c", script)

@@ -24,17 +24,19 @@ from tasks import BAD, SIDE, Memory, Reports, jpeg
 
 from shardio.cli.convert import run_convert
 from shardio.cli.progress import Bar
-from shardio.conversion import convert as converter
-from shardio.conversion import journal, plan
+from shardio.conversion import journal, plan, records
 from shardio.conversion import task as shardtask
-from shardio.conversion.convert import Progress, convert
+from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.duplicates import HASH_NBYTES
 from shardio.conversion.images.decode import DecodeOptions
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.journal import Journal, Outcome, Sample, find_left, sweep_unfinished
+from shardio.conversion.journal import Journal, Outcome, Stored, find_left, sweep_unfinished
+from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask
+from shardio.conversion.records import ShardRecord, discard_record, load_record, refused_so_far, without_record
+from shardio.conversion.report import Progress
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.task import Control, ShardRecord, Stopped, discard_record, do_task, load_record, without_record
+from shardio.conversion.task import Control, Stopped, do_task
 from shardio.conversion.writing import shard_file as writer
 from shardio.errors import ConvertError, DecodeError, SpaceError
 from shardio.format.layout import WORK_FOLDER
@@ -69,7 +71,7 @@ def task(tmp_path: Path, images: list[bytes], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(writer, "BLOCK_NBYTES", PER_BLOCK * SIDE * SIDE * 3)
     (tmp_path / "out" / WORK_FOLDER).mkdir(parents=True)
     sources = tuple(Source(b"%d" % i, i % 5) for i in range(len(images)))
-    return ShardTask(Sources(images), tmp_path / "out", "train", 0, sources, 4, Fit((SIDE, SIDE)))
+    return ShardTask(Sources(images), tmp_path / "out", "train", 0, sources, 4, ConvertOptions(Fit((SIDE, SIDE))))
 
 
 @pytest.fixture
@@ -247,10 +249,10 @@ def test_refused_sources_of_the_kept_part_are_listed_and_counted(task: ShardTask
     stop(task, 31)
     with pytest.raises(Stopped):  # before any new source is looked at
         do_task(task, Kept(stop_after=1).control(1))
-    lines = shardtask.refused_so_far(task)
+    lines = refused_so_far(task)
     assert len(lines) == len([i for i in BAD if i < 30])
     assert go_on(task, whole) == 30
-    assert len(shardtask.refused_so_far(task)) == len(BAD)
+    assert len(refused_so_far(task)) == len(BAD)
 
 
 def test_a_shard_with_nothing_but_refused_sources_is_left_and_gone_on_with(task: ShardTask) -> None:
@@ -354,13 +356,17 @@ def test_a_header_that_was_written_for_the_end_or_not_at_all_does_no_harm(left: 
         restore()
 
 
+def with_options(task: ShardTask, **changes: Any) -> ShardTask:
+    return replace(task, options=replace(task.options, **changes))
+
+
 OTHERS: dict[str, Callable[[ShardTask], ShardTask]] = {
     "labels": lambda task: replace(task, sources=tuple(replace(s, label=s.label + 1) for s in task.sources)),
     "order": lambda task: replace(task, sources=task.sources[::-1]),
     "fewer": lambda task: replace(task, sources=task.sources[:39]),
-    "fit": lambda task: replace(task, fit=replace(task.fit, mode="squash")),
-    "quality": lambda task: replace(task, quality="fast"),
-    "decoding": lambda task: replace(task, decode=DecodeOptions(exif_rotate=True)),
+    "fit": lambda task: with_options(task, fit=replace(task.options.fit, mode="squash")),
+    "quality": lambda task: with_options(task, quality="fast"),
+    "decoding": lambda task: with_options(task, decode=DecodeOptions(exif_rotate=True)),
 }
 
 
@@ -447,7 +453,7 @@ def killed_before(owner: Any, name: str, call: int = 1) -> Iterator[None]:
 
 def publish_unrecorded(task: ShardTask) -> int:
     """Do the task and be killed before its record is written; the inode of its shard."""
-    with killed_before(shardtask, "write_atomic", 2):
+    with killed_before(records, "write_atomic", 2):
         do_task(task, Reports().control(1))
     return (task.out / task.name).stat().st_ino
 
@@ -556,7 +562,7 @@ def test_a_short_task_writes_nothing_ahead(task: ShardTask) -> None:
 def test_a_task_without_a_sample_keeps_what_it_knows_until_it_is_recorded(task: ShardTask) -> None:
     empty = replace(task, origin=Sources([b""] * 40))
     stop(empty, 20)
-    with killed_before(shardtask, "write_atomic"):
+    with killed_before(records, "write_atomic"):
         do_task(empty, Kept().control(1))
     reports = Kept()
     assert len(do_task(empty, reports.control(1)).rejects) == 40
@@ -653,7 +659,7 @@ def test_what_other_machines_have_left_again_and_again_does_not_pile_up(
 
 @pytest.mark.parametrize("label", [1 << 70, -1 << 64, True, 1.5, "1", None])
 def test_a_journal_with_numbers_that_are_none_counts_up_to_them(task: ShardTask, label: Any) -> None:
-    outcome = Outcome(Sample(0, (5, 6), 7, ""))
+    outcome = Outcome(Stored(0, (5, 6), 7, ""))
     temporary = task.out / f".{task.name}.{'0' * 8}-{'0' * 16}.tmp"
     Journal(temporary, "i", "abc").rewrite(
         [outcome, replace(outcome, result=replace(outcome.result, label=label)), outcome]
@@ -767,7 +773,7 @@ def test_a_shard_past_the_page_cache_is_gone_on_with(
     for name in ("out", "undisturbed"):
         (tmp_path / name / WORK_FOLDER).mkdir(parents=True)
     sources = tuple(Source(b"%d" % i, i % 5) for i in range(len(images)))
-    task = ShardTask(Sources(images), tmp_path / "out", "train", 0, sources, 4, Fit((side, side)))
+    task = ShardTask(Sources(images), tmp_path / "out", "train", 0, sources, 4, ConvertOptions(Fit((side, side))))
     whole = do_task(replace(task, out=tmp_path / "undisturbed"), Reports().control(1))
     for after in (4, 20, 31):
         stop(task, after)
@@ -816,7 +822,7 @@ def test_an_interrupt_says_how_many_images_are_kept_and_the_next_call_begins_wit
 def test_a_conversion_counts_a_shard_that_was_published_and_not_recorded_as_kept(
     image_tree: Path, out: Path, tmp_path: Path
 ) -> None:
-    with killed_before(shardtask, "write_atomic", 2):
+    with killed_before(records, "write_atomic", 2):
         convert(image_tree, out, **ONE_SHARD, workers=1)
     shards = {path.name: path.stat().st_ino for path in out.glob("*-[0-9]*.npy")}
     assert list(shards) == ["train-00000.npy"]
@@ -833,7 +839,7 @@ def test_a_conversion_counts_a_shard_that_was_published_and_not_recorded_as_kept
 def test_a_shard_that_is_made_again_for_a_changed_image_is_gone_on_with_like_any_other(
     image_tree: Path, out: Path
 ) -> None:
-    with killed_before(converter, "_publish"):
+    with killed_before(Conversion, "_publish"):
         convert(image_tree, out, **ONE_SHARD, workers=1)
     changed = image_tree / "train" / "n02" / "n02_3.JPEG"  # the eighth
     shutil.copy(image_tree / "train" / "n01" / "n01_0.JPEG", changed)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shardio.conversion.sources.labels import NO_VECTORS, check_label, number_labels
+from shardio.format.layout import MAX_CLASSES
 
 
 def test_integers_are_labels_as_they_stand_and_classes_go_up_to_the_largest() -> None:
@@ -35,10 +36,14 @@ def test_of_integers_and_names_the_rarer_are_at_fault() -> None:
     assert number_labels({"train": {"a", "b", "2"}}).classes == ("a", "b")
 
 
+def test_labels_may_be_as_large_as_those_of_any_other_kind_of_source() -> None:
+    assert number_labels({"train": {"1048575"}}).labels == {"1048575": MAX_CLASSES - 1}
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        *((text, "") for text in ("", " ", "-1", "+3", "1000000", "9" * 30, ".", "..", "a\nb", "a\0b", "x" * 1025)),
+        *((text, "") for text in ("", " ", "-1", "+3", "1048576", "9" * 30, ".", "..", "a\nb", "a\0b", "x" * 1025)),
         *((text, " (without a decimal point: 3 and not 3.0)") for text in ("3.0", "1e5", ".5", "-0.5")),
         *(
             (text, f" ({NO_VECTORS})")
@@ -49,7 +54,7 @@ def test_of_integers_and_names_the_rarer_are_at_fault() -> None:
 def test_what_is_neither_an_integer_nor_a_name_is_at_fault(text: str, hint: str) -> None:
     for others in ({"1", "2"}, {"a", "b"}, set()):
         found = number_labels({"train": {text, *others}})
-        assert found.faults == {("train", text): f"a class name, or an integer from 0 to 999,999{hint}"}
+        assert found.faults == {("train", text): f"a class name, or an integer from 0 to 1,048,575{hint}"}
         assert text not in found.labels
 
 
@@ -77,7 +82,7 @@ def test_a_float_or_a_vector_is_no_label_and_the_way_out_is_told() -> None:
 
 def test_every_label_has_a_number_or_a_fault_and_never_both() -> None:
     rng = np.random.default_rng(0)
-    pool = ["0", "1", "25", "007", "a", "b", "c", "-1", "", "3.5", "..", "1000000", "n01"]
+    pool = ["0", "1", "25", "007", "a", "b", "c", "-1", "", "3.5", "..", "1048576", "n01"]
     for _ in range(500):
         splits = {name: {str(text) for text in rng.choice(pool, int(rng.integers(0, 8)))} for name in ("train", "val")}
         found = number_labels(splits)

@@ -142,7 +142,7 @@ def test_every_fault_is_named_with_its_line_at_once(folder: Path) -> None:
         "  line 2: expected `PATH LABEL`, or columns named in the first line, found 'a/2.jpg'",
         "  line 3: expected a path that is not in line 1 already, found 'a/1.jpg'",
         "  line 4: expected an integer, as other labels are, found 'x'",
-        "  line 6: expected a class name, or an integer from 0 to 999,999, found '-1'",
+        "  line 6: expected a class name, or an integer from 0 to 1,048,575, found '-1'",
         "  line 7: expected a path that is not in line 1 already, found './a/1.jpg'",
     ]
 
@@ -154,7 +154,7 @@ def test_every_fault_of_a_csv_is_named_with_its_line_at_once(folder: Path) -> No
     assert refused(folder, text, "list.csv").splitlines()[1:] == [
         "  line 3: expected 3 fields, found 'a/2.jpg,x'",
         "  line 4: expected a path of 1 to 4,096 bytes without NUL, found ''",
-        "  line 5: expected a class name, or an integer from 0 to 999,999, found ''",
+        "  line 5: expected a class name, or an integer from 0 to 1,048,575, found ''",
         "  line 7: expected one of the classes of 'train', found 'z'",
         "  line 8: expected a split named with letters, digits, '.', '_' and '-', found 'a/b'",
     ]

@@ -28,14 +28,16 @@ from disks import FailingDisk
 from folders import everything, hashes, stamps
 from pictures import random_jpeg, random_picture, write_jpeg
 
-from shardio.conversion import convert as converter
-from shardio.conversion.convert import Progress, convert
+from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate
-from shardio.conversion.plan import ConvertOptions, make_plan
+from shardio.conversion.options import ConvertOptions
+from shardio.conversion.plan import make_plan
 from shardio.conversion.repair import repair
-from shardio.conversion.sources import parquet
+from shardio.conversion.report import Progress
+from shardio.conversion.sources import spool
 from shardio.conversion.sources.collection import Source
-from shardio.conversion.sources.parquet import ParquetOrigin, is_parquet, scan_parquet
+from shardio.conversion.sources.parquet import is_parquet, scan_parquet
+from shardio.conversion.sources.spool import ParquetOrigin
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import ConvertError, SourceError, SpaceError
 from shardio.reading.shardset import open_shards
@@ -150,7 +152,7 @@ def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: byte
 def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
     image_tree: Path, tmp_path: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "MAX_SOURCE_NBYTES", 10_000)
+    monkeypatch.setattr(spool, "MAX_SOURCE_NBYTES", 10_000)
     images = [picture, b"", None, b"<html>", picture[:100], bytes(10_001), picture]
     built = table(images, [0] * 7)
     nothing = pa.array([None], IMAGE)
@@ -591,7 +593,7 @@ def test_copies_are_not_made_again_nor_at_all_where_every_shard_is_done(
     assert copies(out) == before
     assert len(stamps(out)) == 5
     with monkeypatch.context() as patch:
-        patch.setattr(converter, "_publish", _interrupt)
+        patch.setattr(Conversion, "_publish", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(src, out, **OPTIONS)
     for path in out.glob(".convert/*.images"):
@@ -698,12 +700,12 @@ def test_every_image_is_read_with_and_without_the_spool_also_elsewhere(
 ) -> None:
     direct, sources = origin
     spooled = replace(direct, spool=tmp_path)
-    assert spooled.missing_nbytes() >= sum((image_tree / os.fsdecode(s.key)).stat().st_size for s in sources)
-    assert direct.missing_nbytes() == spooled.missing_nbytes()
+    assert spooled.copies_nbytes() >= sum((image_tree / os.fsdecode(s.key)).stat().st_size for s in sources)
+    assert direct.copies_nbytes() == spooled.copies_nbytes()
     counts: list[int] = []
-    spooled.fill_spool(counts.append)
+    spooled.prepare(counts.append)
     assert sum(counts) == 18
-    assert spooled.missing_nbytes() == 0
+    assert spooled.copies_nbytes() == 0
     sent = pickle.loads(pickle.dumps(spooled))
     for source in sources[::-1]:
         expected = (image_tree / os.fsdecode(source.key)).read_bytes()
@@ -741,7 +743,7 @@ def test_a_file_that_changes_while_it_is_copied_is_refused(
         os.utime(path, ns=(1, 1))
 
     with pytest.raises(SourceError, match=f"^{path}: expected the file as it was scanned, found it changed"):
-        spooled.fill_spool(touch)
+        spooled.prepare(touch)
     assert not list((tmp_path / "spool").iterdir())
 
 
@@ -755,7 +757,7 @@ def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
     most: list[int] = []
-    replace(collection.origin, spool=tmp_path).fill_spool(lambda count: most.append(pool.bytes_allocated() - before))
+    replace(collection.origin, spool=tmp_path).prepare(lambda count: most.append(pool.bytes_allocated() - before))
     assert max(most) < 6 * 20 * 50_000 < 600 * 50_000
 
 

@@ -16,9 +16,12 @@ from conversions import failing_storage, rejects
 from folders import everything, hashes
 from pictures import random_picture, write_jpeg
 
+from shardio.conversion import claim
 from shardio.conversion import convert as converter
-from shardio.conversion.convert import ConvertReport, Progress, convert
-from shardio.conversion.parts import Part, Unfinished
+from shardio.conversion.convert import Conversion, convert
+from shardio.conversion.engines import engine
+from shardio.conversion.plan import Part
+from shardio.conversion.report import ConvertReport, Progress, Unfinished
 from shardio.errors import ConvertError
 
 OPTIONS: dict[str, Any] = {"size": 16, "shard_size": 4096 + 3 * 16 * 16 * 3, "order": "source", "workers": 1}
@@ -154,11 +157,20 @@ def test_parts_all_at_once_publish_one_set(image_tree: Path, tmp_path: Path, fin
         assert hashes(out) == finished, attempt
 
 
-@pytest.mark.parametrize("step", ["_claim_folder", "_make_shards", "without_record", "_load_records", "_publish"])
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (claim, "_claim"),
+        (Conversion, "_make_shards"),
+        (converter, "without_record"),
+        (converter, "load_records"),
+        (Conversion, "_publish"),
+    ],
+)
 def test_a_part_that_another_one_overtakes_has_the_set(
-    image_tree: Path, out: Path, finished: dict[str, str], step: str, monkeypatch: pytest.MonkeyPatch
+    image_tree: Path, out: Path, finished: dict[str, str], owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(converter, step)
+    real = getattr(owner, step)
     convert(image_tree, out, **OPTIONS, part=(1, 2))
 
     def after_the_other(*arguments: Any) -> Any:
@@ -166,7 +178,7 @@ def test_a_part_that_another_one_overtakes_has_the_set(
         convert(image_tree, out, **OPTIONS, part=(2, 2))
         return real(*arguments)
 
-    monkeypatch.setattr(converter, step, after_the_other)
+    monkeypatch.setattr(owner, step, after_the_other)
     report = convert(image_tree, out, **OPTIONS, part=(2, 2))
     assert report.unfinished is None
     assert report.num_samples == {"train": 12, "val": 6}
@@ -184,7 +196,7 @@ def test_a_part_that_begins_while_another_makes_its_first_shards_joins_it(
         return listdir(folder)
 
     out.mkdir()
-    monkeypatch.setattr(converter.os, "listdir", after_the_other)
+    monkeypatch.setattr(os, "listdir", after_the_other)
     convert(image_tree, out, **OPTIONS, part=(2, 2))
     assert hashes(out) == finished
 
@@ -239,7 +251,7 @@ def test_refused_images_that_were_mended_since_do_not_count(
 def test_what_parts_that_run_at_once_refuse_together_counts_before_publication(
     image_tree: Path, out: Path, bad: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = converter.run_tasks
+    real = engine.run_tasks
 
     def after_the_other(*arguments: Any, **options: Any) -> Any:
         monkeypatch.undo()
@@ -247,7 +259,7 @@ def test_what_parts_that_run_at_once_refuse_together_counts_before_publication(
         assert report.unfinished == Unfinished(6, 3, (1,))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(converter, "run_tasks", after_the_other)
+    monkeypatch.setattr(engine, "run_tasks", after_the_other)
     with pytest.raises(ConvertError, match="found 3, 1 of them by other parts, after 9"):
         convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2))
     assert not (out / "manifest.json").exists()
@@ -257,7 +269,7 @@ def test_what_parts_that_run_at_once_refuse_together_counts_before_publication(
 def test_a_part_that_accepts_less_than_what_another_has_published_leaves_that_alone(
     image_tree: Path, out: Path, bad: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = converter.run_tasks
+    real = engine.run_tasks
 
     def after_the_other(tasks: Any, workers: int, report: Any, **options: Any) -> Any:
         monkeypatch.undo()
@@ -267,7 +279,7 @@ def test_a_part_that_accepts_less_than_what_another_has_published_leaves_that_al
         return real(tasks, workers, report, **options)
 
     published: dict[str, str] = {}
-    monkeypatch.setattr(converter, "run_tasks", after_the_other)
+    monkeypatch.setattr(engine, "run_tasks", after_the_other)
     assert convert(image_tree, out, **OPTIONS, max_bad=2, part=(1, 2)).refused == {"empty": 3}
     assert hashes(out) == published
 
@@ -292,7 +304,7 @@ def test_nobody_publishes_a_shard_that_is_being_made_again(
 ) -> None:
     with failing_storage("train/n01/n01_1.JPEG"):
         convert(image_tree, out, **OPTIONS, max_bad=1, part=(1, 2))
-    real = converter.run_tasks
+    real = engine.run_tasks
 
     def after_the_other(*arguments: Any, **options: Any) -> Any:
         monkeypatch.undo()
@@ -300,7 +312,7 @@ def test_nobody_publishes_a_shard_that_is_being_made_again(
         assert report.unfinished == Unfinished(6, 5, (1,))
         return real(*arguments, **options)
 
-    monkeypatch.setattr(converter, "run_tasks", after_the_other)
+    monkeypatch.setattr(engine, "run_tasks", after_the_other)
     assert convert(image_tree, out, **OPTIONS, part=(1, 2)).unfinished is None
     assert hashes(out) == finished
 

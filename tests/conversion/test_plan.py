@@ -15,15 +15,8 @@ import pytest
 
 from shardio.conversion.images.decode import DecodeOptions
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.plan import (
-    ConvertOptions,
-    Plan,
-    difference,
-    library_versions,
-    make_plan,
-    order_sources,
-    read_options,
-)
+from shardio.conversion.options import ConvertOptions, read_options
+from shardio.conversion.plan import Plan, difference, library_versions, make_plan, order_sources
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.format.layout import HEADER_NBYTES
 
@@ -144,8 +137,8 @@ def test_every_split_has_its_own_shards_and_key_width() -> None:
         longest = max(len(source.key) for source in plan.collection.splits[task.split])
         assert longest <= task.key_nbytes < longest + 8
         assert task.key_nbytes % 8 == 4
-        assert (task.origin, task.out, task.fit) == (ORIGIN, OUT, plan.options.fit)
-        assert (task.decode, task.hash_sources, task.expected_sha256) == (plan.options.decode, False, None)
+        assert (task.origin, task.out, task.options) == (ORIGIN, OUT, plan.options)
+        assert (task.hash_sources, task.expected_sha256) == (False, None)
 
 
 def test_the_size_of_a_plan_is_that_of_its_shards_and_indexes() -> None:
@@ -230,15 +223,6 @@ def test_equal_descriptions_have_no_difference() -> None:
     assert difference({}, {"seed": 3}) == "seed None, here 3"
 
 
-def test_sets_from_before_there_were_options_are_recognised_as_made_with_their_defaults() -> None:
-    here = plan_of(tree(train=sources(20))).describe()
-    there = {name: value for name, value in here.items() if name not in ("exif_rotate", "background")}
-    assert difference(there, here) == ""
-    for name in ("exif_rotate", "background"):
-        changed = plan_of(tree(train=sources(20)), CHANGES[name]).describe()
-        assert difference(there, changed) == f"{name} {here[name]!r}, here {changed[name]!r}"
-
-
 @pytest.mark.parametrize("chosen", [options(), *CHANGES.values(), options(fit=Fit((3, 5), "squash", "bilinear"))])
 def test_options_are_read_back_from_their_description(chosen: ConvertOptions) -> None:
     description = json.loads(json.dumps(plan_of(tree(train=sources(20)), chosen).describe()))
@@ -269,9 +253,8 @@ def test_a_description_that_makes_no_sense_is_refused(change: dict[str, Any]) ->
     with pytest.raises(ValueError):
         read_options({**description, **change})
     (name,) = change
-    if name not in ("exif_rotate", "background"):
-        with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
-            read_options({key: value for key, value in description.items() if key != name})
+    with pytest.raises(ValueError, match=f"expected the options of a conversion, found .*KeyError.'{name}'"):
+        read_options({key: value for key, value in description.items() if key != name})
 
 
 def test_names_that_are_no_utf8_can_be_described() -> None:

@@ -23,15 +23,18 @@ from folders import hashes, stamps
 from pictures import random_picture, write_jpeg
 
 from shardio.conversion import task as shardtask
-from shardio.conversion.convert import Progress, convert
+from shardio.conversion.convert import convert
 from shardio.conversion.engines import pool as executors
 from shardio.conversion.engines import runfile
 from shardio.conversion.engines.pool import Pool, Terms, run_on_pool
 from shardio.conversion.engines.runfile import RunFile
 from shardio.conversion.images.fit import Fit
-from shardio.conversion.plan import ConvertOptions, ShardTask, library_versions, make_plan
+from shardio.conversion.options import ConvertOptions
+from shardio.conversion.plan import ShardTask, library_versions, make_plan
+from shardio.conversion.records import ShardRecord, load_record, refused_so_far
+from shardio.conversion.report import Progress
 from shardio.conversion.sources.tree import scan_tree
-from shardio.conversion.task import Control, ShardRecord, Stopped, do_task, load_record, refused_so_far
+from shardio.conversion.task import Control, Stopped, do_task
 from shardio.errors import ConvertError, SpaceError
 from shardio.system.files import sweep_temporaries
 
@@ -197,7 +200,7 @@ def test_what_a_lost_worker_had_counted_is_neither_taken_back_nor_counted_twice(
 
     with LosesOne(1) as pool:  # all in one shard
         report = convert(image_tree / "train", out, size=16, max_bad=1, executor=pool, on_progress=look)
-    assert (report.num_converted, report.num_refused) == (12, 1)
+    assert (report.num_converted, sum(report.refused.values())) == (12, 1)
     assert seen[-1] == Progress(12, 1, 12)
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
     assert max(progress.refused for progress in seen) == 1

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from folders import ODD_NAMES, put
 
-from shardio.conversion.plan import ConvertOptions, make_plan
+from shardio.conversion.options import ConvertOptions
+from shardio.conversion.plan import make_plan
 from shardio.conversion.sources.collection import Collection, Source, read_file
 from shardio.conversion.sources.splits import SPLIT_NAMES
 from shardio.conversion.sources.tree import scan_tree

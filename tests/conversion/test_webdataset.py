@@ -146,7 +146,7 @@ def test_a_sample_without_its_image_or_label_is_a_source_that_is_refused(tmp_pat
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
-        ("1.cls", b"", "expected a class name, or an integer from 0 to 999,999, found ''"),
+        ("1.cls", b"", "expected a class name, or an integer from 0 to 1,048,575, found ''"),
         ("1.cls", b"-1", "found '-1'"),
         ("1.cls", b"1.0", "found '1.0'"),
         ("1.cls", b"cat", "expected an integer, as other labels are, found 'cat'"),

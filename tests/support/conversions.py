@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from shardio.conversion.convert import Progress, convert
+from shardio.conversion.convert import convert
+from shardio.conversion.report import Progress
 from shardio.conversion.sources import collection as sources
 from shardio.errors import DecodeError
 

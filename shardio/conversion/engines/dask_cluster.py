@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from shardio.conversion.engines.pool import GO_ON, Pool, Terms, run_on_pool
 from shardio.conversion.plan import ShardTask
-from shardio.conversion.task import Report, ShardRecord
+from shardio.conversion.records import ShardRecord
+from shardio.conversion.task import Report
 from shardio.errors import ConvertError
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ _NAMED_WORKERS = 3
 
 
 def run_on_dask(tasks: Sequence[ShardTask], address: str, report: Report, *, threads: int = 1) -> list[ShardRecord]:
-    """Do all tasks on the cluster of the scheduler at `address`; otherwise as `run_on_pool`.
+    """Does all tasks on the cluster of the scheduler at `address`; otherwise as `run_on_pool`.
 
-    Workers may come and go. ConvertError if dask.distributed is missing, no scheduler answers, or a worker does not see
-    what this process sees. As long as there is no worker, this waits.
+    Workers may come and go. As long as there is no worker, this waits. Raises ConvertError if dask.distributed is
+    missing, no scheduler answers, or a worker does not see what this process sees.
     """
     if not tasks:
         return []
@@ -44,7 +45,7 @@ def run_on_dask(tasks: Sequence[ShardTask], address: str, report: Report, *, thr
 
 
 def check_scheduler(address: str) -> None:
-    """Errors as those of `run_on_dask` if it could not begin."""
+    """Raises what `run_on_dask` would if it could not begin."""
     _connect(address).close()
 
 
@@ -83,7 +84,7 @@ class _Cluster(Pool):
 
     def submit(self, call: Callable[..., ShardRecord], *arguments: object) -> Future[ShardRecord]:
         # Not by `client.get_executor()`: its futures never end if the scheduler goes away while it sends a result.
-        # What it returns is no Future of the standard library, but has all that is asked of one.
+        # The result is no Future of the standard library, but has all that is asked of one.
         return self._client.submit(call, *arguments, pure=False, retries=_RETRIES)  # type: ignore[return-value]
 
     def cancel(self, futures: Iterable[Future[ShardRecord]]) -> None:

@@ -1,4 +1,4 @@
-"""What ties a worker process to the one that started it: word of its progress goes out, and the order to stop comes in.
+"""Ties a worker process to the one that started it: word of its progress goes out, and the order to stop comes in.
 
 This module imports nothing heavy, so that a worker watches its parent before it spends seconds importing torch.
 """
@@ -41,7 +41,7 @@ class Lifeline:
     def report(self, done: int, refused: int, kept: int = 0, /) -> None:
         try:
             send_progress(self._progress, done, refused, kept)
-        except OSError:  # nobody reads any more
+        except OSError:  # the parent reads no more
             self._stop.set()
 
 
@@ -50,7 +50,7 @@ def send_progress(pipe: Connection, done: int, refused: int, kept: int) -> None:
 
 
 def receive_progress(pipe: Connection) -> tuple[int, int, int]:
-    """Wait for word from any worker: the sum of what has come."""
+    """Waits for word from any worker, and returns the sum of what has come."""
     done = refused = kept = 0
     for message in PROGRESS.iter_unpack(os.read(pipe.fileno(), 8192 * PROGRESS.size)):
         done += message[0]
@@ -63,7 +63,7 @@ _lifeline: Lifeline | None = None
 
 
 def tie(progress: Connection, alive: Connection, threads: int) -> None:
-    """The initializer of a worker process."""
+    """Initializes a worker process."""
     # At its end nothing is left to do but taking torch apart, for which the parent would wait.
     atexit.register(os._exit, 0)
     global _lifeline

@@ -23,8 +23,9 @@ import numpy as np
 from shardio.conversion.engines.runfile import RunFile, RunSlot
 from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.plan import ShardTask, difference, library_versions
+from shardio.conversion.records import ShardRecord, load_record
 from shardio.conversion.sources.collection import Origin, Source
-from shardio.conversion.task import Control, Report, ShardRecord, Stopped, do_task, load_record
+from shardio.conversion.task import Control, Report, Stopped, do_task
 from shardio.errors import ConvertError, ShardioError
 from shardio.format.layout import WORK_FOLDER
 from shardio.system.opening import open_untrusted
@@ -39,18 +40,18 @@ GO_ON = "Run the same command again, which goes on with what is kept"
 
 @dataclass(frozen=True)
 class Terms:
-    """What a machine must see to take part. Picklable."""
+    """Conditions under which a machine can take part. Picklable."""
 
     run_file: Path
     libraries: Mapping[str, str]
     origin: Origin
     source: Source
-    """One that stands for all,"""
+    """One source that stands for all."""
     fingerprint: str
-    """and what its origin said of it where the conversion was started."""
+    """The fingerprint that its origin gives where the conversion was started."""
 
     def check(self) -> None:
-        """ConvertError if this machine sees anything else, with its name."""
+        """Raises ConvertError, with this machine's name, if it sees anything else."""
         host = socket.gethostname()
         if unlike := difference(library_versions(), self.libraries):
             raise ConvertError(
@@ -72,29 +73,29 @@ class Terms:
 
 
 class Pool:
-    """An executor, as tasks are given to it. It is never shut down here."""
+    """An executor to which tasks are given. It is never shut down here."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def check(self, terms: Terms) -> None:
-        """Check the terms on all machines at once, where they are known. In any case each task does so where it is."""
+        """Checks the terms on all machines at once, where they are known. Each task checks them again where it runs."""
 
     def most_in_flight(self) -> int:
-        """How many tasks to give to it at a time: all, as executors keep what waits in this process."""
+        """Returns how many tasks to give to it at a time: all, as executors keep what waits in this process."""
         return sys.maxsize
 
     def submit(self, call: Callable[..., ShardRecord], *arguments: object) -> Future[ShardRecord]:
         return self._executor.submit(call, *arguments)
 
     def cancel(self, futures: Iterable[Future[ShardRecord]]) -> None:
-        """Those of them that are not begun."""
+        """Cancels the futures whose tasks are not begun."""
         for future in futures:
             future.cancel()
 
 
 def run_on_pool(tasks: Sequence[ShardTask], pool: Pool, report: Report, *, threads: int = 1) -> list[ShardRecord]:
-    """Do all tasks, each with so many threads; their records in the order of the tasks.
+    """Does all tasks, each with so many threads, and returns their records in the order of the tasks.
 
     `report` is called in the calling thread, the executor in another, since it may stay locked where a call is
     interrupted. If `report` raises, a task fails or on Ctrl-C, the work stops: tasks that were not begun are cancelled,
@@ -144,14 +145,14 @@ def _run(
                 done = finished.get(timeout=_PROGRESS_SECONDS)
                 if done is None:
                     raise Stopped
-            # What a lost worker had counted is not taken back, and not counted twice when the task is done again.
+            # The counts of a lost worker are not taken back, and not counted twice when the task is done again.
             counts = np.maximum(counts, run_file.read())
             if done is not None:
                 number = running.pop(done)
                 record = records[number] = _result(done, tasks[number], run_file)
                 counts[number, :2] = record.num_sources, len(record.rejects)
             more = counts - told
-            # What a lost worker did in this call, and the next one that does its task has kept, is no earlier call's.
+            # Sources that the next worker has kept of a lost one's are of this call, and not kept from an earlier one.
             more[told[:, 0] > 0, 2] = 0
             report(*map(int, more.sum(axis=0)))
             told = counts.copy()
@@ -186,7 +187,7 @@ def _result(future: Future[ShardRecord], task: ShardTask, run_file: RunFile) -> 
 
 
 def _work(task: ShardTask, number: int, terms: Terms, threads: int) -> ShardRecord:
-    """In a worker. A task that an executor runs again, since a worker was lost, may have been finished by it."""
+    """Runs in a worker. An executor may run a task again that a lost worker has finished."""
     terms.check()
     slot = RunSlot(terms.run_file, number)
     with one_torch_thread():

@@ -22,18 +22,19 @@ import torch
 from shardio.conversion.engines.pipes import lifeline, receive_progress, send_progress, tie
 from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.plan import ShardTask
-from shardio.conversion.task import Control, Report, ShardRecord, Stopped, do_task
+from shardio.conversion.records import ShardRecord
+from shardio.conversion.task import Control, Report, Stopped, do_task
 from shardio.errors import ConvertError
 from shardio.system.opening import open_pipe
 from shardio.system.threads import run_apart
 
-# Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. What is left, a tenth
-# of the time that an image takes, would have more threads wait for each other.
+# Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. The rest, a tenth of
+# the time that an image takes, would have more threads wait for each other.
 THREADS_PER_PROCESS = 4
 
 
 def run_tasks(tasks: Sequence[ShardTask], workers: int, report: Report, *, serial: bool = False) -> list[ShardRecord]:
-    """Do all tasks; their records in the order of the tasks. `report` is called in the calling thread.
+    """Does all tasks, and returns their records in their order. `report` is called in the calling thread.
 
     With `serial`, every process has one thread, and a single worker is the calling thread. If `report` raises, or on
     Ctrl-C, the work stops: finished tasks stay, and those under way save what they have done.
@@ -66,7 +67,7 @@ def _run_in_processes(tasks: Sequence[ShardTask], processes: int, threads: int, 
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
             def wake(future: Future[ShardRecord]) -> None:
-                if not future.cancelled():  # or nobody reads any more, and the pipe may be full
+                if not future.cancelled():  # else the parent reads no more, and the pipe may be full
                     send_progress(progress_writer, 0, 0, 0)
 
             try:
@@ -98,7 +99,7 @@ def _run_in_processes(tasks: Sequence[ShardTask], processes: int, threads: int, 
 
 
 def _work(task: ShardTask) -> ShardRecord:
-    """In a worker process."""
+    """Runs in a worker process."""
     torch.set_num_threads(1)
     line = lifeline()
     return do_task(task, Control(line.report, line.stopped, line.threads))

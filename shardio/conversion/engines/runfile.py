@@ -1,7 +1,7 @@
-"""What ties shard tasks on any machine to the one that started them: a file in OUT, which all of them see anyway.
+"""Ties shard tasks on any machine to the process that started them, by a file in OUT, which all of them see anyway.
 
-As long as the file is there the tasks go on, and each writes its counts of sources into a slot of its own. To remove
-the file is to say stop. It is opened anew at every look, since that is when a network filesystem asks its server
+As long as the file is there the tasks go on, and each writes its counts of sources into a slot of its own. Without
+the file they stop. It is opened anew at every look, since that is when a network filesystem asks its server
 whether the file is still there; in a folder's listing, what others have done may appear half a minute later.
 """
 
@@ -25,22 +25,22 @@ _LOOK_SECONDS = 1.0
 
 
 class RunFile:
-    """The end of the one who started the tasks. Not thread safe."""
+    """The end of the process that started the tasks. Not thread safe."""
 
     def __init__(self, folder: Path, num_tasks: int) -> None:
-        """Make a new one in `folder`. Its name is unique, so that no other run is stopped in this one's place."""
+        """Makes a new one in `folder`. Its name is unique, so that no other run is stopped instead of this one."""
         self.path = folder / f"run.{secrets.token_hex(8)}"
         self.path.write_bytes(bytes(num_tasks * _SLOT_NBYTES))
 
     def read(self) -> NDArray[np.int64]:
-        """(sources done, of these refused, of these kept) of each task: a new array of shape (num_tasks, 3).
+        """Returns (sources done, of these refused, of these kept) of each task: a new array of shape (num_tasks, 3).
 
-        FileNotFoundError if somebody removed the file.
+        Raises FileNotFoundError if the file was removed.
         """
         return np.frombuffer(read_untrusted(self.path), _COUNT).astype(np.int64).reshape(-1, 3)
 
     def remove(self) -> None:
-        """Tell the tasks to stop. May be called again."""
+        """Tells the tasks to stop. May be called again."""
         self.path.unlink(missing_ok=True)
 
 
@@ -55,13 +55,13 @@ class RunSlot:
         self._next_look = 0.0
 
     def report(self, done: int, refused: int, kept: int = 0, /) -> None:
-        """Count so many more sources. They are written at the next look, which is now for those that were kept."""
+        """Counts so many more sources. They are written at the next look, which is now for those that were kept."""
         self._counts += np.array((done, refused, kept), _COUNT)
         if kept:
             self._look()
 
     def stopped(self) -> bool:
-        """Whether the file is gone, for a second at most; True for good then."""
+        """Whether the file was gone at the last look, a second ago at most. Stays True."""
         now = time.monotonic()
         if now >= self._next_look and not self._stopped:
             self._next_look = now + _LOOK_SECONDS

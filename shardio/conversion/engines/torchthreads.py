@@ -15,7 +15,7 @@ _before = 1
 
 @contextlib.contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Inside the block, the calling thread and those it starts compute in one thread each.
+    """Inside the block, the calling thread and the threads that it starts compute in one thread each.
 
     Any number of threads may be inside at once; the number that was set before the first of them is set again.
     """

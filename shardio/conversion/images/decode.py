@@ -2,7 +2,7 @@
 
 Content decides what a file is, never its name. JPEG goes through strict simplejpeg and never falls back to Pillow,
 which decodes most damaged JPEGs without a word. PNG and WebP go through Pillow; a PNG's checksums are verified first.
-What a header claims is checked before anything is allocated for it.
+The claims of a header are checked before anything is allocated for them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_SOURCE_NBYTES = 288 << 20
 JUNK = "junk in the header left out"
 """How the warning of a JPEG begins that had to be mended."""
 
-# What Pillow holds is converted so many pixels at a time: a whole picture would be there in several forms at once.
+# Pillow's pictures are converted so many pixels at a time: a whole one would be there in several forms at once.
 _STRIP_PIXELS = 1 << 18
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 
@@ -56,7 +56,8 @@ LeastSize = Callable[[int, int], tuple[int, int]]
 
 # libjpeg reduces blocks of 8 x 8 coefficients, to 4 x 4, 2 x 2 or 1 x 1.
 _MOST_REDUCTION = 8
-# Of a reduced picture. Below it, sizes would not tell simplejpeg which reduction is meant, nor would it save time.
+# The least side of a reduced picture. Below it, sizes do not tell simplejpeg which reduction is meant, and little time
+# is saved.
 _LEAST_SIDE = 8
 
 Colour = tuple[int, int, int]
@@ -67,7 +68,7 @@ Colour = tuple[int, int, int]
 class DecodeOptions:
     """`exif_rotate` turns pictures as their Exif orientation says. `background` is what transparent pixels show.
 
-    By default that is white: what is hidden under transparent pixels is often noise, and most viewers show white.
+    The default is white: noise is often hidden under transparent pixels, and most viewers show white.
     """
 
     exif_rotate: bool = False
@@ -81,7 +82,7 @@ class DecodeOptions:
 
 
 def parse_colour(text: str) -> Colour:
-    """The colour that `R,G,B`, `#rrggbb` or one of CSS's names stands for. ValueError for anything else."""
+    """Returns the colour that `R,G,B`, `#rrggbb` or one of CSS's names stands for. Raises ValueError otherwise."""
     text = text.strip().lower()
     if match := re.fullmatch(r"(\d{1,3}), *(\d{1,3}), *(\d{1,3})", text, re.ASCII):
         red, green, blue = map(int, match.groups())
@@ -113,7 +114,7 @@ _DEFAULTS = DecodeOptions()
 
 
 def decode_image(data: bytes, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
-    """Decode one image of any supported kind. DecodeError with a reason class otherwise; no other exception.
+    """Decodes one image of any supported kind. Raises DecodeError with a reason class, and no other exception.
 
     With `least_size` a JPEG may be decoded to a half, a quarter or an eighth of its size, by leaving out the finest of
     its frequencies, which takes a fraction of the time.
@@ -136,13 +137,13 @@ def decode_image(data: bytes, options: DecodeOptions = _DEFAULTS, *, least_size:
         raise DecodeError("too large", f"no memory to decode it: {error}") from None
     except Exception as error:
         # Decoders raise a dozen types on damaged files: ValueError, OSError, SyntaxError, EOFError, struct.error...
-        # Of a PNG's metadata that expands beyond Pillow's limits, only the message tells, in the words of its version.
+        # Only the message, in the words of its version, tells that a PNG's metadata expand beyond Pillow's limits.
         reason: Reason = "too large" if re.search("too large|MAX_TEXT_", str(error), re.IGNORECASE) else "damaged"
         raise DecodeError(reason, f"{type(error).__name__}: {error}") from None
 
 
 def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int]:
-    """(height, width) of what `decode_image` makes of an image that it takes, from the header and without decoding."""
+    """Returns (height, width) of what `decode_image` makes of an image that it takes, from the header alone."""
     if jpeg.is_jpeg(data):
         frame = jpeg.read_header(data)
         width, height = frame.width, frame.height
@@ -156,11 +157,11 @@ def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int
 
 
 def decode_object(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
-    """An image as Python code gives it, copied. DecodeError as decode_image; TypeError as check_object.
+    """Copies an image as Python code gives it. Raises DecodeError as decode_image, TypeError as check_object.
 
     Encoded bytes are judged, turned and reduced as a file's are, and PIL images converted as those that Pillow decodes
-    here. Arrays of one channel are grey, and the last of four is alpha, laid over the background. What is decoded
-    already is not turned: whether somebody else has done so, it does not tell.
+    here. Arrays of one channel are grey, and the last of four is alpha, laid over the background. A decoded
+    picture is not turned: it does not tell whether that was done already.
     """
     image = check_object(image)
     if isinstance(image, bytes):
@@ -178,7 +179,7 @@ def decode_object(image: object, options: DecodeOptions = _DEFAULTS, *, least_si
 
 
 def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
-    """The same image. TypeError unless `decode_object` takes it: bytes, PIL, uint8 (height, width[, 1 | 3 | 4])."""
+    """Returns the image. Raises TypeError unless `decode_object` takes it: bytes, PIL, uint8 (height, width[, C])."""
     if isinstance(image, (bytes, Image.Image)):
         return image
     found = type(image).__name__
@@ -305,7 +306,7 @@ def _decode_png(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
 
 
 def _check_palette(image: Image.Image, colours: bytes) -> None:
-    """DecodeError if there are pixels without a colour, which Pillow shows as black."""
+    """Raises DecodeError if there are pixels without a colour, which Pillow shows as black."""
     largest = int(np.asarray(image.getextrema()).max())
     if largest >= len(colours) // 3:
         raise DecodeError("damaged", f"expected palette indices below {len(colours) // 3}, found {largest}")
@@ -345,7 +346,8 @@ def _strip_to_rgb(strip: Image.Image, background: Colour) -> NDArray[np.uint8]:
 
 # --- the right way up -------------------------------------------------------------------------------------------------
 
-# Of the eight orientations: what is stored as a row is shown as a column; then rows, then columns in reverse.
+# Among the eight orientations, those whose stored rows are shown as columns; then those with rows, with columns in
+# reverse.
 _SIDES_SWAPPED = frozenset({5, 6, 7, 8})
 _ROWS_REVERSED = frozenset({3, 4, 7, 8})
 _COLUMNS_REVERSED = frozenset({2, 3, 6, 7})

@@ -1,6 +1,6 @@
-"""Which way up a picture is to be shown, as its Exif block says (Exif 2.32, in the layout of TIFF 6.0).
+"""The way up in which a picture is to be shown, as its Exif block says (Exif 2.32, in the layout of TIFF 6.0).
 
-A broken block is ignored, as viewers do: whoever made the set has never seen that the picture had one.
+A broken block is ignored, as viewers do: the people who chose the picture never saw that it had one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\
 
 
 def read_orientation(block: bytes) -> int:
-    """1 to 8, as the first directory of an Exif block says; 1 (upright) if it is broken or does not say."""
+    """Returns 1 to 8, as the first directory of an Exif block says; 1 (upright) if it is broken or does not say."""
     tiff = block.removeprefix(b"Exif\0\0")
     if tiff[:4] not in _BYTE_ORDERS:
         return UPRIGHT

@@ -58,8 +58,8 @@ class Fit:
             except NotImplementedError:
                 raise ValueError(f"resample 'lanczos' needs a newer torch than {torch.__version__}") from None
 
-    def place(self, height: int, width: int) -> Placement:
-        """Where a picture of this size goes. Pure arithmetic.
+    def placement(self, height: int, width: int) -> Placement:
+        """Returns where a picture of this size goes. Pure arithmetic.
 
         The side that decides becomes exactly the target, the other is rounded down, as torchvision's
         `_compute_resized_output_size` does; a margin is split with Python's round(), as its `center_crop` does.
@@ -76,28 +76,28 @@ class Fit:
         return Placement(resized, round((resized[0] - target_height) / 2), round((resized[1] - target_width) / 2))
 
     def least_size(self, height: int, width: int) -> tuple[int, int]:
-        """What a picture of this size may be reduced to before `apply`: twice the size that it is resized to.
+        """Returns the least size to which the picture may be reduced before `apply`: twice that to which it is resized.
 
-        So the finest of what the sample shows is left to the resampling filter, and not to the decoder.
+        So the finest detail of the sample is left to the resampling filter, and not to the decoder.
         """
-        resized = self.place(height, width).resized
+        resized = self.placement(height, width).resized
         return 2 * resized[0], 2 * resized[1]
 
     def apply(
         self, pixels: NDArray[np.uint8], source_size: tuple[int, int] | None = None, reduction: int = 1
     ) -> NDArray[np.uint8]:
-        """A (height, width, 3) uint8 picture as a sample of `size`: a new array, or a view that need not be contiguous.
+        """Returns a (height, width, 3) uint8 picture as a sample of `size`: a new array or, maybe, a strided view.
 
-        Of a picture that was reduced while it was decoded, `source_size` is the (height, width) before, and each pixel
+        If the picture was reduced while it was decoded, `source_size` is the (height, width) before, and each pixel
         stands for `reduction` rows and columns. It is placed as the whole picture would be.
 
-        DecodeError if the picture is so long and thin that its resized form, or what is held on the way there, would be
-        larger than any picture may be.
+        Raises DecodeError if the picture is so long and thin that its resized form, or the one between, would be larger
+        than any picture may be.
         """
         height, width = pixels.shape[:2] if source_size is None else source_size
-        placement = self.place(height, width)
+        placement = self.placement(height, width)
         try:
-            # The kernel goes along the rows first: what it holds in between has the new width and the old height.
+            # The kernel goes along the rows first: the form between has the new width and the old height.
             check_pixels(placement.resized[1], max(placement.resized[0], height))
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None

@@ -1,4 +1,4 @@
-"""What a JPEG says of itself before it is decoded: a walk over its marker segments (ITU-T T.81, annex B).
+"""Reads what a JPEG says of itself before it is decoded, by a walk over its marker segments (ITU-T T.81, annex B).
 
 A decoder allocates and works by what the header claims, so the claims are read first: the size in pixels, the sample
 precision, and the number of scans (a progressive file costs scans x pixels, however few bytes it has).
@@ -26,7 +26,7 @@ _IN_SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _MARKER = struct.Struct(">BBH")
 # Markers that stand alone, without a length: TEM and the restarts.
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
-# What decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the colour space.
+# Decoding needs: frames, DHT, DAC, DQT, DNL, DRI, SOS, and the two segments that tell the colour space.
 _NEEDED = _FRAMES | {0xC4, 0xCC, 0xDB, 0xDC, 0xDD, _SOS}
 _APP0, _APP1, _APP14 = 0xE0, 0xE1, 0xEE
 # The Adobe segment is 12 bytes: name, version, two flags, colour transform. A shorter one tells nothing.
@@ -56,7 +56,7 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def _next_marker(data: bytes, start: int) -> int:
-    """Where the next marker begins at or after `start`; junk before it is stepped over, as decoders do."""
+    """Returns where the next marker begins at or after `start`. Junk before it is skipped, as decoders do."""
     position = data.find(b"\xff", start)
     while 0 <= position < len(data) - 1:
         if data[position + 1] not in (0x00, 0xFF):
@@ -66,7 +66,7 @@ def _next_marker(data: bytes, start: int) -> int:
 
 
 def read_header(data: bytes) -> JpegHeader:
-    """Walk `data` up to its first scan. DecodeError if there is no complete header."""
+    """Walks `data` up to its first scan. Raises DecodeError if there is no complete header."""
     segments: list[Segment] = []
     frame: Segment | None = None
     position = len(_SOI)
@@ -107,7 +107,7 @@ def read_header(data: bytes) -> JpegHeader:
 
 
 def _count_scans(data: bytes, first: int) -> int:
-    """Scans of the picture whose first scan begins there; what follows its end (MPO, gain maps) does not count."""
+    """Counts the scans of the picture whose first scan begins there, up to its end: not those of MPO or gain maps."""
     scans = 0
     position = first
     while match := _IN_SCAN_MARKER.search(data, position):
@@ -124,12 +124,12 @@ def _count_scans(data: bytes, first: int) -> int:
 
 
 def is_supported(header: JpegHeader) -> bool:
-    """8-bit baseline, extended or progressive, Huffman or arithmetic: what libjpeg-turbo decodes to bytes."""
+    """Whether libjpeg-turbo decodes it to bytes: 8-bit baseline, extended or progressive, Huffman or arithmetic."""
     return header.precision == 8 and header.frame not in _LOSSLESS_OR_HIERARCHICAL
 
 
 def without_junk(data: bytes, header: JpegHeader) -> bytes:
-    """The same picture with nothing in its header but what decoding needs: no junk between segments, no metadata.
+    """Returns the picture with nothing in its header but what decoding needs: no junk between segments, no metadata.
 
     From the first scan on, `data` is kept byte for byte: damage there must stay visible to a strict decoder.
     """
@@ -146,7 +146,7 @@ def without_junk(data: bytes, header: JpegHeader) -> bytes:
 
 
 def exif_block(data: bytes, header: JpegHeader) -> bytes:
-    """The first Exif block (Exif 2.32, an APP1 segment), or nothing."""
+    """Returns the first Exif block (Exif 2.32, an APP1 segment), or b""."""
     for segment in header.segments:
         if segment.marker == _APP1 and data[segment.start + 4 : segment.start + 10] == b"Exif\0\0":
             return data[segment.start + 4 : segment.end]

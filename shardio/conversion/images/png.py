@@ -1,4 +1,4 @@
-"""What a PNG says of itself before it is decoded: its first chunk, and chunks by their name (PNG, third edition)."""
+"""Reads what a PNG says of itself before it is decoded: its first chunk, and chunks by name (PNG, third edition)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def is_png(data: bytes) -> bool:
 
 
 def read_header(data: bytes) -> PngHeader:
-    """DecodeError if the first chunk is no whole IHDR. Nothing is checked that a decoder will check."""
+    """Raises DecodeError if the first chunk is no whole IHDR. Nothing is checked that a decoder will check."""
     if data[8:16] != _IHDR_NBYTES.to_bytes(4, "big") + b"IHDR" or len(data) < 16 + _IHDR_NBYTES:
         raise DecodeError("damaged", f"expected an IHDR chunk at the beginning of the PNG, found {data[8:16].hex(' ')}")
     return PngHeader(int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"), data[24], data[25])
 
 
 def find_chunk(data: bytes, name: bytes) -> bytes | None:
-    """The content of the first chunk of this name, or of what is there of it; None if there is none."""
+    """Returns the content of the first chunk of this name, as far as it is there; None if there is none."""
     position = len(_MAGIC)
     while position + 8 <= len(data):
         start = position + 8

@@ -1,4 +1,4 @@
-"""What libraries warn of while they read and decode one image: kept with that image, and kept from the terminal.
+"""Keeps the warnings of libraries that read and decode an image with that image, and from the terminal.
 
 `warnings.catch_warnings` changes the filters of all threads. The one filter here applies to a thread only as long as it
 is inside `KeptWarnings`. It stands before all others, so that neither `-W error` nor a filter of the caller's decides
@@ -12,13 +12,13 @@ import threading
 import warnings
 from typing import Any
 
-# Of programs, and not of the image at which they were noticed.
+# Warnings about programs, and not about the image at which they were noticed.
 _OF_CODE = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning, SyntaxWarning)
 
 
 class _Keeper:
-    """Both the pattern and the category of the filter: it is asked for the one, and then, in the same thread, for the
-    other."""
+    """Both the pattern and the category of the filter: `warnings` asks for the one and then, in the same thread, for
+    the other."""
 
     def match(self, text: str) -> bool:
         _threads.text = text
@@ -39,7 +39,7 @@ _FILTER: Any = ("ignore", _keeper, _keeper, None, 0)
 
 
 class KeptWarnings:
-    """The texts of what this thread warns of inside the block, as they come. They go nowhere else.
+    """The texts of this thread's warnings inside the block, as they come. They go nowhere else.
 
     A class: entering and leaving a generator takes three times as long, and this is done for every image.
     """
@@ -56,7 +56,7 @@ class KeptWarnings:
 
 
 def _stand_first() -> None:
-    """Have the filter before all others, where it stays: outside of the blocks it matches nothing."""
+    """Puts the filter before all others, where it stays: outside of the blocks it matches nothing."""
     filters: Any = warnings.filters
     if not filters or filters[0] is not _FILTER:
         with _lock:

@@ -1,4 +1,4 @@
-"""What a WebP says of itself before it is decoded: the size of its canvas, and its Exif block (RFC 9649)."""
+"""Reads what a WebP says of itself before it is decoded: the size of its canvas, and its Exif block (RFC 9649)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def _bits(data: bytes, start: int, stop: int) -> int:
 
 
 def claimed_nbytes(data: bytes) -> int:
-    """How many bytes the file is to have, at least."""
+    """Returns how many bytes the file is to have, at least."""
     return _bits(data, 4, 8) + 8
 
 
 def read_size(data: bytes) -> tuple[int, int]:
-    """(width, height) that the first chunk claims. DecodeError if it is of no kind that has a size."""
+    """Returns (width, height) as the first chunk claims. Raises DecodeError if it is of no kind that has a size."""
     chunk = data[12:16]
     if chunk == b"VP8X":  # canvas size minus one, 24 bits each
         return _bits(data, 24, 27) + 1, _bits(data, 27, 30) + 1
@@ -33,7 +33,7 @@ def read_size(data: bytes) -> tuple[int, int]:
 
 
 def exif_block(data: bytes) -> bytes:
-    """The content of the EXIF chunk, if the flags announce one, or nothing."""
+    """Returns the content of the EXIF chunk, if the flags announce one, or b""."""
     if data[12:16] != b"VP8X" or not _bits(data, 20, 21) & _HAS_EXIF:
         return b""
     position = 12

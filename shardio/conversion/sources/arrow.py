@@ -10,13 +10,13 @@ from typing import Any
 
 from shardio.errors import SourceError
 
-# What bounds memory: columns are read in pieces of this size, and nothing ahead of them. pyarrow would otherwise keep
+# Memory is bounded, as columns are read in pieces of this size and nothing ahead of them. pyarrow would otherwise keep
 # every row group that was read until the last one is.
 _BUFFER_NBYTES = 1 << 20
 
 
 def check_installed(path: Path) -> None:
-    """SourceError unless pyarrow is installed, with which `path` is to be read."""
+    """Raises SourceError unless pyarrow is installed, with which `path` is to be read."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
@@ -27,9 +27,10 @@ def check_installed(path: Path) -> None:
 
 @contextlib.contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """A pyarrow.parquet.ParquetFile, for the `with` block. Whatever of it is damaged is a SourceError, then and there.
+    """Opens a pyarrow.parquet.ParquetFile for the `with` block.
 
-    SourceError, too, if pyarrow is not installed. Other errors inside the block pass through.
+    Raises SourceError if it is damaged, also inside the block, or if pyarrow is not installed. Other errors inside the
+    block pass through.
     """
     check_installed(path)
     import pyarrow.parquet
@@ -46,6 +47,6 @@ def open_parquet(path: Path) -> Iterator[Any]:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the system's; what pyarrow says of damage has no number
+            raise  # the system's; pyarrow's errors about damage have no number
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(f"{path}: expected a sound parquet file, found: {first_line}") from None

@@ -1,4 +1,4 @@
-"""What systems and programs leave in folders: never an image to convert, wherever it lies and whatever is in it."""
+"""Clutter that systems and programs leave in folders: never an image to convert, wherever it lies."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def clutter(name: str) -> Literal["hidden", "of the system", ""]:
 
 
 def clutter_in(path: str) -> Literal["hidden", "of the system", ""]:
-    """Returns what kind of clutter the first part of a path is that is any; "" if none is."""
+    """Returns the kind of the first folder or file of a path that is clutter; "" if none is."""
     return next(filter(None, map(clutter, path.split("/"))), "")

@@ -1,4 +1,4 @@
-"""What a conversion takes in: sources, the collection that they make up, and the origin that their bytes come from.
+"""Values that a conversion starts from: sources, the collection that they make up, and the origin of their bytes.
 
 A key names a source for good: it is the path that the image has in a folder tree of classes, relative to SRC, as bytes
 (file names need not be UTF-8), whatever it is stored in. So the same images give the same set from any kind of storage.
@@ -10,17 +10,19 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
 from shardio.system.opening import open_file
+from shardio.system.threads import ThreadPool
 
-# More are not class numbers, but numbers of something else.
-MAX_CLASSES = 1 << 20
+# Asking a filesystem for sizes is waiting, on a network.
+_STAT_THREADS = 16
+
 UNREADABLE: Final = "unreadable"
 """The reason class of a source that could not be read: it may be sound, and readable at the next try."""
 
@@ -35,7 +37,7 @@ class Extent(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Why there is nothing to read: the source is refused with these words, so that it is listed and counted."""
+    """A source that cannot be read: it is refused with these words, so that it is listed and counted."""
 
     detail: str
 
@@ -52,7 +54,7 @@ class Given(NamedTuple):
     """An image as a dataset gives it, with a label that was not known before."""
 
     image: object
-    """What `decode_object` takes."""
+    """An object that `decode_object` takes."""
     label: int
 
 
@@ -67,23 +69,52 @@ class Source:
     `key`."""
 
 
-class Origin(Protocol):
+class Origin:
     """Where the images of a collection are. Picklable, for tasks carry it to other processes. Thread safe."""
 
-    def read(self, source: Source) -> bytes | Given:
-        """One encoded image. DecodeError if it cannot be read, is not a regular file, or is too large to be an image.
+    @property
+    def random_access(self) -> bool:
+        """Whether to read one image costs no more than its own bytes."""
+        return True
 
-        Or what a dataset gives: then its label counts, and not the source's. OSError where the fault is not the
-        source's: want of descriptors or memory.
+    def read(self, source: Source) -> bytes | Given:
+        """Returns one encoded image, or what a dataset gives: then its label counts, and not the source's.
+
+        Raises DecodeError if it cannot be read, is not a regular file, or is too large to be an image; OSError where
+        the fault is not the source's, but want of descriptors or memory.
         """
+        raise NotImplementedError
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """One for each of these, which changes when the source is replaced, rewritten, mended or lost."""
+        """Returns one for each of these, which changes when the source is replaced, rewritten, mended or lost."""
+        raise NotImplementedError
+
+    def nbytes(self, sources: Sequence[Source]) -> int | None:
+        """Returns the size of these encoded images; None if that cannot be told without reading them."""
+        return None
+
+    def with_copies_in(self, folder: Path) -> Origin:
+        """Returns the origin that keeps in this folder what it copies, if it copies anything."""
+        return self
+
+    def copies_nbytes(self) -> int:
+        """Returns how much `prepare` has left to write, by and large, or would have with a folder for it."""
+        return 0
+
+    def prepare(self, report: Callable[[int], None]) -> None:
+        """Copies the images that cannot be read quickly where they are, unless that is done.
+
+        Calls `report` with the number of images that were copied since it was last called. Raises SourceError if their
+        file is damaged or has changed since the scan, and OSError.
+        """
+
+    def check_sendable(self) -> None:
+        """Raises TypeError unless tasks can carry the origin to other processes."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """What a scan found. `ignored` counts, by kind, what lies there and is not an image to convert."""
+    """The result of a scan. `ignored` counts, by kind, what lies there and is not an image to convert."""
 
     origin: Origin
     classes: tuple[str, ...]
@@ -91,13 +122,13 @@ class Collection:
     splits: Mapping[str, tuple[Source, ...]]
     ignored: Mapping[str, int]
     class_names: tuple[str, ...] = ()
-    """What people call the classes, in their order, where the collection says so: "tench" for n01440764."""
+    """Names of the classes for people, in their order, where the collection has them: "tench" for n01440764."""
     kind: str = "tree"
-    """What SRC was taken for."""
+    """The kind of storage that SRC was taken for."""
     identity: str = ""
-    """What tells it from another with the same keys and labels, where these do not name the images."""
+    """Differs from that of another collection with the same keys and labels, where these do not name the images."""
     doubts: tuple[str, ...] = ()
-    """What is odd about the layout of SRC, in words that end in what was made of it."""
+    """Oddities of the layout of SRC, in words that end in what was made of it."""
 
     @property
     def num_sources(self) -> int:
@@ -105,7 +136,7 @@ class Collection:
 
 
 @dataclass(frozen=True)
-class FileOrigin:
+class FileOrigin(Origin):
     """Files below one folder, or parts of such files."""
 
     folder: Path
@@ -120,8 +151,16 @@ class FileOrigin:
             raise DecodeError("incomplete", place.detail)
         return read_file(self._path(place), place if isinstance(place, Extent) else None)
 
-    def nbytes(self, source: Source) -> int:
-        """Size of one encoded image in bytes; 0 if it is not there. One stat at most."""
+    def nbytes(self, sources: Sequence[Source]) -> int:
+        """As Origin.nbytes; images that are not there count as empty. One stat each at most."""
+
+        def total(start: int) -> int:
+            return sum(map(self._nbytes, sources[start::_STAT_THREADS]))
+
+        with ThreadPool(_STAT_THREADS, "shardio-stat") as pool:
+            return sum(pool.map(total, range(_STAT_THREADS)))
+
+    def _nbytes(self, source: Source) -> int:
         place = source.key if source.place is None else source.place
         if isinstance(place, Extent):
             return place.nbytes
@@ -151,17 +190,17 @@ def digest(fingerprints: Iterable[str]) -> str:
 
 
 def in_tree_order(sources: Iterable[Source]) -> tuple[Source, ...]:
-    """Sorted as a folder tree of the keys would be listed: by class, then by folder, then by name."""
+    """Returns the sources sorted as a folder tree of the keys is listed: by class, by folder, by name."""
 
-    def place(source: Source) -> tuple[int, str, str]:
+    def listed(source: Source) -> tuple[int, str, str]:
         folder, _, name = os.fsdecode(source.key).rpartition("/")
         return source.label, folder, name
 
-    return tuple(sorted(sources, key=place))
+    return tuple(sorted(sources, key=listed))
 
 
 def identify(path: str | os.PathLike[str]) -> str:
-    """Changes when a file is replaced, rewritten, mended or lost: its size and its time of modification."""
+    """Returns the size and the time of modification, which change when a file is replaced, rewritten or lost."""
     try:
         status = os.stat(path)
     except OSError:
@@ -170,7 +209,7 @@ def identify(path: str | os.PathLike[str]) -> str:
 
 
 def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
-    """Read a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
+    """Reads a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
     try:
         # Non-blocking, so that a FIFO that took the place of a file since the scan does not stop us for ever.
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
@@ -181,7 +220,7 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
             if nbytes > MAX_SOURCE_NBYTES:
                 raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
             if extent is None:
-                # A byte more than there are: if it does not come, that was the end, and nobody need ask for it again.
+                # A byte more than there are: if it does not come, that was the end, and no second call need ask for it.
                 data = file.read(nbytes + 1)
                 return data if len(data) == nbytes else data + file.read()
             data = os.pread(file.fileno(), nbytes, extent.offset)
@@ -190,5 +229,5 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
             return data
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise  # our own want, and not the fault of the source
+            raise  # want of this process, and not the fault of the source
         raise DecodeError(UNREADABLE, error.strerror or str(error)) from None

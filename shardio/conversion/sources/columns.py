@@ -27,7 +27,7 @@ from shardio.format.layout import IndexColumns, check_columns
 PATH = "path"
 """The column whose cells are keys of sources."""
 
-# What float64 holds exactly: an integer beyond would come out as another one.
+# float64 holds integers exactly up to here: one beyond would come out as another one.
 _MAX_EXACT = 1 << 53
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
@@ -42,24 +42,24 @@ class ColumnTable:
     keys: NDArray[np.bytes_]
     """Ascending."""
     values: Mapping[str, _Numbers]
-    """Of each column, in the order of the keys."""
+    """The numbers of each column, in the order of the keys."""
     sha256: str
     """Names the columns and the numbers of all sources."""
     num_unused: int
     """Rows of the file whose path is no source."""
 
     def extend(self, rows: NDArray[np.void]) -> NDArray[np.void]:
-        """Index rows of any of these sources, with the columns added: a copy."""
-        places = np.searchsorted(self.keys, rows["key"])
-        return with_columns(rows, self.columns, {name: numbers[places] for name, numbers in self.values.items()})
+        """Returns a copy of index rows of any of these sources, with the columns added."""
+        found = np.searchsorted(self.keys, rows["key"])
+        return with_columns(rows, self.columns, {name: numbers[found] for name, numbers in self.values.items()})
 
 
 def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTable:
-    """Read the columns of a CSV file with a header, or of a parquet file, for the sources of all splits.
+    """Reads the columns of a CSV file with a header, or of a parquet file, for the sources of all splits.
 
     Every column beside `path` must be numeric. One of integers alone becomes int64. Any other becomes float64, where
-    empty cells are NaN; an integer in it that float64 does not hold exactly is refused. SourceError if a cell is no
-    number, a path stands there twice, or a source has no row; OSError if the file cannot be read.
+    empty cells are NaN; an integer in it that float64 does not hold exactly is refused. Raises SourceError if a cell is
+    no number, a path stands there twice, or a source has no row; OSError if the file cannot be read.
     """
     paths, table = _read_parquet(path) if check_columns_file(path) else _read_csv(path)
     if not table:
@@ -77,18 +77,18 @@ def read_columns(path: Path, splits: Mapping[str, Sequence[Source]]) -> ColumnTa
     keys = keys[order]
     _check_distinct(path, keys)
     first = paths[0] if paths else b""
-    places = {name: _find(path, keys, sources, first) for name, sources in wanted.items()}
+    found = {name: _find(path, keys, sources, first) for name, sources in wanted.items()}
     values = {name: numbers[fitting[order]] for name, numbers in table}
     sha256 = hashlib.sha256(repr(columns).encode())
     for name, _ in columns:
-        for place in places.values():
-            sha256.update(values[name][place].tobytes())
-    used = np.unique(np.concatenate(list(places.values())))
+        for rows in found.values():
+            sha256.update(values[name][rows].tobytes())
+    used = np.unique(np.concatenate(list(found.values())))
     return ColumnTable(columns, keys, values, sha256.hexdigest(), len(paths) - len(used))
 
 
 def check_columns_file(path: Path) -> bool:
-    """Whether the file of columns is a parquet file. SourceError if there is none, or pyarrow is missing; OSError."""
+    """Returns whether the file is parquet. Raises SourceError if there is no file, or pyarrow is missing; OSError."""
     if not path.is_file():
         found = "something else" if path.exists() else "nothing"
         raise SourceError(f"{path}: expected a CSV or parquet file of columns, found {found}")
@@ -108,16 +108,16 @@ def _check_distinct(path: Path, keys: NDArray[np.bytes_]) -> None:
 
 
 def _find(path: Path, keys: NDArray[np.bytes_], wanted: NDArray[np.bytes_], first: bytes) -> NDArray[np.int64]:
-    """Where in `keys`, which are sorted, those that are wanted stand. `first` is the file's first path."""
-    places = np.searchsorted(keys, wanted).astype(np.int64)
-    missing = wanted[keys[np.minimum(places, len(keys) - 1)] != wanted] if len(keys) else wanted
+    """Returns where in `keys`, which are sorted, the wanted ones stand. `first` is the file's first path."""
+    found = np.searchsorted(keys, wanted).astype(np.int64)
+    missing = wanted[keys[np.minimum(found, len(keys) - 1)] != wanted] if len(keys) else wanted
     if len(missing):
         raise SourceError(
             f"{path}: expected a row for every image, found none for {len(missing):,} of {len(wanted):,}, such as "
             f"{_show(missing[0])}. The file's first path is {_show(first)}; paths are relative to SRC, and the cells "
             "beside them may be empty"
         )
-    return places
+    return found
 
 
 def _show(key: bytes) -> str:
@@ -135,7 +135,7 @@ class _Cells:
         self._numbers: array[int] | array[float] = array("q")
 
     def append(self, cell: str) -> None:
-        """ValueError if it is no number, or one that the column cannot hold."""
+        """Raises ValueError if it is no number, or one that the column cannot hold."""
         if _INTEGER.fullmatch(cell):
             number: int | float = int(cell)
             if self._numbers.typecode == "q":
@@ -170,7 +170,7 @@ class _Cells:
 
 
 def _canonical(numbers: NDArray[Any]) -> _Numbers:
-    """As int64 or float64, little-endian, with one NaN for all."""
+    """Returns int64 or float64, little-endian, with one NaN for all."""
     if numbers.dtype.kind == "i":
         return numbers.astype("<i8")
     floats: NDArray[np.float64] = numbers.astype("<f8")

@@ -1,4 +1,4 @@
-"""Indexed datasets of Python as sources: whatever has a length and gives (image, label) for a number.
+"""Indexed datasets of Python as sources: objects with a length that give (image, label) for a number.
 
 A dataset is called as a loop over it would: by one thread, one item at a time. It need not be thread safe, nor know its
 labels beforehand: the label is that which comes with the image.
@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from shardio.conversion.images.decode import check_object, decode_object
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.sources.collection import MAX_CLASSES, Collection, Given, Item, Source
+from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source
 from shardio.conversion.sources.labels import check_label
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, split_name, two_words
 from shardio.errors import DecodeError, SourceError
-from shardio.format.layout import is_safe_name, shard_name
-from shardio.format.manifest import check_text, first_repeated
+from shardio.format.layout import MAX_CLASSES, check_split_name
+from shardio.format.parse import check_text, first_repeated
 
 # Items that are read, twice, before the conversion: enough that a random transform shows itself.
 _MOST_TRIED = 8
@@ -47,7 +47,7 @@ class Dataset(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class DatasetOrigin:
+class DatasetOrigin(Origin):
     """The datasets of all splits. Only as thread safe as they are."""
 
     datasets: Mapping[str, Dataset]
@@ -55,17 +55,16 @@ class DatasetOrigin:
     identity: str
 
     def read(self, source: Source) -> Given:
-        """DecodeError if the dataset raises. TypeError or ValueError if what it gives is no image with its label."""
+        """Raises DecodeError if the dataset raises; TypeError or ValueError if it gives no image with its label."""
         assert isinstance(source.place, Item)
         split, number = source.place.where.decode(), source.place.number
         return _get(split, self.datasets[split], number, self.num_classes)
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        """The dataset's own: it does not tell when one of its items was changed."""
+        """Returns the dataset's identity for each: it does not tell when one of its items was changed."""
         return [self.identity] * len(sources)
 
     def check_sendable(self) -> None:
-        """TypeError unless the datasets can be sent to other processes."""
         main = sys.modules["__main__"]
         for split, dataset in self.datasets.items():
             try:
@@ -83,17 +82,16 @@ class DatasetOrigin:
 
 
 def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
-    """One dataset, or one for each split, as a collection. Each is read at a few places, twice.
+    """Returns a collection of one dataset, or of one for each split. A few items of each are read, twice.
 
-    Keys are the numbers of the items, b"17" or, of several splits, b"train/17". TypeError or ValueError if `src` is
-    something else or its items are no images with labels; SourceError if it is empty, or none of its items can be read.
+    Keys are the numbers of the items, b"17" or, of several splits, b"train/17". Raises TypeError or ValueError if `src`
+    is something else or its items are no images with labels; SourceError if it is empty, or no item can be read.
     """
     given: dict[str, Dataset] = dict(src) if isinstance(src, Mapping) else {DEFAULT_SPLIT: src}
     if not given:
         raise SourceError("expected a dataset for each split, found no split")
     for split, dataset in given.items():
-        if not isinstance(split, str) or not is_safe_name(shard_name(split, 999_999)):
-            raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {split!r}")
+        check_split_name(split)
         if not _is_sequence(dataset):
             raise TypeError(
                 f"dataset {split!r}: expected len(dataset) and dataset[i], found {type(dataset).__name__}. ShardWriter "
@@ -139,7 +137,7 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int) -> Given:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise  # our own want, and not the fault of the item
+            raise  # want of this process, and not the fault of the item
         raise DecodeError("unreadable", f"{type(error).__name__}: {error}") from error
     where = f"dataset {split!r}, item {number}"
     if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -158,7 +156,7 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int) -> Given:
 
 
 def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
-    """A view, channels last."""
+    """Returns a view, channels last."""
     if image.dtype != torch.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[0] in (1, 3, 4))):
         raise TypeError(
             "expected a uint8 tensor (height, width) or (1 | 3 | 4, height, width), found one of "
@@ -169,7 +167,7 @@ def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
-    """Names what the dataset gives at a few places."""
+    """Returns hashes of a few items, which tell the dataset from others."""
     numbers = np.unique(np.linspace(0, len(dataset) - 1, _MOST_TRIED).astype(np.int64)).tolist()
     hashes = b""
     errors: list[DecodeError] = []
@@ -200,7 +198,7 @@ def _hash_item(given: Given) -> bytes:
 
 
 def _targets(dataset: Dataset) -> bytes:
-    """The labels of torchvision's datasets, where they are known beforehand."""
+    """Returns a hash of the labels of torchvision's datasets, where they are known beforehand."""
     try:
         targets = np.asarray(getattr(dataset, "targets", ()))
     except (TypeError, ValueError):
@@ -209,7 +207,7 @@ def _targets(dataset: Dataset) -> bytes:
 
 
 def _common_classes(datasets: Mapping[str, Dataset]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(classes, class names) of the datasets that have them; two empty tuples if none has."""
+    """Returns (classes, class names) of the datasets that have them; two empty tuples if none has."""
     found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for split, dataset in datasets.items():
         given = getattr(dataset, "classes", ())

@@ -1,4 +1,4 @@
-"""What SRC is, and the collection in it.
+"""Detects what SRC is, and scans the collection in it.
 
 A kind is chosen where nothing else could be meant: by the names of ImageNet's archives, by Kaggle's folders, by what a
 file begins with, by files that are named parquet. Every other folder is a tree, whatever files lie beside its class
@@ -39,8 +39,8 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
     "parquet": scan_parquet,
 }
 
-# Of these kinds, a class is a folder or an archive, which may be empty. Elsewhere it is what an image is labelled with,
-# or one of the names that are given for all labels, in use or not.
+# A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or one of
+# the names that are given for all labels, in use or not.
 _KINDS_WITH_FOLDERS = ("tree", "kaggle", "ilsvrc")
 _MOST_NAMED = 5
 
@@ -54,18 +54,18 @@ _SNIFFED_NBYTES = 8192
 
 
 def check_images_local(src: str | os.PathLike[str]) -> None:
-    """SourceError if SRC is a URL."""
+    """Raises SourceError if SRC is a URL."""
     check_local(src, SourceError, "images are read from files, so copy or mount them here first")
 
 
 def scan(
     src: Path, kind: SourceKind = "auto", *, accept_layout: bool = False, empty_classes: EmptyClasses = "refuse"
 ) -> Collection:
-    """List the images in SRC, whatever they are stored in; `kind` of the collection says what that was taken to be.
+    """Lists the images in SRC, whatever they are stored in; `kind` of the collection says what that was taken to be.
 
-    A layout that looks like a mistake is refused unless `accept_layout`; class folders without images are what
-    `empty_classes` says. SourceError if SRC is nothing that can be converted, or might be two things. ValueError for an
-    unknown `kind` or `empty_classes`.
+    A layout that looks like a mistake is refused unless `accept_layout`; `empty_classes` decides about class folders
+    without images. Raises SourceError if SRC is nothing that can be converted, or might be two things; ValueError for
+    an unknown `kind` or `empty_classes`.
     """
     if kind not in get_args(SourceKind):
         raise ValueError(f"source must be one of {', '.join(get_args(SourceKind))}; found {kind!r}")
@@ -87,8 +87,8 @@ def scan(
 def scan_for(
     out: Path | None, src: Path, kind: SourceKind, *, accept_layout: bool, empty_classes: EmptyClasses
 ) -> Collection:
-    """As `scan`, for a conversion into `out`. What that holds of one was accepted then, and is compared with the
-    sources anyway: nothing is asked again."""
+    """Scans for a conversion into `out`, otherwise as `scan`. If that has begun, its layout was accepted then, and the
+    sources are compared with its plan anyway: the caller is not asked again."""
     if out is not None and any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")):
         accept_layout = True
         empty_classes = "keep" if empty_classes == "refuse" else empty_classes
@@ -159,7 +159,7 @@ def without_classes(collection: Collection, names: Sequence[str]) -> Collection:
 
 
 def find_kind(src: Path) -> str:
-    """The kind of SRC, any but "auto". Little of it is looked at. SourceError as `scan`."""
+    """Returns the kind of SRC, any but "auto". Reads little of it. Raises SourceError as `scan`."""
     if src.is_dir():
         return _kind_of_folder(src)
     if src.is_file():
@@ -192,7 +192,7 @@ def _kind_of_folder(src: Path) -> str:
 
 
 def _holds_only_tars(folder: Path) -> bool:
-    """Whether there are tars in a folder, and nothing else. Of any other folder, little is read."""
+    """Whether there are tars in a folder, and nothing else. Little is read of other folders."""
     found = False
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -39,10 +39,10 @@ _VAL_IMAGE = re.compile(rb"ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def scan_ilsvrc(src: Path) -> Collection:
-    """List the images of both original archives in a folder, or of the one archive that `src` is.
+    """Lists the images of both original archives in a folder, or of the one archive that `src` is.
 
     The devkit lies in the same folder. Validation images need it; with training images alone it gives the names of
-    the classes, if it is there. SourceError tells what is missing or wrong.
+    the classes, if it is there. Raises SourceError if something is missing or wrong.
     """
     src = Path(os.path.abspath(src))
     ignored: Counter[str] = Counter()
@@ -84,7 +84,7 @@ def holds_tars(archive: Archive) -> bool:
 
 
 def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, Member]:
-    """Class -> the tar of its images."""
+    """Returns the tar of its images for each class."""
     tars: dict[str, Member] = {}
     with open_archive(train) as archive:
         for member in members(archive):
@@ -154,7 +154,7 @@ def _val_sources(val: Path, devkit: _Devkit, classes: Sequence[str], ignored: Co
 
 
 def _checked(path: Path, found: list[list[Source | str]], ignored: Counter[str]) -> tuple[Source, ...]:
-    """In the order of the tree. `found` is by class, or of all classes in one list; a string says what is clutter."""
+    """Returns the sources of `found` in the order of the tree, and counts its strings, which are kinds of clutter."""
     sources: list[Source] = []
     for listed in found:  # one by one, as sorting takes as much memory as what is sorted
         sources += in_tree_order(source for source in listed if isinstance(source, Source))
@@ -174,7 +174,7 @@ def _checked(path: Path, found: list[list[Source | str]], ignored: Counter[str])
 class _Devkit:
     path: Path
     words: dict[str, str]
-    """Of the classes, the leaves among the synsets: WordNet id -> words, "tench, Tinca tinca"."""
+    """WordNet id -> words, "tench, Tinca tinca", of the classes, which are the leaves among the synsets."""
     truth: tuple[str, ...]
     """WordNet ids of the validation images, in the order of their numbers."""
 
@@ -221,7 +221,7 @@ def _devkit_archive(path: Path) -> Archive:
 
 
 def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, str]]:
-    """Of the classes, which are the synsets without children: number -> WordNet id, and WordNet id -> words."""
+    """Returns number -> WordNet id, and WordNet id -> words, of the classes: the synsets without children."""
     try:
         from scipy.io import loadmat
     except ImportError:

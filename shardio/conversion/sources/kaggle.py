@@ -26,7 +26,7 @@ _MAPPING_NAME = "LOC_synset_mapping.txt"
 
 
 def images_folder(src: Path) -> Path | None:
-    """The folder of train and val if `src` is laid out as Kaggle does it: below `src`, or `src` itself."""
+    """Returns the folder of train and val, `src` or one below, if that is laid out as Kaggle does it; else None."""
     src = Path(os.path.abspath(src))
     for depth in range(len(_IMAGES)):
         if src.joinpath(*_IMAGES[depth:]).is_dir():
@@ -35,10 +35,10 @@ def images_folder(src: Path) -> Path | None:
 
 
 def scan_kaggle(src: Path) -> Collection:
-    """List the images of Kaggle's layout. `src` is the folder that holds ILSVRC, or ILSVRC, or CLS-LOC.
+    """Lists the images of Kaggle's layout. `src` is the folder that holds ILSVRC, or ILSVRC, or CLS-LOC.
 
     The LOC_ files may be in any of these folders. The unlabelled images in test are counted as ignored. A validation
-    image that is listed and not there is a source that will be refused. SourceError tells what is missing or wrong.
+    image that is listed and not there is a source that will be refused. SourceError says what is missing or wrong.
     """
     images = images_folder(src)
     if images is None:
@@ -51,7 +51,7 @@ def scan_kaggle(src: Path) -> Collection:
     if (images / "val").is_dir():
         if any(
             entry.is_dir() and not clutter(entry.name) for entry in _entries(images / "val")
-        ):  # somebody has sorted the images
+        ):  # a user has sorted the images
             found, sources = _class_folders(images, "val", ignored)
             truth = [(found[source.label], source) for source in sources]
         else:
@@ -85,7 +85,7 @@ def _class_folders(images: Path, split: str, ignored: Counter[str]) -> tuple[tup
 
 
 def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]:
-    """(WordNet id, validation image), without its label yet."""
+    """Yields (WordNet id, validation image), without its label yet."""
     files = {}
     for entry in _entries(images / "val"):
         stem, _, suffix = entry.name.rpartition(".")
@@ -112,7 +112,7 @@ def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]
 
 
 def _read_solution(path: Path) -> Iterator[tuple[str, str]]:
-    """(image, WordNet id). A prediction string has five words for each object, of which the first is its class."""
+    """Yields (image, WordNet id). A prediction string has five words for each object, and its class is the first."""
     seen: set[str] = set()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.reader(file)
@@ -148,5 +148,5 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _find(images: Path, name: str) -> Path | None:
-    """A file beside the images, or in a folder above up to the one that holds ILSVRC."""
+    """Returns a file beside the images, or in a folder above up to the one that holds ILSVRC; None without one."""
     return next((folder / name for folder in (images, *images.parents[:3]) if (folder / name).is_file()), None)

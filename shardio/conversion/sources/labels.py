@@ -13,8 +13,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-# Every class has a name in the manifest, in use or not.
-_MOST_CLASSES = 1_000_000
+from shardio.format.layout import MAX_CLASSES
+
 _MAX_NAME_NBYTES = 1024
 
 _DIGITS = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
@@ -27,7 +27,7 @@ NO_VECTORS = "a set has one class for each image and no soft labels: give the pl
 
 @dataclass(frozen=True)
 class Numbering:
-    """What the labels of a collection mean."""
+    """The meaning of the labels of a collection."""
 
     classes: tuple[str, ...]
     labels: Mapping[str, int]
@@ -37,9 +37,9 @@ class Numbering:
 
 
 def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
-    """Make sense of the labels in each split. Class names in later splits must be among those of the first.
+    """Returns the meaning of the labels in each split. Class names in later splits must be among those of the first.
 
-    Of integers and names in one collection, the rarer ones are at fault.
+    If a collection has both integers and names, the rarer ones are at fault.
     """
     everything = frozenset().union(*written.values())
     integers = {text for text in everything if _is_integer(text)}
@@ -60,7 +60,7 @@ def number_labels(written: Mapping[str, AbstractSet[str]]) -> Numbering:
             elif text in names:
                 faults[split, text] = f"one of the classes of {first!r}"
             else:
-                faults[split, text] = f"a class name, or an integer from 0 to {_MOST_CLASSES - 1:,}{_hint(text)}"
+                faults[split, text] = f"a class name, or an integer from 0 to {MAX_CLASSES - 1:,}{_hint(text)}"
     return Numbering(classes, labels, faults)
 
 
@@ -71,7 +71,7 @@ def _hint(text: str) -> str:
 
 
 def check_label(label: Any) -> int:
-    """Returns an integer of any type as int. TypeError for anything else."""
+    """Returns an integer of any type as int. Raises TypeError for anything else."""
     try:
         return operator.index(label)
     except TypeError:
@@ -83,7 +83,7 @@ def check_label(label: Any) -> int:
 
 
 def _is_integer(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,18}", text) is not None and int(text) < _MOST_CLASSES
+    return re.fullmatch(r"[0-9]{1,18}", text) is not None and int(text) < MAX_CLASSES
 
 
 def _is_name(text: str) -> bool:

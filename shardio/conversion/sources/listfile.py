@@ -16,7 +16,7 @@ from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.conversion.sources.labels import number_labels
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, split_name
 from shardio.errors import SourceError
-from shardio.format.layout import is_safe_name, shard_name
+from shardio.format.layout import is_split_name
 
 # Names of columns, in any case. The first is taken where it is there; of the others there may be only one.
 PATH_COLUMNS = ("path", "filename", "file_name", "filepath", "file_path", "file", "image", "image_path", "img")
@@ -38,7 +38,7 @@ class _Row(NamedTuple):
 
 
 class _Faults:
-    """What is wrong with a list, by line."""
+    """Faults of a list, by line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -58,7 +58,7 @@ class _Faults:
 
 
 def scan_list(src: Path) -> Collection:
-    """List the images that a list names. Its paths are relative to its folder, or absolute.
+    """Lists the images that a list names. Its paths are relative to its folder, or absolute.
 
     A label is an integer or the name of a class. The split is train unless a column tells another. Keys are the paths,
     relative where they are below the list's folder. The order is that of the list. A file that is not there is a
@@ -94,7 +94,7 @@ def scan_list(src: Path) -> Collection:
 
 
 def _nowhere(src: Path, paths: Sequence[str]) -> SourceError:
-    """The error where none of these is there, the first paths of the list."""
+    """Returns the error for a list of which none of these, the first paths, is there."""
     absolute = next(filter(os.path.isabs, paths), None)
     relative = next((path for path in paths if not os.path.isabs(path)), None)
     found, ways = [], []
@@ -112,7 +112,7 @@ def _nowhere(src: Path, paths: Sequence[str]) -> SourceError:
 
 
 def _last_there(path: str) -> str:
-    """How far the way to a file goes."""
+    """Returns how far the way to a file exists."""
     return str(next(folder for folder in Path(path).parents if os.path.lexists(folder)))
 
 
@@ -136,7 +136,7 @@ def _keys(src: Path, rows: list[_Row], faults: _Faults) -> list[bytes]:
 
 
 def _read_rows(src: Path, file: IO[str], faults: _Faults) -> Iterator[_Row]:
-    """The sound rows; what is wrong with the others goes to `faults`."""
+    """Yields the sound rows. The faults of the others go to `faults`."""
     lines = _lines(src, file)
     first = next(lines, "")
     delimiter = "\t" if "\t" in first else ","
@@ -155,7 +155,7 @@ def _read_rows(src: Path, file: IO[str], faults: _Faults) -> Iterator[_Row]:
     for row in rows:
         if not row.path or "\0" in row.path or len(os.fsencode(row.path)) > _MAX_PATH_NBYTES:
             faults.add(row.line, f"a path of 1 to {_MAX_PATH_NBYTES:,} bytes without NUL", row.path)
-        elif not is_safe_name(shard_name(row.split, 999_999)):
+        elif not is_split_name(row.split):
             faults.add(row.line, "a split named with letters, digits, '.', '_' and '-'", row.split)
         else:
             yield row

@@ -1,198 +1,43 @@
 """Parquet files in the style of Hugging Face: images as bytes in one column, their labels in another.
 
-Labels and names are columns of their own, and cheap to scan. But nothing in a parquet file can be reached at random:
-one image costs its whole row group, and a conversion reads its sources in an order of its own. So the images are first
-copied out of the files, row group by row group in the order of storage, as plain bytes into OUT/.convert: the spool. It
-needs room for all images as they are encoded, until the set is published.
+Labels and names are columns of their own, and cheap to scan; `spool` reads the images.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.arrow import open_parquet
 from shardio.conversion.sources.clutter import clutter
-from shardio.conversion.sources.collection import MAX_CLASSES, Collection, Item, Source, identify
+from shardio.conversion.sources.collection import Collection, Item, Source, identify
 from shardio.conversion.sources.labels import NO_VECTORS
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, known_split, split_name
-from shardio.errors import DecodeError, SourceError
-from shardio.format.layout import MAX_KEY_NBYTES, is_safe_name, shard_name
-from shardio.format.manifest import first_repeated
-from shardio.system.files import AtomicFile, write_all
-from shardio.system.opening import naming, open_untrusted
+from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
+from shardio.errors import SourceError
+from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
+from shardio.format.parse import first_repeated
 
 SUFFIX = ".parquet"
 
 _NO_LABEL = -1
-"""What Hugging Face writes where the label is not given away, as in ImageNet's test split."""
+"""Hugging Face's label where the label is not given away, as in ImageNet's test split."""
 
 # train-00000-of-00294.parquet, also with a hash at its end.
 _NUMBERED = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(?:-[0-9a-f]+)?", re.ASCII)
 
-# So few images at a time, as each may be MAX_SOURCE_NBYTES long; labels and names are read in longer stretches.
-_IMAGES_AT_ONCE = 16
+# Labels and names are read in longer stretches than images.
 _ROWS_AT_ONCE = 1 << 16
-
-# At the end of a spool file, for each row: the first byte of its image and how many it has, or _NO_IMAGE.
-_ENTRY = struct.Struct("<qq")
-_NO_IMAGE = -1
-
-
-@dataclass(frozen=True)
-class TableFile:
-    """What a scan has learnt of one parquet file."""
-
-    num_rows: int
-    nbytes: int
-    """Of its images, by and large."""
-    identity: str
-
-
-@dataclass(frozen=True)
-class ParquetOrigin:
-    """Images in a column of parquet files. Thread safe.
-
-    `spool` is a folder for the copies, which `fill_spool` makes. Without one every read is right, too, and costs a row
-    group.
-    """
-
-    folder: Path
-    image: str
-    """The column: "image.bytes" of a struct."""
-    files: Mapping[bytes, TableFile]
-    spool: Path | None = None
-
-    def read(self, source: Source) -> bytes:
-        """As Origin.read; FileNotFoundError if the spool was removed, as by a process that published the same set."""
-        where, number = _place(source)
-        image = self._read_row_group(where, number) if self.spool is None else self._read_spool(where, number)
-        if image is None:
-            raise DecodeError("empty", "the row has no image: expected its bytes, found null")
-        return image
-
-    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
-        files = {_place(source).where for source in sources}
-        seen = {where: identify(self._path(where)) for where in files}
-        return [seen[_place(source).where] for source in sources]
-
-    def _path(self, where: bytes) -> Path:
-        return self.folder / os.fsdecode(where)
-
-    def _read_row_group(self, where: bytes, number: int) -> bytes | None:
-        path, group = self._path(where), 0
-        if identify(path) != self.files[where].identity:
-            raise _changed(path)
-        with open_parquet(path) as file:
-            while number >= (num_rows := file.metadata.row_group(group).num_rows):
-                number, group = number - num_rows, group + 1
-            image = next(islice(_images(file, self.image, [group]), number, None))
-            if image is not None and len(image) > MAX_SOURCE_NBYTES:
-                raise _too_large(len(image))
-            return image if image is None else bytes(image)
-
-    # --- the spool ---
-
-    def _spool_path(self, where: bytes) -> Path:
-        """Named after the state of the parquet file, so that the copies of another state are never taken for it."""
-        assert self.spool is not None
-        name = hashlib.sha256(b"%s\0%s" % (where, self.files[where].identity.encode())).hexdigest()
-        return self.spool / f"{name[:32]}.images"
-
-    def _missing(self) -> list[bytes]:
-        if self.spool is None:
-            return list(self.files)
-        return [where for where in self.files if not self._spool_path(where).exists()]
-
-    def missing_nbytes(self) -> int:
-        """What `fill_spool` has left to write, by and large; without a spool, what it would write."""
-        return sum(self.files[where].nbytes for where in self._missing())
-
-    def fill_spool(self, report: Callable[[int], None]) -> None:
-        """Copy out what is not there yet. `report` is called with how many images were copied since the last call.
-
-        Every file's copy is whole or absent, so that a call that was interrupted is followed by one that does the rest.
-        Calls at the same time do the same work, and do not disturb each other. Memory is bounded by a row group's
-        images, or a page's where row groups have many. SourceError if a file is damaged or has changed since the scan;
-        OSError.
-        """
-        for where in self._missing():
-            self._copy_out(where, report)
-
-    def _copy_out(self, where: bytes, report: Callable[[int], None]) -> None:
-        path, target = self._path(where), self._spool_path(where)
-        entries = bytearray()
-        offset = reported = 0
-        with AtomicFile(target) as out, open_parquet(path) as file:
-            for image in _images(file, self.image):
-                nbytes = _NO_IMAGE if image is None else len(image)
-                entries += _ENTRY.pack(offset, nbytes)
-                if image is not None and nbytes <= MAX_SOURCE_NBYTES:
-                    with naming(target):
-                        write_all(out.descriptor, image)
-                    offset += nbytes
-                count = len(entries) // _ENTRY.size
-                if count - reported == _IMAGES_AT_ONCE:
-                    report(count - reported)
-                    reported = count
-            report(len(entries) // _ENTRY.size - reported)
-            if len(entries) != self.files[where].num_rows * _ENTRY.size or identify(path) != self.files[where].identity:
-                raise _changed(path)
-            with naming(target):
-                write_all(out.descriptor, bytes(entries))
-            out.commit()
-
-    def _read_spool(self, where: bytes, number: int) -> bytes | None:
-        path = self._spool_path(where)
-        with naming(path), open_untrusted(path) as file:
-            start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
-            offset, nbytes = _ENTRY.unpack(os.pread(file.fileno(), _ENTRY.size, start))
-            if nbytes == _NO_IMAGE:
-                return None
-            if nbytes > MAX_SOURCE_NBYTES:
-                raise _too_large(nbytes)
-            return os.pread(file.fileno(), nbytes, offset)
-
-
-def _place(source: Source) -> Item:
-    assert isinstance(source.place, Item)
-    return source.place
-
-
-def _changed(path: Path) -> SourceError:
-    return SourceError(f"{path}: expected the file as it was scanned, found it changed: run the command again")
-
-
-def _too_large(nbytes: int) -> DecodeError:
-    return DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
-
-
-def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[memoryview | None]:
-    """The bytes of all rows, or of those of some row groups, in order: views that are valid until the next one."""
-    batches = file.iter_batches(_IMAGES_AT_ONCE, row_groups=row_groups, columns=[column], use_threads=False)
-    for batch in batches:
-        array = batch.column(0)
-        if _is_struct(array.type):
-            (array,) = array.flatten()  # where the struct is null, so are its bytes
-        for value in array:
-            yield memoryview(value.as_buffer()) if value.is_valid else None
-
-
-# --- scanning --------------------------------------------------------------------------------------------------------
 
 
 def is_parquet(src: Path) -> bool:
@@ -221,7 +66,7 @@ def _holds_files(folder: Path) -> bool:
 
 
 def scan_parquet(src: Path) -> Collection:
-    """The images of a parquet file, or of all parquet files at or below a folder, without reading an image.
+    """Lists the images of a parquet file, or of all parquet files at or below a folder, without reading an image.
 
     The images are a column of binaries or of structs with `bytes` and perhaps `path`; the labels a column of integers.
     If there are several, those named `image` and `label` count. Classes are those of the ClassLabel that the files'
@@ -232,8 +77,8 @@ def scan_parquet(src: Path) -> Collection:
     SPLIT/CLASS/NAME, without SPLIT if no file says it; NAME is that of the struct's path or, if there is none or it
     came before in that class, the number of the row in its split.
 
-    SourceError if a file is damaged or not of this form, if files contradict each other, or if one of a numbered series
-    is missing.
+    Raises SourceError if a file is damaged or not of this form, if files contradict each other, or if one of a numbered
+    series is missing.
     """
     src = Path(os.path.abspath(src))
     ignored: Counter[str] = Counter()
@@ -268,7 +113,7 @@ def scan_parquet(src: Path) -> Collection:
 
 
 def _list(root: Path, ignored: Counter[str]) -> list[str]:
-    """The parquet files at or below `root`, relative to it, sorted."""
+    """Returns the parquet files at or below `root`, relative to it, sorted."""
 
     def refuse(error: OSError) -> None:
         raise SourceError(f"{error.filename}: expected a readable folder, found: {error.strerror}")
@@ -289,10 +134,10 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
 
 
 def _split_of(name: str) -> tuple[str, str]:
-    """The split that a file's name or folder says, and what all files of the split must have in common. "" if none."""
+    """Returns the split that a file's name or folder says, and the pattern of all files of that split; or two ""."""
     *folders, file = name.split("/")
     stem = file.removesuffix(SUFFIX)
-    if (match := _NUMBERED.fullmatch(stem)) and is_safe_name(shard_name(match[1], 999_999)):
+    if (match := _NUMBERED.fullmatch(stem)) and is_split_name(match[1]):
         return split_name(match[1].lower()), "/".join([*folders, f"{match[1]}-*-of-{match[3]}"])
     word = re.sub(r"(?:[-_.]?[0-9]+)+$", "", stem)
     if split := known_split(word):
@@ -304,7 +149,7 @@ def _split_of(name: str) -> tuple[str, str]:
 
 
 def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """The files of each split: train, val and test first."""
+    """Returns the files of each split: train, val and test first."""
     groups: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     for name in names:
@@ -354,7 +199,7 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _
         image = _choose(path, "image", columns, _holds_images, features)
         label = _choose(path, "label", columns, _is_integer, features)
         wanted = [label]
-        if _is_struct(columns[image]):
+        if is_struct(columns[image]):
             if "path" in _fields(columns[image]):
                 wanted.append(f"{image}.path")
             image = f"{image}.bytes"
@@ -374,7 +219,7 @@ def _read_table(path: Path, shared: dict[tuple[str, ...], tuple[str, ...]]) -> _
 
 
 def _features(path: Path, metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
-    """What the library `datasets` writes of each column: {"label": {"names": [...], "_type": "ClassLabel"}}."""
+    """Returns what `datasets` writes of each column: {"label": {"names": [...], "_type": "ClassLabel"}}."""
     if b"huggingface" not in metadata:
         return {}
     try:
@@ -401,16 +246,12 @@ def _class_names(path: Path, feature: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _is_struct(kind: Any) -> bool:
-    return str(kind).startswith("struct<")
-
-
 def _fields(kind: Any) -> dict[str, Any]:
     return {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
 
 
 def _holds_images(kind: Any) -> bool:
-    kind = _fields(kind).get("bytes") if _is_struct(kind) else kind
+    kind = _fields(kind).get("bytes") if is_struct(kind) else kind
     return str(kind) in ("binary", "large_binary")
 
 
@@ -421,7 +262,7 @@ def _is_integer(kind: Any) -> bool:
 def _choose(
     path: Path, name: str, types: Mapping[str, Any], fits: Callable[[Any], bool], features: Mapping[str, Any]
 ) -> str:
-    """The one column that can be it; of several the one so named, or that the metadata say to be it."""
+    """Returns the one column that fits; of several the one so named, or that the metadata say to be it."""
     columns = [column for column, kind in types.items() if fits(kind)]
     described = {"image": "Image", "label": "ClassLabel"}[name]
     of_type = [c for c in columns if isinstance(features.get(c), dict) and features[c].get("_type") == described]
@@ -439,7 +280,7 @@ def _choose(
 
 
 def _common_classes(root: Path, tables: Mapping[str, _Table]) -> tuple[str, ...]:
-    """Of all files: those that they name, or else the numbers up to the largest label."""
+    """Returns the classes that the files name, or else the numbers up to the largest label."""
     (first, table), *others = tables.items()
     for name, other in others:
         if other.image != table.image:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 SPLIT_NAMES = ("train", "val", "test")
 
 DEFAULT_SPLIT = "train"
-"""Of sources that know of no splits."""
+"""The split of sources that know of no splits."""
 
 _SPLIT_OF: Mapping[str, str] = {
     "train": "train",
@@ -45,6 +45,6 @@ def two_words(words: Iterable[str]) -> tuple[str, str] | None:
 
 
 def in_split_order(names: Iterable[str]) -> list[str]:
-    """train, val, test, then the others sorted. Distinct."""
+    """Returns distinct names: train, val, test, then the others sorted."""
     names = set(names)
     return [*(name for name in SPLIT_NAMES if name in names), *sorted(names - set(SPLIT_NAMES))]

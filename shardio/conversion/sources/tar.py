@@ -68,7 +68,7 @@ class Member(NamedTuple):
 
     name: bytes
     offset: int
-    """Of its first byte, in the file that holds the archive."""
+    """The offset of its first byte in the file that holds the archive."""
     nbytes: int
 
 
@@ -87,7 +87,7 @@ class Archive:
         self._window_start = start
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """SourceError if the archive ends before."""
+        """Raises SourceError if the archive ends before."""
         if offset + nbytes > self.stop:
             raise self.error(offset, f"{nbytes:,} bytes", f"its end at byte {self.stop:,}: it was cut short")
         at = offset - self._window_start
@@ -104,7 +104,7 @@ class Archive:
 
 @contextlib.contextmanager
 def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str | None = None) -> Iterator[Archive]:
-    """A tar file, or a tar that is a member of one. SourceError if it cannot be read or is compressed."""
+    """Opens a tar file, or a tar that is a member of one. Raises SourceError if it cannot be read or is compressed."""
     try:
         with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
             descriptor = file.fileno()
@@ -125,7 +125,7 @@ def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str 
 
 
 def compression(first_bytes: bytes) -> str | None:
-    """What compressed a file that begins so, if anything did."""
+    """Returns the method by which a file that begins so is compressed, or None."""
     return next((method for magic, method in _COMPRESSED.items() if first_bytes.startswith(magic)), None)
 
 
@@ -137,7 +137,7 @@ def compressed(name: str, method: str) -> SourceError:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether a block of a tar begins a member: whether its checksum is right."""
+    """Whether a block of a tar begins a member, as its checksum tells."""
     if len(block) != BLOCK_NBYTES or block == _ZEROS or (stored := _number(block[148:156])) is None:
         return False
     # The checksum is the sum of all bytes, its own counted as spaces. The low half of Adler-32 is that sum plus one,
@@ -147,10 +147,10 @@ def is_header(block: bytes) -> bool:
 
 
 def members(archive: Archive) -> Iterator[Member]:
-    """The regular files of an archive, in its order; folders are passed over.
+    """Yields the regular files of an archive, in its order; folders are skipped.
 
-    SourceError for anything else that it holds (links, devices, sparse files), for names that lead out of a folder,
-    for damage, and if the end mark is missing.
+    Raises SourceError for anything else that it holds (links, devices, sparse files), for names that lead out of a
+    folder, for damage, and if the end mark is missing.
     """
     offset = archive.start
     said: dict[bytes, bytes] = {}  # by extended headers, of the member to come
@@ -180,7 +180,7 @@ def members(archive: Archive) -> Iterator[Member]:
 
 
 def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
-    """Run generators to their ends, each on a thread. After an error or Ctrl-C all stop at their next item."""
+    """Runs generators to their ends, each on a thread. After an error or Ctrl-C all stop at their next item."""
     stopped: list[None] = []
 
     def run(walk: Generator[T, None, None]) -> list[T]:
@@ -204,7 +204,7 @@ def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
 
 
 def _read_header(archive: Archive, offset: int) -> tuple[bytes, bytes, int] | None:
-    """(kind, name, nbytes); None for the end mark."""
+    """Returns (kind, name, nbytes); None for the end mark."""
     block = archive.read(offset, BLOCK_NBYTES)
     if block == _ZEROS:
         return None
@@ -221,7 +221,7 @@ def _read_header(archive: Archive, offset: int) -> tuple[bytes, bytes, int] | No
 
 
 def _read_extension(archive: Archive, offset: int, kind: bytes, nbytes: int) -> dict[bytes, bytes]:
-    """What an extended header says of the path and size of the member that follows."""
+    """Returns what an extended header says of the path and size of the member that follows."""
     if nbytes > _MAX_EXTENSION_NBYTES:
         raise archive.error(offset, f"an extended header of at most {_MAX_EXTENSION_NBYTES:,} bytes", f"{nbytes:,}")
     content = archive.read(offset + BLOCK_NBYTES, nbytes)
@@ -248,7 +248,7 @@ def _read_extension(archive: Archive, offset: int, kind: bytes, nbytes: int) -> 
 
 
 def _number(field: bytes) -> int | None:
-    """A number of a header: octal digits, or, as GNU writes what is too large for them, base 256."""
+    """Returns a number of a header: octal digits, or, as GNU writes larger ones, base 256."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = _text(field).strip(b" ")
@@ -276,7 +276,7 @@ def _no_file(archive: Archive, offset: int, found: str) -> SourceError:
 
 
 def _check_end(archive: Archive, offset: int) -> None:
-    """SourceError if another archive follows the end mark at `offset`: tar does not look there, nor would we."""
+    """Raises SourceError if another archive follows the end mark at `offset`: tar would not see it, nor would we."""
     last = min(archive.stop - BLOCK_NBYTES, offset + _MAX_PADDING_NBYTES)
     for place in range(offset, last + 1, BLOCK_NBYTES):
         block = archive.read(place, BLOCK_NBYTES)

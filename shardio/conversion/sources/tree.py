@@ -19,12 +19,12 @@ from shardio.errors import SourceError
 
 
 def scan_tree(root: Path) -> Collection:
-    """List SRC = class folders, or folders of class folders named like splits: train, Validation, dev, ...
+    """Lists SRC = class folders, or folders of class folders named like splits: train, Validation, dev, ...
 
     Classes are numbered in the order of their sorted names, with images or without; other splits use the numbers of the
     first. Keys begin with the split's own name, whatever the folder is called. Every regular file is a source, whatever
     its name, but for what is clutter. The collection's `doubts` say what the layout may not have been meant to be.
-    SourceError tells what is wrong with it in any case.
+    SourceError says what is wrong with it in any case.
     """
     root = Path(os.path.abspath(root))
     if not root.is_dir():
@@ -51,7 +51,7 @@ def scan_tree(root: Path) -> Collection:
 def _scan_splits(
     scan: _Scan, folders: list[str], named: dict[str, str]
 ) -> tuple[tuple[str, ...], dict[str, tuple[Source, ...]]]:
-    """The classes, and the sources of each split. `named` is what the folders that are splits are called in the set."""
+    """Returns the classes, and the sources of each split. `named` has the set's names for folders of splits."""
     if (both := two_words(named)) is not None:
         raise SourceError(
             f"{scan.root}: expected one folder for the split {named[both[0]]!r}, found {both[0]!r} and {both[1]!r}. "
@@ -91,7 +91,7 @@ class _Scan:
         """The folders in each class folder that has any."""
 
     def doubt(self, full: list[str]) -> None:
-        """Say in `doubts` what is odd about the classes, of which these have images."""
+        """Adds to `doubts` what is odd about the classes, of which these have images."""
         if len(full) == 1:
             hint = ""
             if len(self._inside) == 1:
@@ -112,7 +112,7 @@ class _Scan:
                 return
 
     def _entries(self, folder: Path, count: bool = True) -> Iterator[os.DirEntry[str]]:
-        """Entries of a folder, sorted by name, but for clutter."""
+        """Yields the entries of a folder, sorted by name, but for clutter."""
         try:
             with os.scandir(folder) as iterator:
                 entries = sorted(iterator, key=lambda entry: entry.name)
@@ -136,9 +136,9 @@ class _Scan:
     def split(
         self, folder: Path, split: str = "", classes_of: tuple[str, tuple[str, ...]] | None = None
     ) -> tuple[tuple[str, ...], tuple[Source, ...]]:
-        """The classes and sources of a folder of class folders, which must keep to the classes of `classes_of`.
+        """Returns the classes and sources of a folder of class folders, which must keep to the classes of `classes_of`.
 
-        Keys begin with `split` in the place of the folder's own name.
+        Keys begin with `split` instead of the folder's own name.
         """
         found = self.folders(folder, count=folder != self.root)
         first, classes = classes_of or (folder.name, tuple(found))
@@ -163,7 +163,7 @@ class _Scan:
         return classes, tuple(sources)
 
     def _files(self, top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
-        """(folder, file name) of all files at or below `top`. `above` identifies the folders on the way down."""
+        """Yields (folder, file name) of all files at or below `top`. `above` identifies the folders on the way down."""
         inside = []
         pending = [(top, above)]  # and no recursion: folders may be nested deeper than Python calls functions
         while pending:
@@ -192,7 +192,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["folder", "file", "other"]:
-    """What an entry is or links to. A link to nothing counts as a file: it must be refused, not overlooked."""
+    """Returns the kind of an entry, or of what it links to. A link to nothing is a file, which will be refused."""
     try:
         if entry.is_dir():
             return "folder"

@@ -32,7 +32,7 @@ from shardio.conversion.sources.tar import drain, members, open_archive
 from shardio.errors import SourceError
 
 _IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
-# Of a .json member, the first that is there.
+# Fields of a .json member: the first that is there counts.
 _LABEL_FIELDS = ("label", "class", "cls")
 _MAX_LABEL_NBYTES = 1 << 20
 
@@ -43,7 +43,7 @@ _MOST_TARS = 1_000_000
 class _Sample(NamedTuple):
     tar: str
     name: str
-    """Of the image; without a suffix if there is none."""
+    """The name of the image; without a suffix if there is none."""
     place: Extent | None
     label: str
     """As written; empty if there is none."""
@@ -52,12 +52,12 @@ class _Sample(NamedTuple):
 
 
 def scan_webdataset(src: Path) -> Collection:
-    """List the samples of a tar, of the tars in a folder and its folders, or of a pattern: train-{000..146}.tar, *.tar.
+    """Lists the samples of a tar, of the tars at or below a folder, or of a pattern: train-{000..146}.tar, *.tar.
 
     Images are jpg, jpeg, png or webp. Labels are the content of a .cls, or "label", "class" or "cls" in a .json: all
     integers, or all names of classes. The split is told by the folders or names of all tars, or by the first folder in
     all names of samples; otherwise it is train. The order is that of the tars. A sample without a label or image is a
-    source that will be refused. SourceError tells what is wrong with the tars.
+    source that will be refused. SourceError says what is wrong with the tars.
     """
     folder, tars, ignored = _find_tars(Path(os.path.abspath(src)))
     samples: list[_Sample] = []
@@ -98,7 +98,7 @@ def is_pattern(src: Path) -> bool:
 
 
 def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
-    """(a folder, the paths of all tars relative to it, what else is there)."""
+    """Returns (a folder, the paths of all tars relative to it, counts of what else is there)."""
     ignored: Counter[str] = Counter()
     if is_pattern(src):
         fixed = _MAGIC.split(str(src), maxsplit=1)[0]
@@ -129,7 +129,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _expand(pattern: str) -> list[str]:
-    """The files that a pattern names, in its order: braces as in a shell, then *, ? and []."""
+    """Returns the files that a pattern names, in its order: braces as in a shell, then *, ? and []."""
     paths: dict[str, None] = {}
     missing = []
     names = list(islice(_expand_braces(pattern), _MOST_TARS + 1))
@@ -153,10 +153,10 @@ def _expand_braces(text: str) -> Iterator[str]:
         yield text
         return
     depth, bounds = 0, [start]
-    for place in range(start, len(text)):
-        depth += (text[place] == "{") - (text[place] == "}")
-        if depth == 0 or (depth == 1 and text[place] == ","):
-            bounds.append(place)
+    for at in range(start, len(text)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0 or (depth == 1 and text[at] == ","):
+            bounds.append(at)
         if depth == 0:
             break
     words: Iterable[str] = [text[one + 1 : other] for one, other in pairwise(bounds)]
@@ -183,7 +183,7 @@ class _Label(NamedTuple):
 
 @dataclass
 class _Parts:
-    """What was found of one sample."""
+    """Members of a tar that make up one sample."""
 
     images: list[tuple[str, Extent]] = field(default_factory=list)
     cls: list[_Label] = field(default_factory=list)
@@ -191,7 +191,7 @@ class _Parts:
 
 
 def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
-    """The samples of a tar; and for each other member, as what it is ignored."""
+    """Yields the samples of a tar, and for each other member the kind as which it is ignored."""
     found: dict[str, _Parts] = {}  # the parts of a sample need not be neighbours
     with open_archive(folder / tar) as archive:
         for member in members(archive):
@@ -238,7 +238,7 @@ def _read_text(content: bytes) -> _Label:
 
 
 def _read_json(content: bytes) -> list[_Label]:
-    """No label if no field is one: a .json may be there for other things."""
+    """Returns no label if no field is one: a .json may be there for other things."""
     try:
         document = json.loads(content)
         name = next((name for name in _LABEL_FIELDS if name in document), None) if isinstance(document, dict) else None
@@ -259,7 +259,7 @@ def _read_json(content: bytes) -> list[_Label]:
 
 
 def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str] | None:
-    """The split of each sample; None if nothing tells any."""
+    """Returns the split of each sample; None if nothing tells any."""
     told = {tar: _word_of_tar(tar) for tar in tars}
     if all(told.values()):
         _check_words(src, told.values())
@@ -278,7 +278,7 @@ def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str] | N
 
 
 def _word_of_tar(tar: str) -> str:
-    """The word for a split in its folders, or else in its name: imagenet1k-validation-07.tar is of val."""
+    """Returns the word for a split in its folders, or else in its name: imagenet1k-validation-07.tar is of val."""
     *folders, name = tar.split("/")
     for words in (folders, re.findall("[a-z]+", name.lower())):
         found = {split: word for word in words if (split := known_split(word))}
@@ -303,7 +303,7 @@ def _check_words(src: Path, words: Iterable[str]) -> None:
 def _sources(
     samples: list[_Sample], splits: list[str] | None, numbering: Numbering, keep_tar: bool
 ) -> dict[str, list[Source]]:
-    """By split. `keep_tar` puts the name of its tar before that of each sample."""
+    """Returns the sources by split. `keep_tar` puts the name of its tar before that of each sample."""
     sources: dict[str, list[Source]] = {}
     for number, sample in enumerate(samples):
         split = DEFAULT_SPLIT if splits is None else splits[number]

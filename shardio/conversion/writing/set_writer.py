@@ -27,10 +27,10 @@ from shardio.format.layout import (
     SampleShape,
     check_columns,
     check_sample_shape,
+    check_split_name,
     columns_of,
     index_header,
     index_name,
-    is_safe_name,
     key_field_nbytes,
     sample_nbytes,
     shard_name,
@@ -42,10 +42,9 @@ from shardio.format.manifest import (
     ShardEntry,
     Split,
     check_names_fit,
-    check_text,
     commit_manifest,
-    first_repeated,
 )
+from shardio.format.parse import check_text, first_repeated
 from shardio.sets.local import check_local
 from shardio.system.files import make_folder, sweep_temporaries, write_atomic
 from shardio.system.opening import read_untrusted
@@ -71,7 +70,7 @@ class Reject:
 
 
 def read_rejects(path: Path) -> list[Reject]:
-    """The lines of a rejects.jsonl, which somebody else may have written. FormatError names one that is none."""
+    """Reads a rejects.jsonl, which another program may have written. The FormatError names a line that is none."""
     rejects = []
     for number, line in enumerate(read_untrusted(path).splitlines(), start=1):
         try:
@@ -107,14 +106,19 @@ def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
     return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), len(lines))
 
 
+def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
+    """Returns the header and the body of the index that has these rows; the body is a view of contiguous rows."""
+    header = index_header(len(rows), rows.dtype["key"].itemsize, columns_of(rows.dtype))
+    return header, np.ascontiguousarray(rows).view(np.uint8).data
+
+
 def _write_index(folder: Path, split: str, rows: NDArray[np.void]) -> IndexEntry:
-    key_nbytes, columns = rows.dtype["key"].itemsize, columns_of(rows.dtype)
-    header = index_header(len(rows), key_nbytes, columns)
-    body = np.ascontiguousarray(rows).view(np.uint8).data
+    header, body = index_content(rows)
     sha256 = hashlib.sha256(header)
     sha256.update(body)
     write_atomic(folder / index_name(split), header, body)
-    return IndexEntry(index_name(split), len(header) + len(body), sha256.hexdigest(), key_nbytes, columns)
+    nbytes, dtype = len(header) + len(body), rows.dtype
+    return IndexEntry(index_name(split), nbytes, sha256.hexdigest(), dtype["key"].itemsize, columns_of(dtype))
 
 
 def publish_set(
@@ -126,7 +130,7 @@ def publish_set(
     provenance: Mapping[str, Any],
     class_names: Sequence[str] = (),
 ) -> Manifest:
-    """Write what goes with finished shards, the manifest last. The set exists when this returns, or not at all."""
+    """Writes what goes with finished shards, the manifest last. The set exists when this returns, or not at all."""
     manifest = Manifest(
         sample_shape=sample_shape,
         classes=tuple(classes),
@@ -158,7 +162,7 @@ class ShardWriter:
             for image, label in samples:
                 writer.append(image, label)
 
-    `classes` may be empty: then labels are any int64. `class_names` are what people call them, in the same order.
+    `classes` may be empty: then labels are any int64. `class_names` are their names for people, in the same order.
     `columns` are numbers that the index shall hold for each sample: names and `int` (int64) or `float` (float64).
     An exception inside the block publishes nothing, and the shards written so far are removed, and `out` if it was made
     here. `out` must not exist or be an empty folder. Not thread safe.
@@ -212,7 +216,7 @@ class ShardWriter:
         source_size: tuple[int, int] | None = None,
         columns: Mapping[str, int | float] = MappingProxyType({}),
     ) -> None:
-        """Add one sample, copying it. `image` is uint8 of the set's (height, width, channels).
+        """Adds one sample, copying it. `image` is uint8 of the set's (height, width, channels).
 
         `key` is a name that finds the sample's origin again; by default its number in the split. Every row of the
         split's index is as wide as the longest. `source_size` is the original (height, width), by default the sample's
@@ -233,21 +237,14 @@ class ShardWriter:
             raise ValueError(f"source_size must be (height, width), each below 2**32, found {source_size!r}")
         numbers = self._column_values(columns)
         if split not in self._splits:
-            # A split's files must have safe names too, however many shards it gets.
-            if not is_safe_name(shard_name(split, 999_999)):
-                raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {split!r}")
+            check_split_name(split)
             self._splits[split] = _OpenSplit()
         state = self._splits[split]
         if not key:
             key = str(state.num_samples).encode()
         if state.writer is None:
             state.writer = ShardFileWriter(self.out / shard_name(split, len(state.shards)), self.sample_shape)
-        state.writer.append(
-            image,
-            label=label,
-            key=key,
-            source_size=source_size,
-        )
+        state.writer.append(image, label=label, key=key, source_size=source_size)
         state.num_samples += 1
         for name, number in numbers.items():
             state.columns.setdefault(name, []).append(number)
@@ -301,18 +298,11 @@ class ShardWriter:
                 splits[name] = SplitContent(state.shards, with_columns(rows, self.columns, values))
         if not splits:
             raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")
-        publish_set(
-            self.out,
-            self.sample_shape,
-            self.classes,
-            splits,
-            (),
-            {"shardio": __version__},
-            class_names=self.class_names,
-        )
+        provenance = {"shardio": __version__}
+        publish_set(self.out, self.sample_shape, self.classes, splits, (), provenance, self.class_names)
 
     def _discard(self) -> None:
-        """Remove what this writer wrote, unless the set was published already."""
+        """Removes what this writer wrote, unless the set was published already."""
         if (self.out / MANIFEST_NAME).exists():
             return
         for name, state in self._splits.items():

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from shardio.errors import CacheError
 from shardio.format.layout import MANIFEST_NAME
-from shardio.format.manifest import is_digest
+from shardio.format.parse import is_digest
 from shardio.sets.cache.leases import CopyPaths, Lease
 from shardio.sets.cache.locks import LOOKING_SECONDS, is_held, lock_at_once, lock_holders, lock_key, open_in_cache
 from shardio.sets.local import check_local

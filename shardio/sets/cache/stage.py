@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from itertools import chain
 
 from shardio.errors import FormatError
-from shardio.format.manifest import FileEntry, Manifest, commit_manifest, is_digest
+from shardio.format.manifest import FileEntry, Manifest, commit_manifest
 from shardio.format.opening import open_checked
+from shardio.format.parse import is_digest
 from shardio.sets.cache.folder import Cache, CachedCopy
 from shardio.sets.cache.leases import Lease
 from shardio.sets.cache.room import make_room, no_room

@@ -1,0 +1,167 @@
+"""The state of OUT: whether it is the folder of this plan, of another, or of none; claiming it, and leaving it.
+
+An unfinished conversion keeps its plan in OUT/.convert. Another call of the same conversion finds it there and goes on;
+a call with other options or sources is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shardio.conversion.journal import sweep_unfinished
+from shardio.conversion.plan import Plan, difference, library_versions
+from shardio.errors import ConvertError, FormatError
+from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
+from shardio.format.manifest import Manifest, load_manifest
+from shardio.sets.local import PLAN_NAME, check_free
+from shardio.system.files import is_temporary, make_folder, remove_temporaries, sweep_temporaries, write_atomic
+from shardio.system.opening import naming, open_file, read_untrusted
+
+_REMOVAL_TRIES = 10
+
+
+def published(plan: Plan) -> Manifest | None:
+    """Returns the manifest if OUT holds the finished set of this plan, None if it holds no set.
+
+    Raises ConvertError if it holds another set.
+    """
+    out = plan.out
+    if not os.path.lexists(out / MANIFEST_NAME):
+        return None
+    manifest = load_manifest(out)
+    there = manifest.provenance.get("conversion")
+    if not isinstance(there, dict):
+        raise ConvertError(f"{out}: holds a published set that `convert` did not make. Convert into a new folder")
+    if found := difference(there, plan.describe()):
+        raise ConvertError(f"{out}: holds a finished set of another conversion ({found}). Convert into a new folder")
+    return manifest
+
+
+@contextlib.contextmanager
+def claimed(plan: Plan, has_begun: Callable[[], bool]) -> Iterator[Manifest | None]:
+    """Makes OUT the folder of this plan. If the block fails before `has_begun` says that an image was worked on, OUT is
+    as it was before.
+
+    Yields None, or the manifest if the same conversion was finished by another process since the caller looked. Raises
+    ConvertError if OUT is the folder of anything else.
+    """
+    out, work = plan.out, plan.out / WORK_FOLDER
+    fresh = not (work / PLAN_NAME).exists()
+    absent = [folder for folder in (out, *out.parents) if not folder.exists()]
+    # The mark tells other calls, which look into the work folder, that this one relies on the plan there.
+    mark = work / f"start.{secrets.token_hex(8)}"
+    failed = True
+    try:
+        yield _claim(plan, mark)
+        failed = False
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink(missing_ok=True)
+        if failed and fresh and not has_begun():
+            with contextlib.suppress(OSError, FormatError):  # what is left is an unfinished conversion like any other
+                _take_back(out)
+                for folder in absent:
+                    folder.rmdir()
+
+
+def _claim(plan: Plan, mark: Path) -> Manifest | None:
+    out, work = plan.out, plan.out / WORK_FOLDER
+    try:
+        check_free(out)
+    except ConvertError:
+        if (manifest := published(plan)) is not None:
+            return manifest
+        raise
+    make_folder(out)
+    while True:
+        make_folder(work)
+        # FileNotFoundError: another call has just taken back what it had begun.
+        with contextlib.suppress(FileNotFoundError), naming(mark):
+            open_file(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC).close()
+            break
+    began = True
+    here = {**plan.describe(), "libraries": library_versions()}
+    try:
+        write_atomic(work / PLAN_NAME, json.dumps(here).encode("ascii"), replace=False)
+    except FileExistsError:
+        began = False
+        if changed := difference(_read_plan(work / PLAN_NAME), here):
+            # The other call may be about to find out the same.
+            if (manifest := published(plan)) is not None:
+                return manifest
+            raise ConvertError(
+                f"{out}: holds an unfinished conversion of another kind ({changed}). Finish that one with its own "
+                "options, or remove the folder, or convert into a new one"
+            ) from None
+    sweep_temporaries(work)
+    sweep_unfinished(out)
+    # A conversion that began before ours may have been published, and its plan removed, since we looked for a set.
+    try:
+        return published(plan)
+    except ConvertError:
+        if began:
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _read_plan(path: Path) -> dict[str, object]:
+    """Returns the description of a plan; {} for anything else."""
+    hint = ": remove it, or convert into a new folder"
+    try:
+        there = json.loads(read_untrusted(path, refusal=ConvertError, way_out=hint))
+    except (ValueError, RecursionError):
+        return {}
+    return there if isinstance(there, dict) else {}
+
+
+def _take_back(out: Path) -> None:
+    """Removes the plan, unless another call relies on it or anything is finished. Raises OSError if OUT is not left
+    empty."""
+    work = out / WORK_FOLDER
+    if not work.exists() or not all(name == PLAN_NAME or is_temporary(name) for name in os.listdir(work)):
+        return
+    for folder in (out, work):
+        sweep_temporaries(folder)
+    if os.listdir(out) == [WORK_FOLDER] and set(os.listdir(work)) <= {PLAN_NAME}:
+        path = work / PLAN_NAME
+        plan = read_untrusted(path) if path.exists() else None
+        path.unlink(missing_ok=True)
+        try:
+            work.rmdir()
+        except OSError:  # another call has put its mark there, and may have seen the plan
+            if plan is not None:
+                write_atomic(path, plan, replace=False)
+            raise
+
+
+def copy_again(plan: Plan) -> None:
+    """Makes the copies that are read instead of SRC, if there are any, beside a set that is published."""
+    origin = plan.collection.origin
+    if origin.copies_nbytes():
+        (plan.out / WORK_FOLDER).mkdir(exist_ok=True)
+        origin.prepare(lambda count: None)
+
+
+def leave(out: Path, *, all_done: bool) -> None:
+    """Removes what the work has left beside the published set, also by others that did the same work and were killed.
+
+    A process that is still at work, such as a lost machine that is not lost, must not replace a published file. Without
+    the work folder it can begin no task, and without its temporary file it can end none. `all_done` says that this call
+    has the records of all tasks: then the temporary files of other machines are removed, too.
+    """
+    # A worker whose parent was killed may still put a file in while we remove the others.
+    for _ in range(_REMOVAL_TRIES):
+        with contextlib.suppress(OSError):  # the set is there, whatever remains beside it
+            shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
+            if all_done:
+                remove_temporaries(out)
+            else:
+                sweep_temporaries(out)
+            if not (out / WORK_FOLDER).exists():
+                return

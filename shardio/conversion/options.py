@@ -1,0 +1,166 @@
+"""Choices of the caller: how SRC is understood, and all that the bytes of the set depend on.
+
+`convert`, `estimate` and `repair` take the same arguments; they stand, are checked and are described here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from shardio.conversion.amounts import given, parse_nbytes, parse_size
+from shardio.conversion.images.decode import Colour, DecodeOptions, parse_colour
+from shardio.conversion.images.fit import Fit, FitMode, Resample
+from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.columns import ColumnTable, check_columns_file, read_columns
+from shardio.conversion.sources.datasets import Dataset, collect_datasets
+from shardio.conversion.sources.detect import EmptyClasses, SourceKind, check_images_local, scan_for
+from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
+from shardio.format.layout import SampleShape
+from shardio.sets.local import check_apart, check_usable
+
+Order = Literal["shuffled", "source"]
+Quality = Literal["exact", "fast"]
+Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How SRC is understood: a path, or a dataset of Python, or one for each split."""
+
+    source: SourceKind = "auto"
+    """The kind of the path: a folder "tree" of classes, ImageNet's archives ("ilsvrc"), the "kaggle" layout, a "list"
+    file, "webdataset" tars, of which one, a folder or a pattern can be given, or "parquet" files, of which one or a
+    folder can. "auto" looks, and the report says what it found."""
+    accept_layout: bool = False
+    """Whether to take a layout that looks like a mistake, such as a single class. It is taken in any case where OUT
+    holds what the same call has made or begun."""
+    empty_classes: EmptyClasses = "refuse"
+    """A class folder without images is an error if this is "refuse". "omit" leaves the class out, so that labels number
+    the others; "keep" gives it a label that no sample has."""
+    columns: str | os.PathLike[str] | None = None
+    """A CSV or parquet file with numbers for each source, which `read_columns` describes; they go into the index."""
+
+    def check(self, src: Src, out: Path | None) -> None:
+        """Raises all errors that can be found without a scan."""
+        if isinstance(src, (str, os.PathLike)):
+            check_images_local(src)
+            if out is not None:
+                check_apart(Path(os.path.abspath(src)), out)
+        elif self.source != "auto":
+            found = f"found {self.source!r}"
+            raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; {found}")
+        elif self.accept_layout or self.empty_classes != "refuse":
+            raise ValueError(
+                "accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out"
+            )
+        if out is not None:
+            check_usable(out)
+        if self.columns is not None:
+            check_columns_file(Path(self.columns))
+
+    def collect(self, src: Src, out: Path | None) -> Collection:
+        """Returns what is in SRC, for a set in `out`."""
+        if not isinstance(src, (str, os.PathLike)):
+            return collect_datasets(src)
+        path = Path(os.path.abspath(src))
+        return scan_for(out, path, self.source, accept_layout=self.accept_layout, empty_classes=self.empty_classes)
+
+    def read_columns(self, collection: Collection) -> ColumnTable | None:
+        return None if self.columns is None else read_columns(Path(self.columns), collection.splits)
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Everything about a conversion that the bytes of the set depend on, beside the sources."""
+
+    fit: Fit = field(default_factory=Fit)
+    """`size` is the samples' height and width in pixels. `fit` is "crop" (short side to size, then the centre),
+    "squash" or "pad" (with black), `resample` the filter."""
+    shard_nbytes: int = DEFAULT_SHARD_NBYTES
+    """The most bytes that a shard may have."""
+    order: Order = "shuffled"
+    """"shuffled" stores the samples in an order that depends on `seed` and the sources' names alone, "source" as they
+    are listed."""
+    seed: int = 0
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    """`exif_rotate` turns pictures as their Exif orientation says, but none that a dataset has decoded. Transparent
+    pixels are laid over `background`: (red, green, blue), "#rrggbb", or one of CSS's names."""
+    quality: Quality = "exact"
+    """"fast" decodes a JPEG to a half, a quarter or an eighth of its size where that is still twice what it is resized
+    to; such samples differ by about 50 dB PSNR."""
+
+    def __post_init__(self) -> None:
+        if self.order not in get_args(Order):
+            raise ValueError(f"order must be one of {', '.join(get_args(Order))}; found {self.order!r}")
+        if self.quality not in get_args(Quality):
+            raise ValueError(f"quality must be one of {', '.join(get_args(Quality))}; found {self.quality!r}")
+        if type(self.shard_nbytes) is not int or self.shard_nbytes <= 0:
+            raise ValueError(f"shard size must be positive, an integer of bytes; found {self.shard_nbytes!r}")
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
+
+    @property
+    def sample_shape(self) -> SampleShape:
+        return (*self.fit.size, 3)
+
+    @cached_property
+    def least_size(self) -> Callable[[int, int], tuple[int, int]] | None:
+        """The least size to which a picture of (height, width) may be decoded; None if that is its own."""
+        return self.fit.least_size if self.quality == "fast" else None
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the options as JSON values."""
+        return {
+            "size": list(self.fit.size),
+            "fit": self.fit.mode,
+            "resample": self.fit.resample,
+            "quality": self.quality,
+            "shard_nbytes": self.shard_nbytes,
+            "order": self.order,
+            "seed": self.seed,
+            "exif_rotate": self.decode.exif_rotate,
+            "background": list(self.decode.background),
+        }
+
+
+def make_options(
+    size: int | tuple[int, int] | str,
+    fit: FitMode,
+    resample: Resample,
+    quality: Quality,
+    shard_size: int | str,
+    order: Order = "shuffled",
+    seed: int = 0,
+    exif_rotate: bool = False,
+    background: Colour | str = "white",
+) -> ConvertOptions:
+    """Returns the options that a caller has given, as text or not. Raises ValueError if one is wrong."""
+    sides = size if isinstance(size, int) else given("size", size, parse_size)
+    return ConvertOptions(
+        Fit((sides, sides) if isinstance(sides, int) else sides, fit, resample),
+        given("shard_size", shard_size, parse_nbytes),
+        order,
+        seed,
+        DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
+        quality,
+    )
+
+
+def read_options(values: Mapping[str, Any]) -> ConvertOptions:
+    """Returns the options that `describe` has described. Raises ValueError if these are none."""
+    try:
+        return ConvertOptions(
+            Fit(tuple(values["size"]), values["fit"], values["resample"]),
+            values["shard_nbytes"],
+            values["order"],
+            values["seed"],
+            DecodeOptions(values["exif_rotate"], tuple(values["background"])),
+            values["quality"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected the options of a conversion, found {dict(values)}: {error!r}") from None

@@ -1,0 +1,199 @@
+"""The record of a shard task: written when its shard is published, and read by every later run of the conversion.
+
+A task with a record is skipped for as long as its sources have not changed. The record of a task that has a journal is
+also written ahead of the shard's name, so that a kill between the two loses nothing. Until there is a record, a list of
+refused sources is what is known of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.conversion.duplicates import HASH_NBYTES
+from shardio.conversion.plan import ShardTask
+from shardio.conversion.sources.collection import UNREADABLE, digest
+from shardio.conversion.writing.set_writer import Reject
+from shardio.format.layout import WORK_FOLDER, index_dtype
+from shardio.format.manifest import ShardEntry
+from shardio.system.files import write_all, write_atomic
+from shardio.system.opening import naming, open_untrusted, read_untrusted
+from shardio.system.threads import ThreadPool
+
+# Looking whether the sources of finished shards have changed is waiting, on a network filesystem.
+_STAT_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Mended:
+    """A source that was taken although something had to be mended, or a library warned of it."""
+
+    split: str
+    key: bytes
+    warning: str
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """The results of a task that is done. `entry` is None if every one of its sources was refused."""
+
+    entry: ShardEntry | None
+    rows: NDArray[np.void]
+    rejects: tuple[Reject, ...]
+    mended: tuple[Mended, ...]
+    sources_sha256: str
+    hashes: bytes | None = None
+    """The hashes of the task's sources, end to end and in order, if the task asked for them."""
+
+    @property
+    def num_sources(self) -> int:
+        return len(self.rows) + len(self.rejects)
+
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether a source could not be read, which may have been a passing fault of its storage."""
+        return any(reject.reason == UNREADABLE for reject in self.rejects)
+
+
+def _record_path(task: ShardTask) -> Path:
+    return task.out / WORK_FOLDER / f"{task.name}.json"
+
+
+def _ahead_path(task: ShardTask) -> Path:
+    return task.out / WORK_FOLDER / f"{task.name}.ahead"
+
+
+def _identify_file(path: Path) -> list[int]:
+    """Returns what stays the same when the file is renamed, and differs for any other file of the name."""
+    status = path.stat()
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def _adopt_ahead(task: ShardTask) -> None:
+    """Makes what was written ahead the record, if the shard there is the very file that it was written for.
+
+    The file was synced before it got its name, so it is as whole as one with a record.
+    """
+    path = _ahead_path(task)
+    try:
+        is_published = json.loads(read_untrusted(path))["file"] == _identify_file(task.out / task.name)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return
+    if is_published:
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            path.replace(_record_path(task))
+
+
+def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
+    """Returns the tasks that have no record, whether or not the sources of the others are still the same.
+
+    Reads the folder's listing, which a network filesystem makes anew once this process has written there; it may go on
+    for a while to deny a single file that was not there when it was looked for. Raises FileNotFoundError if there is no
+    work folder any more.
+    """
+    if not tasks:
+        return []
+    there = set(os.listdir(tasks[0].out / WORK_FOLDER))
+    return [task for task in tasks if _record_path(task).name not in there]
+
+
+def save_ahead(task: ShardTask, record: ShardRecord, temporary: Path) -> None:
+    """Writes the record that counts as soon as this temporary file has the shard's name."""
+    write_atomic(_ahead_path(task), _dump_record(record, file=_identify_file(temporary)))
+
+
+def discard_ahead(task: ShardTask) -> None:
+    _ahead_path(task).unlink(missing_ok=True)
+
+
+def save_record(task: ShardTask, record: ShardRecord) -> None:
+    write_atomic(_record_path(task), _dump_record(record))
+
+
+def discard_record(task: ShardTask) -> None:
+    """Makes the task count as not done, so that no process publishes its shard, which is about to be replaced."""
+    for path in (_ahead_path(task), _record_path(task)):
+        path.unlink(missing_ok=True)
+
+
+def _refused_path(task: ShardTask) -> Path:
+    return task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
+
+
+def discard_refused(task: ShardTask) -> None:
+    _refused_path(task).unlink(missing_ok=True)
+
+
+def note_refused(task: ShardTask, reject: Reject) -> None:
+    """Appends the line of rejects.jsonl, so that it is known of a task that does not come to its end."""
+    path = _refused_path(task)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with naming(path), open_untrusted(path, flags, sole_name=True) as file:
+        write_all(file.fileno(), reject.to_line())
+
+
+def refused_so_far(task: ShardTask) -> list[bytes]:
+    """Returns the lines of rejects.jsonl for a task in any state, in the order of its sources."""
+    path = _refused_path(task)
+    try:
+        lines = read_untrusted(path).splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    numbers = {source.key: number for number, source in enumerate(task.sources)}
+    found: dict[int, bytes] = {}
+    for line in lines:
+        # Two processes may do the task at the same time, and a full disk may have cut a line.
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+            found[numbers[os.fsencode(json.loads(line)["key"])]] = line
+    return [line for _, line in sorted(found.items())]
+
+
+def _dump_record(record: ShardRecord, **more: object) -> bytes:
+    document = {
+        "entry": record.entry and asdict(record.entry),
+        "rows": base64.b64encode(record.rows.tobytes()).decode("ascii"),
+        "rejects": [[r.split, os.fsdecode(r.key), r.reason, r.detail] for r in record.rejects],
+        "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
+        "sources_sha256": record.sources_sha256,
+        "hashes": record.hashes and base64.b64encode(record.hashes).decode("ascii"),
+        **more,
+    }
+    return json.dumps(document).encode("ascii")
+
+
+def load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
+    """Returns the records of those tasks that are done, by shard."""
+    with ThreadPool(_STAT_THREADS, "shardio-records") as pool:
+        found = zip(tasks, pool.map(load_record, tasks), strict=True)
+        return {task.name: record for task, record in found if record is not None}
+
+
+def load_record(task: ShardTask) -> ShardRecord | None:
+    """Returns the record of a task that is done and whose sources are still the same; None if it must be done."""
+    _adopt_ahead(task)
+    try:
+        document = json.loads(read_untrusted(_record_path(task)))
+        entry = document["entry"] and ShardEntry(**document["entry"])
+        record = ShardRecord(
+            entry,
+            np.frombuffer(base64.b64decode(document["rows"]), index_dtype(task.key_nbytes)),
+            tuple(Reject(split, os.fsencode(key), *rest) for split, key, *rest in document["rejects"]),
+            tuple(Mended(split, os.fsencode(key), warning) for split, key, warning in document["mended"]),
+            document["sources_sha256"],
+            document["hashes"] and base64.b64decode(document["hashes"]),
+        )
+        if record.hashes and len(record.hashes) != len(task.sources) * HASH_NBYTES:
+            return None
+        if entry and (task.out / entry.file).stat().st_size != entry.nbytes:
+            return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None  # no record, or a damaged one: the work is done again
+    return record if record.sources_sha256 == digest(task.origin.fingerprints(task.sources)) else None

@@ -1,0 +1,164 @@
+"""The caller of a conversion is told its progress while it works, and gets a report in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shardio.conversion.duplicates import Duplicates
+from shardio.conversion.images.decode import JUNK
+from shardio.conversion.plan import Plan, ShardTask
+from shardio.conversion.records import Mended, ShardRecord
+from shardio.conversion.writing.set_writer import Reject, read_rejects
+from shardio.format.layout import REJECTS_NAME
+from shardio.format.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a conversion, or this part of one, is, in sources."""
+
+    done: int
+    refused: int
+    total: int
+    spooled: int = 0
+    """Sources copied out of parquet files, which comes before the first is done."""
+    kept: int = 0
+    """Sources among those done that earlier calls did, and this one need not."""
+    found: int = 0
+    """The number that `kept` reaches once every shard is begun, unless some turn out to be changed or damaged."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The state of a set when one part of its conversion is done, and others are not."""
+
+    num_shards: int
+    """All shards of the set."""
+    num_finished: int
+    parts: tuple[int, ...]
+    """The parts, of the same count, that have still to finish or must be run again."""
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """The outcome of a conversion. If it was a part and the set is not published yet, all numbers are of this part."""
+
+    out: str
+    digest: str
+    """The digest of the published set; "" if it is not published yet."""
+    num_samples: Mapping[str, int]
+    """Samples per split."""
+    num_shards: int
+    nbytes: int
+    """Size of the published files."""
+    num_sources: int
+    refused: Mapping[str, int]
+    """Refused sources per reason; rejects.jsonl names each."""
+    source: str
+    """The kind of storage that the images came from: "tree", "ilsvrc", ..., or "dataset" of one of Python."""
+    mended: tuple[Mended, ...]
+    """Sources that were taken although their header had to be mended; each says why."""
+    ignored: Mapping[str, int]
+    """Entries of SRC, and of the columns' file, that are no images to convert, per kind."""
+    seconds: float
+    num_converted: int
+    """Sources that this call worked on; the others were done by an earlier one."""
+    duplicates: tuple[Duplicates, ...] | None = None
+    """Sources of the samples that have the same bytes; None if they were not asked for."""
+    warned: tuple[Mended, ...] = ()
+    """Sources that a library warned of while they were read and decoded; each says how."""
+    unfinished: Unfinished | None = None
+    """The state of the set if other parts have still something to do; None if it is published."""
+
+
+class TooManyBad(Exception):
+    """More sources are refused than the caller accepts."""
+
+
+class Monitor:
+    """Counts sources, tells the caller, and stops the work when too many are refused."""
+
+    def __init__(self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None) -> None:
+        self.total = total
+        self.most_bad = most_bad
+        self.done = 0
+        self.refused = 0
+        self.kept = 0  # of those done: by earlier calls
+        self.found = 0  # what `kept` will come to
+        self.refused_by_others = 0
+        self.spooled = 0
+        self._on_progress = on_progress
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled, self.kept, self.found))
+
+    def report_spooled(self, count: int) -> None:
+        self.spooled += count
+        self._tell()
+
+    def report(self, done: int, refused: int, kept: int = 0, /) -> None:
+        self.done += done
+        self.refused += refused
+        self.kept += kept
+        self._tell()
+        self._check()
+
+    def count_others(self, records: Iterable[ShardRecord]) -> None:
+        """Takes these for all that other parts have finished."""
+        self.refused_by_others = sum(len(record.rejects) for record in records)
+        self._check()
+
+    def _check(self) -> None:
+        if self.refused + self.refused_by_others > self.most_bad:
+            raise TooManyBad
+
+
+def report_work(
+    plan: Plan, tasks: Sequence[ShardTask], records: Mapping[str, ShardRecord], monitor: Monitor, seconds: float
+) -> ConvertReport:
+    """Returns the report of these tasks, as far as they have records: that of a part whose set is not published."""
+    done = [(task.split, records[task.name]) for task in tasks if task.name in records]
+    samples: Counter[str] = Counter()
+    for split, record in done:
+        samples[split] += len(record.rows)
+    shards = [record.entry for _, record in done if record.entry is not None]
+    noted = [source for _, record in done for source in record.mended]
+    unused = plan.columns.num_unused if plan.columns else 0
+    return ConvertReport(
+        out=str(plan.out),
+        digest="",
+        num_samples=dict(samples),
+        num_shards=len(shards),
+        nbytes=sum(shard.nbytes for shard in shards),
+        num_sources=sum(record.num_sources for _, record in done),
+        refused=_count_reasons(reject for _, record in done for reject in record.rejects),
+        source=plan.collection.kind,
+        mended=tuple(source for source in noted if source.warning.startswith(JUNK)),
+        warned=tuple(source for source in noted if not source.warning.startswith(JUNK)),
+        ignored={**plan.collection.ignored, **({"row of columns without an image": unused} if unused else {})},
+        seconds=seconds,
+        num_converted=monitor.done - monitor.kept,
+    )
+
+
+def report_set(
+    work: ConvertReport, plan: Plan, manifest: Manifest, duplicates: tuple[Duplicates, ...] | None
+) -> ConvertReport:
+    """Returns the report of the published set, of which the call has done `work`."""
+    return replace(
+        work,
+        digest=manifest.digest,
+        num_samples={name: split.num_samples for name, split in manifest.splits.items()},
+        num_shards=sum(len(split.shards) for split in manifest.splits.values()),
+        nbytes=manifest.nbytes,
+        num_sources=plan.collection.num_sources,
+        refused=_count_reasons(read_rejects(plan.out / REJECTS_NAME)),
+        duplicates=duplicates,
+    )
+
+
+def _count_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
+    return dict(Counter(reject.reason for reject in rejects).most_common())

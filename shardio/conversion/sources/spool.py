@@ -1,0 +1,182 @@
+"""The images of parquet files, read where they are or out of copies: the spool.
+
+Nothing in a parquet file can be reached at random: one image costs its whole row group, and a conversion reads its
+sources in an order of its own. So the images are first copied out of the files, row group by row group in the order of
+storage, as plain bytes into OUT/.convert. The copies need room for all images as they are encoded, until the set is
+published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
+from shardio.conversion.sources.arrow import open_parquet
+from shardio.conversion.sources.collection import Item, Origin, Source, identify
+from shardio.errors import DecodeError, SourceError
+from shardio.system.files import AtomicFile, write_all
+from shardio.system.opening import naming, open_untrusted
+
+# So few images at a time, as each may be MAX_SOURCE_NBYTES long.
+_IMAGES_AT_ONCE = 16
+
+# At the end of a spool file, for each row: the first byte of its image and how many it has, or _NO_IMAGE.
+_ENTRY = struct.Struct("<qq")
+_NO_IMAGE = -1
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """Facts of one parquet file, as a scan found them."""
+
+    num_rows: int
+    nbytes: int
+    """The size of its images, by and large."""
+    identity: str
+
+
+@dataclass(frozen=True)
+class ParquetOrigin(Origin):
+    """Images in a column of parquet files. Thread safe.
+
+    `spool` is the folder for the copies. Without one every read is right, too, and costs a row group.
+    """
+
+    folder: Path
+    image: str
+    """The column: "image.bytes" of a struct."""
+    files: Mapping[bytes, TableFile]
+    spool: Path | None = None
+
+    @property
+    def random_access(self) -> bool:
+        return self.spool is not None
+
+    def read(self, source: Source) -> bytes:
+        """As Origin.read. Raises FileNotFoundError if the spool was removed, as by a process that published the set."""
+        where, number = _item(source)
+        image = self._read_row_group(where, number) if self.spool is None else self._read_spool(where, number)
+        if image is None:
+            raise DecodeError("empty", "the row has no image: expected its bytes, found null")
+        return image
+
+    def fingerprints(self, sources: Sequence[Source]) -> list[str]:
+        seen = {where: identify(self._path(where)) for where in {_item(source).where for source in sources}}
+        return [seen[_item(source).where] for source in sources]
+
+    def nbytes(self, sources: Sequence[Source]) -> int:
+        return sum(self.files[where].nbytes for where in {_item(source).where for source in sources})
+
+    def _path(self, where: bytes) -> Path:
+        return self.folder / os.fsdecode(where)
+
+    def _read_row_group(self, where: bytes, number: int) -> bytes | None:
+        path, group = self._path(where), 0
+        if identify(path) != self.files[where].identity:
+            raise _changed(path)
+        with open_parquet(path) as file:
+            while number >= (num_rows := file.metadata.row_group(group).num_rows):
+                number, group = number - num_rows, group + 1
+            image = next(islice(_images(file, self.image, [group]), number, None))
+            if image is not None and len(image) > MAX_SOURCE_NBYTES:
+                raise _too_large(len(image))
+            return image if image is None else bytes(image)
+
+    # --- the spool ---
+
+    def with_copies_in(self, folder: Path) -> ParquetOrigin:
+        return replace(self, spool=folder)
+
+    def _spool_path(self, where: bytes) -> Path:
+        """Named after the state of the parquet file, so that the copies of another state are never taken for it."""
+        assert self.spool is not None
+        name = hashlib.sha256(b"%s\0%s" % (where, self.files[where].identity.encode())).hexdigest()
+        return self.spool / f"{name[:32]}.images"
+
+    def _missing(self) -> list[bytes]:
+        if self.spool is None:
+            return list(self.files)
+        return [where for where in self.files if not self._spool_path(where).exists()]
+
+    def copies_nbytes(self) -> int:
+        return sum(self.files[where].nbytes for where in self._missing())
+
+    def prepare(self, report: Callable[[int], None]) -> None:
+        """As Origin.prepare.
+
+        Every file's copy is whole or absent, so that a call that was interrupted is followed by one that does the rest.
+        Calls at the same time do the same work, and do not disturb each other. Memory is bounded by a row group's
+        images, or a page's where row groups have many.
+        """
+        for where in self._missing():
+            self._copy_out(where, report)
+
+    def _copy_out(self, where: bytes, report: Callable[[int], None]) -> None:
+        path, target = self._path(where), self._spool_path(where)
+        entries = bytearray()
+        offset = reported = 0
+        with AtomicFile(target) as out, open_parquet(path) as file:
+            for image in _images(file, self.image):
+                nbytes = _NO_IMAGE if image is None else len(image)
+                entries += _ENTRY.pack(offset, nbytes)
+                if image is not None and nbytes <= MAX_SOURCE_NBYTES:
+                    with naming(target):
+                        write_all(out.descriptor, image)
+                    offset += nbytes
+                count = len(entries) // _ENTRY.size
+                if count - reported == _IMAGES_AT_ONCE:
+                    report(count - reported)
+                    reported = count
+            report(len(entries) // _ENTRY.size - reported)
+            if len(entries) != self.files[where].num_rows * _ENTRY.size or identify(path) != self.files[where].identity:
+                raise _changed(path)
+            with naming(target):
+                write_all(out.descriptor, bytes(entries))
+            out.commit()
+
+    def _read_spool(self, where: bytes, number: int) -> bytes | None:
+        path = self._spool_path(where)
+        with naming(path), open_untrusted(path) as file:
+            start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
+            offset, nbytes = _ENTRY.unpack(os.pread(file.fileno(), _ENTRY.size, start))
+            if nbytes == _NO_IMAGE:
+                return None
+            if nbytes > MAX_SOURCE_NBYTES:
+                raise _too_large(nbytes)
+            return os.pread(file.fileno(), nbytes, offset)
+
+
+def _item(source: Source) -> Item:
+    assert isinstance(source.place, Item)
+    return source.place
+
+
+def _changed(path: Path) -> SourceError:
+    return SourceError(f"{path}: expected the file as it was scanned, found it changed: run the command again")
+
+
+def _too_large(nbytes: int) -> DecodeError:
+    return DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
+
+
+def is_struct(kind: Any) -> bool:
+    """Whether a column of this type has columns of its own."""
+    return str(kind).startswith("struct<")
+
+
+def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[memoryview | None]:
+    """Yields the bytes of all rows, or of those of some row groups: views that are valid until the next one."""
+    batches = file.iter_batches(_IMAGES_AT_ONCE, row_groups=row_groups, columns=[column], use_threads=False)
+    for batch in batches:
+        array = batch.column(0)
+        if is_struct(array.type):
+            (array,) = array.flatten()  # where the struct is null, so are its bytes
+        for value in array:
+            yield memoryview(value.as_buffer()) if value.is_valid else None

@@ -1,0 +1,171 @@
+"""JSON that another program may have written, taken apart strictly: a manifest's values, each checked where it stands.
+
+Every fault is a FormatError with the place in the document, what was expected and what was found. The functions take a
+value and `where` it stands, and return it with its type.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence, Set
+from itertools import chain
+from typing import Any
+
+from shardio.errors import FormatError
+from shardio.format.layout import MAX_COUNT, is_safe_name
+
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+# os.fsdecode makes others of the bytes of names that are not UTF-8. These stand for nothing.
+_SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+# As many as Python turns into an integer, and as deep as it writes JSON, however it is set and called.
+_MAX_DIGITS = 4300
+_MAX_DEPTH = 100
+
+
+def document(data: bytes) -> Any:
+    """Returns the JSON document in these bytes, in which no object has a key twice and all numbers are finite."""
+    try:
+        return json.loads(
+            data.decode("ascii"),
+            object_pairs_hook=_distinct_keys,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_integer,
+        )
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"expected a JSON document in ASCII, found a fault: {error}") from None
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if (repeated := first_repeated(key for key, _ in pairs)) is not None:
+        raise FormatError(f"expected distinct keys in each object, found {show(repeated)} twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> None:
+    raise FormatError(f"expected numbers that JSON has, found {name}")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise FormatError(f"expected numbers that float64 holds, found {show(text)}")
+    return number
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise FormatError(f"expected integers of at most {_MAX_DIGITS} digits, found {show(text)}")
+    return int(text)
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+# --- single values ----------------------------------------------------------------------------------------------------
+
+
+def show(value: object) -> str:
+    """Returns a value as it may stand in a message, however long it is."""
+    text = repr(value)
+    return text[:160] + "..." if len(text) > 160 else text
+
+
+def fault(where: str, expected: str, found: object) -> FormatError:
+    return FormatError(f"{where}: expected {expected}, found {show(found)}")
+
+
+def mapping(value: object, where: str) -> dict[str, Any]:
+    """Returns an object with any keys."""
+    if type(value) is not dict:
+        raise fault(where, "an object", value)
+    return value
+
+
+def fields(value: object, where: str, keys: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:
+    """Returns an object with exactly these keys."""
+    found = mapping(value, where)
+    if set(found) - optional != keys:
+        missing, unknown = sorted(keys - set(found)), sorted(set(found) - keys - optional)
+        parts = [f"without {show(missing)}"] if missing else []
+        parts += [f"with unknown {show(unknown)}"] if unknown else []
+        raise FormatError(f"{where}: expected exactly the keys {sorted(keys)}, found it {' and '.join(parts)}")
+    return found
+
+
+def sequence(value: object, where: str) -> list[Any]:
+    if type(value) is not list:
+        raise fault(where, "a list", value)
+    return value
+
+
+def filled(value: object, where: str) -> list[Any]:
+    """Returns the list of a key that is left out rather than empty, so that equal sets have equal manifests."""
+    if not sequence(value, where):
+        raise fault(where, "at least one, or no such key", value)
+    return sequence(value, where)
+
+
+def strings(value: object, where: str) -> tuple[str, ...]:
+    """Returns the strings in a list."""
+    return tuple(string(one, f"{where}[{i}]") for i, one in enumerate(sequence(value, where)))
+
+
+def count(value: object, where: str, minimum: int = 0) -> int:
+    if type(value) is not int or not minimum <= value <= MAX_COUNT:
+        raise fault(where, f"an integer from {minimum} to 2**53", value)
+    return value
+
+
+def string(value: object, where: str) -> str:
+    if type(value) is not str:
+        raise fault(where, "a string", value)
+    if _SURROGATE.search(value):
+        raise fault(where, "text, in which lone surrogates stand for bytes (U+DC80 to U+DCFF)", value)
+    return value
+
+
+def name(value: object, where: str) -> str:
+    if type(value) is not str or not is_safe_name(value):
+        raise fault(where, "a safe name ([A-Za-z0-9][A-Za-z0-9._-]*, at most 200 characters)", value)
+    return value
+
+
+def sha256(value: object, where: str) -> str:
+    if type(value) is not str or not _SHA256.fullmatch(value):
+        raise fault(where, "64 lower-case hexadecimal digits", value)
+    return value
+
+
+def anything(value: object, where: str, depth: int = 0) -> None:
+    """Checks what may be anything that can be shown, and written as JSON again."""
+    if isinstance(value, str):
+        string(value, where)
+    if isinstance(value, (dict, list)):
+        if depth == _MAX_DEPTH:
+            raise FormatError(f"{where}: expected objects and lists at most {_MAX_DEPTH} deep, found deeper ones")
+        for child in chain(value, value.values()) if isinstance(value, dict) else value:
+            anything(child, where, depth + 1)
+
+
+def is_digest(text: str) -> bool:
+    """Whether this is the digest of a set, whole."""
+    return _SHA256.fullmatch(text) is not None
+
+
+def check_text(names: Sequence[object], where: str) -> None:
+    """Raises TypeError or ValueError unless all are strings that a manifest may hold."""
+    for one in names:
+        if not isinstance(one, str):
+            raise TypeError(f"{where} must be strings, found {show(one)}")
+        if _SURROGATE.search(one):
+            raise ValueError(f"{where} must be text, in which lone surrogates stand for bytes, found {show(one)}")
