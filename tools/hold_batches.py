@@ -105,7 +105,7 @@ def hold_batches(count: int, seed: int) -> list[str]:
         pixels = write_set(out)
         for io in ("mmap", "pread"):
             with ShardLoader(out, 7, seed=seed, num_threads=2, device="cpu", return_indices=True, io=io) as loader:
-                loader._ring = SpoilingRing(loader._ring.capacity, loader._ring._make)
+                loader._pipeline._ring = SpoilingRing(loader._pipeline._ring.capacity, loader._pipeline._ring._make)
                 wrong = hold(loader, pixels, count // 2, seed)
                 if wrong:
                     problems.append(f"io={io}: {wrong} comparisons failed")

@@ -251,11 +251,11 @@ def wait_for(what: Callable[[], bool]) -> None:
 def test_each_batch_is_announced_once_before_it_is_read_and_not_too_early(
     depth: int, prefetch: int, loader_of: MakeLoader, announced: Announced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.loading.loader.read_ahead_batches", lambda nbytes, left: depth)
+    monkeypatch.setattr("shardio.loading.pipeline.read_ahead_batches", lambda nbytes, left: depth)
     with loader_of("mmap", batch_size=3, prefetch=prefetch, num_threads=1, tail="short") as loader:
         for epoch in range(2):
             announced.events.clear()
-            order = [tuple(indices.tolist()) for indices in loader._sampler.batches(epoch)]
+            order = [tuple(indices.tolist()) for indices in loader._position.sampler.batches(epoch)]
             for number, batch in enumerate(loader):
                 check(batch)
                 under_way = number + 1 + prefetch
@@ -293,11 +293,13 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
         assert entered.wait(DEADLINE_SECONDS)  # and behind it, more are queued
         del iterator
         go_on.set()
-        loader._threads.submit(loader._reader, np.arange(3), loader._ring.acquire()).wait()
+        loader._pipeline._threads.submit(
+            loader._pipeline._reader, np.arange(3), loader._pipeline._ring.acquire()
+        ).wait()
         assert len(hinted) == 3
         hinted.clear()
         list(loader)
-        assert hinted == [tuple(indices.tolist()) for indices in loader._sampler.batches(1)]
+        assert hinted == [tuple(indices.tolist()) for indices in loader._position.sampler.batches(1)]
 
 
 def test_closing_does_not_wait_for_hints_that_are_queued(

@@ -319,13 +319,13 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
     def collecting(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         real(storage, entry, offset, buffer)
         if threading.current_thread().name == "shardio-stage-0" and held:
-            held.pop()._cached.close()  # type: ignore[union-attr]  # as its finaliser does
+            held.pop()._pipeline._source.close()  # type: ignore[union-attr]  # as its finaliser does
 
     monkeypatch.setattr(FolderStorage, "read_into", collecting)
     loader = loaded(src, cache)
     held.append(loader)
     gate.opened.set()
-    (thread,) = loader._cached._held.threads  # type: ignore[union-attr]
+    (thread,) = loader._pipeline._source._staging.threads  # type: ignore[union-attr]
     thread.join(30)
     assert not thread.is_alive()
     assert not [copy for copy in Cache(cache).copies() if copy.in_use]
