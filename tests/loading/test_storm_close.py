@@ -1,4 +1,4 @@
-"""Exceptions from signal handlers at any moment leave nothing behind: a short form of tools/storm_close.py."""
+"""Exceptions from signal handlers at any moment leave nothing behind: a short form of storm_close.py."""
 
 from __future__ import annotations
 
