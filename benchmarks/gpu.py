@@ -188,7 +188,7 @@ def measure_numa(path: Path, options: argparse.Namespace, device: torch.device) 
         torch._C._host_emptyCache()
         for node in (None, *sorted(int(folder.name[4:]) for folder in NODES.glob("node[0-9]*"))):
             loader = stack.enter_context(ShardLoader(path, batch_size, device=device, rank=0, world_size=1))
-            loader._copier._node = node  # type: ignore[union-attr]
+            loader._pipeline._copier._node = node  # type: ignore[union-attr]
             name = "wherever they come" if node is None else f"node {node}" + " of the GPU" * (node == own)
             ways[f"slots: {name}"] = from_the_loader(loader, options.batches)
         ways["bare pinned copies"] = pinned_copies(device, batch_size, sample_nbytes(shards.sample_shape))

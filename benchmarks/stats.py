@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 from common import BUILD, describe_machine
 
-import shardio.loading.gather
-import shardio.loading.loader
 from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.loading import pipeline
 from shardio.loading.loader import ShardLoader
 
 ROUNDS = 9
@@ -56,13 +55,13 @@ class _Blind:
 
 @contextlib.contextmanager
 def nothing_seen() -> Iterator[None]:
-    loader = shardio.loading.loader
-    seen = loader.record_function, loader._Counts
-    loader.record_function, loader._Counts = lambda name: contextlib.nullcontext(), _Blind
+    seen = pipeline.record_function, pipeline.Counts
+    pipeline.record_function = lambda name: contextlib.nullcontext()
+    pipeline.Counts = _Blind
     try:
         yield
     finally:
-        shardio.loading.loader.record_function, shardio.loading.loader._Counts = seen
+        pipeline.record_function, pipeline.Counts = seen
 
 
 def main() -> None:

@@ -74,14 +74,12 @@ from shardio.sets.local import PLAN_NAME, check_apart, check_free, check_local, 
 from shardio.system.files import (
     is_temporary,
     make_folder,
-    naming,
-    open_file,
-    read_untrusted,
     remove_temporaries,
     sweep_temporaries,
     write_atomic,
 )
 from shardio.system.machine import usable_cores
+from shardio.system.opening import naming, open_file, read_untrusted
 from shardio.system.threads import ThreadPool
 
 _REMOVAL_TRIES = 10

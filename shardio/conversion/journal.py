@@ -24,13 +24,11 @@ from shardio.system.files import (
     fsync_folder,
     is_abandoned,
     is_left_over,
-    naming,
-    open_untrusted,
-    read_untrusted,
     sweep_temporaries,
     write_all,
     write_atomic,
 )
+from shardio.system.opening import naming, open_untrusted, read_untrusted
 
 _SUFFIX = ".journal"
 

@@ -38,8 +38,9 @@ from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, columns_of, index_
 from shardio.format.manifest import FileEntry, Manifest, ShardEntry, load_manifest
 from shardio.sets.local import hinting_at_order
 from shardio.sets.verify import verify
-from shardio.system.files import open_regular, read_untrusted, sweep_temporaries, write_atomic
+from shardio.system.files import sweep_temporaries, write_atomic
 from shardio.system.machine import usable_cores
+from shardio.system.opening import open_regular, read_untrusted
 from shardio.system.threads import ThreadPool
 
 # Samples that came out different are named one by one up to so many in a shard.

@@ -38,8 +38,9 @@ from shardio.errors import DecodeError, FormatError
 from shardio.format.checksum import crc32
 from shardio.format.layout import WORK_FOLDER, index_dtype
 from shardio.format.manifest import ShardEntry
-from shardio.system.files import AtomicFile, OpenFile, naming, open_untrusted, read_untrusted, write_all, write_atomic
-from shardio.system.machine import filesystem_kind, is_network
+from shardio.system.files import AtomicFile, write_all, write_atomic
+from shardio.system.filesystems import filesystem_kind, is_network
+from shardio.system.opening import OpenFile, naming, open_untrusted, read_untrusted
 from shardio.system.threads import ThreadPool
 
 # Sources that a thread takes at a time. Handing each over by itself would cost the GIL and a switch of threads; with

@@ -25,6 +25,7 @@ from shardio.errors import ConvertError, FormatError, SetNotFoundError
 from shardio.format.layout import (
     FORMAT_NAME,
     FORMAT_VERSION,
+    HEADER_NBYTES,
     MANIFEST_NAME,
     MAX_COUNT,
     MAX_KEY_NBYTES,
@@ -39,9 +40,11 @@ from shardio.format.layout import (
     index_header,
     index_nbytes,
     is_safe_name,
+    shard_header,
     shard_nbytes,
 )
-from shardio.system.files import naming, open_regular, write_atomic
+from shardio.system.files import write_atomic
+from shardio.system.opening import naming, open_regular
 
 # What a shard takes in manifest.json beside its name.
 _SHARD_TEXT_NBYTES = 176
@@ -64,10 +67,17 @@ class FileEntry:
     nbytes: int
     sha256: str
 
+    def header(self, sample_shape: SampleShape) -> bytes:
+        """Returns the bytes with which the file of a set of such samples begins; empty if it may begin with any."""
+        return b""
+
 
 @dataclass(frozen=True)
 class ShardEntry(FileEntry):
     num_samples: int
+
+    def header(self, sample_shape: SampleShape) -> bytes:
+        return shard_header(self.num_samples, sample_shape)
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,10 @@ class IndexEntry(FileEntry):
     def dtype(self) -> np.dtype[np.void]:
         """Of one row."""
         return index_dtype(self.key_nbytes, self.columns)
+
+    def header(self, sample_shape: SampleShape) -> bytes:
+        num_rows = (self.nbytes - HEADER_NBYTES) // self.dtype.itemsize
+        return index_header(num_rows, self.key_nbytes, self.columns)
 
     def _content(self) -> dict[str, Any]:
         content = {**vars(self), "columns": [list(column) for column in self.columns]}
@@ -102,9 +116,9 @@ class Split:
     shards: tuple[ShardEntry, ...]
 
     @property
-    def index_header(self) -> bytes:
-        """The bytes with which the index must begin."""
-        return index_header(self.num_samples, self.index.key_nbytes, self.index.columns)
+    def files(self) -> tuple[FileEntry, ...]:
+        """All files of the split, its index first."""
+        return (self.index, *self.shards)
 
 
 @dataclass(frozen=True)
@@ -141,10 +155,7 @@ class Manifest:
     @property
     def files(self) -> list[FileEntry]:
         """All files of the set but the manifest itself."""
-        entries: list[FileEntry] = [self.rejects]
-        for split in self.splits.values():
-            entries += [split.index, *split.shards]
-        return entries
+        return [self.rejects, *chain.from_iterable(split.files for split in self.splits.values())]
 
     def _check_split(self, name: str, split: Split) -> None:
         total = sum(shard.num_samples for shard in split.shards)

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.format.layout import HEADER_NBYTES
+from shardio.format.layout import SampleShape
 from shardio.format.manifest import FileEntry
-from shardio.system.files import OpenFile, open_regular
+from shardio.system.opening import OpenFile, open_regular
 
 
 def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
-    """Open a file of the set and check its type and size."""
+    """Opens a file of a set. Raises FormatError unless it is a regular file of the size that the manifest says."""
     file, nbytes = open_regular(path)
     if nbytes != entry.nbytes:
         file.close()
@@ -23,11 +23,12 @@ def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
     return file
 
 
-def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> OpenFile:
-    """As open_sized, and check that the file begins with `header`, byte for byte."""
+def open_checked(path: str | Path, entry: FileEntry, sample_shape: SampleShape) -> OpenFile:
+    """Opens a file of a set of such samples as `open_sized` does, and checks its header, byte for byte."""
     file = open_sized(path, entry)
+    header = entry.header(sample_shape)
     try:
-        found = os.pread(file.fileno(), HEADER_NBYTES, 0)
+        found = os.pread(file.fileno(), len(header), 0)
     except BaseException:
         file.close()
         raise
@@ -42,9 +43,9 @@ def open_checked(path: str | Path, entry: FileEntry, header: bytes) -> OpenFile:
 
 
 def check_not_cut(path: str | Path, entry: FileEntry, nbytes: int) -> None:
-    """FormatError if a file that was opened has fewer bytes by now."""
+    """Raises FormatError if a file that was opened has fewer bytes by now."""
     if nbytes < entry.nbytes:
         raise FormatError(
-            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: somebody cut it or is "
-            "writing to it; a published set must not change. Copy the file again, or convert again"
+            f"{path}: expected {entry.nbytes} bytes, as when it was opened, found {nbytes}: another process cut it or "
+            "is writing to it; a published set must not change. Copy the file again, or convert again"
         )

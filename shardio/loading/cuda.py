@@ -1,4 +1,4 @@
-"""The CUDA calls of the loader, all of them: pinned slots, copies on a side stream, events."""
+"""All CUDA calls of the loader: pinned slots, copies on a side stream, events."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shardio.system.numa import node_of_pci_device, preferring_node
 
 
 class PinnedSlot(Slot):
-    """A slot in pinned memory, with the two events between which it is copied, on the side stream."""
+    """A slot in pinned memory, with the two events between which it is copied on the side stream."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor) -> None:
         super().__init__(images.numpy(), labels.numpy(), indices.numpy())
-        # Of torch's own memory: if the slot is dropped, torch keeps the memory until copies from it are done.
+        # The memory is torch's own: if the slot is dropped, torch keeps it until copies from it are done.
         self.tensors = (images, labels, indices)
         self.begin = torch.cuda.Event(enable_timing=True)
-        # A host that is ahead of its device waits for this one for most of each step. It sleeps: by default it would
-        # spin, on a core that the gather threads may need.
+        # A host that is ahead of its device waits for this one for most of each step. It sleeps, as spinning, the
+        # default, takes a core that the gather threads may need.
         self.end = torch.cuda.Event(enable_timing=True, blocking=True)
 
 
@@ -84,7 +84,7 @@ class CudaTransfer:
                     memory.copy_(tensor[:size], non_blocking=True)
                 self._end.record(self._copy_stream)
         except BaseException:
-            # A Ctrl-C, say. Nobody will be handed this memory; what has begun still writes to it.
+            # A Ctrl-C, say. This memory is not handed over, but copies that have begun still write to it.
             self._owner.wait_stream(self._copy_stream)
             raise
 
@@ -116,7 +116,7 @@ class CudaTransfer:
 
 
 def numa_node(device: torch.device) -> int | None:
-    """The NUMA node that a CUDA device is attached to; None if that is not known, or if there is only one."""
+    """Returns the NUMA node that a CUDA device is attached to; None if it is unknown, or if there is only one."""
     properties: Any = torch.cuda.get_device_properties(device)
     try:
         return node_of_pci_device(properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
@@ -125,7 +125,7 @@ def numa_node(device: torch.device) -> int | None:
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialised pinned memory that begins on a page, as `shardio.loading.ring` wants its slots to."""
+    """Returns uninitialised pinned memory that begins on a page, as slots do."""
     # On the CPU, whatever torch.set_default_device says.
     tensor = torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
     if tensor.data_ptr() % ALIGNMENT == 0:

@@ -21,25 +21,25 @@ from numpy.typing import NDArray
 
 from shardio.loading.ring import Slot
 from shardio.order.windows import Windows
-from shardio.reading.readers import Reader
+from shardio.reading.reader import Reader
 from shardio.system.threads import DaemonThread
 
 
 class Pending:
     """A batch of `size` samples that is being gathered into a slot, in `parts` parts. Thread safe; one thread may wait.
 
-    The slot belongs to the pending batch until somebody takes it; `abandon` sees to it that it returns to the ring.
+    The slot belongs to the pending batch until `wait` returns it, or `abandon` has it return to the ring.
 
-    No locks: the waiting thread may be interrupted (Ctrl-C) between any two bytecodes, and a finaliser may abandon a
-    batch in the middle of any other call. What two threads may do at the same time are single operations of lists and
-    of a SimpleQueue, which are atomic.
+    There are no locks: the waiting thread may be interrupted (Ctrl-C) between any two bytecodes, and a finaliser may
+    abandon a batch in the middle of any other call. Two threads only do single operations of lists and of a
+    SimpleQueue at the same time, which are atomic.
     """
 
     def __init__(self, slot: Slot, size: int, parts: int, finish: Finish | None = None) -> None:
         self.size = size
-        self._slot = [slot]  # whoever pops it owns it
+        self._slot = [slot]  # the thread that pops it owns it
         self._unfinished = [None] * parts
-        self._finish = [finish]  # whoever pops it ends the batch
+        self._finish = [finish]  # the thread that pops it ends the batch
         self._seconds: list[float] = []
         self._errors: list[BaseException] = []
         self._release: Callable[[Slot], None] | None = None
@@ -47,10 +47,10 @@ class Pending:
         self._signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run_part(self, copy: Callable[[], None]) -> None:
-        """Do one part, in a gather thread. Never raises: an error belongs to whoever waits."""
+        """Do one part, in a gather thread. Never raises: `wait` raises its error."""
         start = time.perf_counter()
         try:
-            if self._release is None:  # else nobody wants the batch any more
+            if self._release is None:  # else the batch was abandoned
                 copy()
         except BaseException as error:
             self._errors.append(error)
@@ -60,7 +60,7 @@ class Pending:
             self._end()
 
     def _end(self) -> None:
-        """After the last part. The last two may both find themselves last: then one of them does this."""
+        """End the batch after its last part. The last two may both find themselves last: then one of them does this."""
         try:
             finish = self._finish.pop()
         except IndexError:
@@ -76,19 +76,19 @@ class Pending:
 
     @property
     def gather_seconds(self) -> float:
-        """Seconds of copying, summed over the parts. Complete after wait()."""
+        """The seconds of copying, summed over the parts. Complete after wait()."""
         return sum(self._seconds)
 
     def done(self) -> bool:
-        """Whether wait() would not wait."""
+        """Returns whether wait() would return at once."""
         return self._finished
 
     def failed(self) -> bool:
-        """Whether wait() would raise."""
+        """Returns whether wait() would raise."""
         return bool(self._errors)
 
     def wait(self) -> Slot:
-        """Wait for all parts and take the slot. Raises what a part raised, with its traceback."""
+        """Wait for all parts. Returns the slot, or raises the error of a part, with its traceback."""
         if not self._finished:  # the flag, because an interrupted wait may have taken the signal with it
             self._signal.get()
         if self._errors:
@@ -96,9 +96,9 @@ class Pending:
         return self._slot.pop()
 
     def abandon(self, release: Callable[[Slot], None]) -> None:
-        """Nobody wants the batch: call `release` with the slot once no part touches it any more. Does not wait."""
+        """Have `release` called with the slot once no part touches it any more. Does not wait."""
         self._release = release
-        if self._finished:  # or else whoever ends the batch finds `release`
+        if self._finished:  # else the thread that ends the batch finds `release`
             self._give_back()
 
     def _give_back(self) -> None:
@@ -111,27 +111,27 @@ class Pending:
 
 
 class Hints:
-    """What a reader is told of the batches that one consumer will ask for. Thread safe."""
+    """Announcements to a reader of the batches that one consumer will ask for. Thread safe."""
 
     def __init__(self) -> None:
         self._wanted = True
 
     def run_part(self, tell: Callable[[], None]) -> None:
-        """Pass on one hint, in a gather thread. Never raises: whoever wants the batch will find out."""
+        """Pass on one hint, in a gather thread. Never raises: the read of the batch will."""
         if self._wanted:
             with contextlib.suppress(Exception):
                 tell()
 
     def abandon(self) -> None:
-        """Nobody will ask for the batches: pass on no more."""
+        """Pass on no more: the consumer will not ask for the batches."""
         self._wanted = False
 
 
 Finish = Callable[[Slot, int], None]
-"""What is done to a whole batch (slot, size) by the gather thread that copied its last part."""
+"""The last step of a batch (slot, size), in the gather thread that copied its last part."""
 
 _Job = tuple[Pending | Hints, Callable[[], None]]
-# What is no job is the end of them: None, or a weak reference that has died.
+# Anything else tells a thread to end: None, or a weak reference that has died.
 _Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
 
 
@@ -181,7 +181,7 @@ class GatherThreads:
         pending = Pending(slot, size, parts, finish)
         for start, stop in pairwise(bounds):
             self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop, windows)))
-        if self._closed.on:  # perhaps since a moment ago, and nobody serves the queue any more
+        if self._closed.on:  # perhaps since a moment ago, and no thread serves the queue any more
             _refuse_queued(self._jobs)
         return pending
 

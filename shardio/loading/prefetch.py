@@ -41,29 +41,29 @@ class Transfer(Protocol):
     """Device memory for one batch, and the copy into it."""
 
     seconds: float
-    """That the device took for the copy. 0.0 until it is known to be done."""
+    """The time that the device took for the copy. 0.0 until it is known to be done."""
 
     def start(self, slot: Slot, size: int) -> None:
         """Begin to copy the first `size` samples. Does not wait; the slot must stay as it is until it is done."""
 
     def done(self) -> bool:
-        """Whether the copy has been made: only then may the slot be written again. Does not wait."""
+        """Returns whether the copy has been made: only then may the slot be written again. Does not wait."""
 
     def wait(self) -> None:
         """Wait, on the host, until `done`."""
 
     def hand_over(self) -> Tensors:
-        """The device's tensors, for the consumer's stream, which does after the copy what it is given from now on.
+        """Returns the device's tensors for the consumer's stream, whose further work comes after the copy.
 
-        So they may be dropped at once, too: whoever gets their memory next comes after the copy.
+        So they may be dropped at once, too: the next use of their memory comes after the copy.
         """
 
 
 class Copier(Protocol):
-    """How batches get to one device."""
+    """Makes slots and device memory for one device."""
 
     def new_slot(self, batch_size: int, sample_shape: SampleShape) -> Slot:
-        """A slot in memory that the device can copy from by itself."""
+        """Returns a slot in memory that the device can copy from by itself."""
 
     def reserve(self, slot: Slot) -> Transfer:
         """Allocate device memory for a batch of the slot's size. Does not wait.
@@ -104,7 +104,7 @@ class DevicePrefetch:
             self._reserved = self._copier.reserve(slot)
 
     def take(self) -> Tensors:
-        """The oldest started batch. Waits if more than MOST_AHEAD taken ones are not even copied yet."""
+        """Returns the oldest started batch. Waits if more than MOST_AHEAD taken ones are not even copied yet."""
         tensors = self._hand_over()
         # Copies are made in order: while one that was taken is unfinished, so are all that were not taken.
         self.reclaim(len(self._transfers) + MOST_AHEAD)
@@ -125,7 +125,7 @@ class DevicePrefetch:
     def close(self) -> None:
         """Wait for all copies and return all slots. Batches that were not taken are lost."""
         self._reserved = None
-        # Handed over to nobody, so that their memory is safe even if a Ctrl-C cuts the waiting short.
+        # They are handed over, so that their memory is safe even if a Ctrl-C cuts the waiting short.
         while self._transfers:
             self._hand_over()
         self.reclaim(most_copying=0)

@@ -1,8 +1,8 @@
 """Batch slots, and who owns each: the ring, the pipeline that fills it, or the caller who holds a batch of it.
 
 The one idea: a slot that was handed out comes back by reference counting, when the last array or tensor over its memory
-dies, and never "after the next few batches". So a batch stays valid for as long as anybody holds it, and if many are
-held, the ring makes new slots instead of waiting for old ones.
+dies, and never "after the next few batches". So a batch stays valid for as long as it is held, and if many are, the
+ring makes new slots instead of waiting for old ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,18 @@ from shardio.format.layout import SampleShape
 from shardio.system.direct import aligned_empty
 
 
+class Drawn(NamedTuple):
+    """The samples of a batch, on the host: `indices`, int64 (B,), and `sizes` as in `Slot`."""
+
+    indices: NDArray[np.int64]
+    sizes: NDArray[np.int64] | None
+
+
 class Slot:
     """The memory of one batch: `images` (batch_size, height, width, channels) uint8 and `labels`, `indices` int64.
 
-    `sizes`, int64 (B, 2), are those that pictures had before they were squashed, where somebody wants to know them.
-    Only one owner may touch it at a time. The arrays keep their memory alive, whatever it is (pinned, say).
+    `sizes`, int64 (B, 2), are those that pictures had before they were squashed; None where no transform asks for them.
+    Only one owner may touch a slot at a time. The arrays keep their memory alive, whatever it is (pinned, say).
     """
 
     def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], indices: NDArray[np.int64]) -> None:
@@ -33,9 +40,13 @@ class Slot:
         self.indices = indices
         self.sizes: NDArray[np.int64] | None = None
 
+    def drawn(self, size: int) -> Drawn:
+        """Returns a copy of what tells the first `size` samples."""
+        return Drawn(self.indices[:size].copy(), self.sizes)
+
 
 def new_slot(batch_size: int, sample_shape: SampleShape) -> Slot:
-    """A slot in ordinary memory."""
+    """Returns a slot in ordinary memory."""
     return Slot(
         aligned_empty((batch_size, *sample_shape)), np.empty(batch_size, np.int64), np.empty(batch_size, np.int64)
     )
@@ -61,7 +72,7 @@ class Ring:
             self._free.clear()  # lent slots know the deque, and may outlive the ring
 
     def acquire(self) -> Slot:
-        """A slot that nobody else owns. Never waits."""
+        """Returns a slot that the caller alone owns. Never waits."""
         entry: Slot | _Ticket | None = None
         with contextlib.suppress(IndexError):
             entry = self._free.pop()
@@ -80,7 +91,7 @@ class Ring:
         self._free.append(slot)
 
     def lend(self, slot: Slot, size: int) -> NDArray[np.uint8]:
-        """The first `size` images of the slot, as a view that owns the slot: it returns when the last view dies."""
+        """Returns the first `size` images as a view that owns the slot: this comes back when the last view dies."""
         loan = _Loan(slot, size)
         ticket = _Ticket(loan, self._free.append)
         ticket.slot = slot
@@ -88,7 +99,7 @@ class Ring:
         return np.asarray(loan)
 
     def clear(self) -> None:
-        """Free what waits for reuse. What is lent stays valid."""
+        """Free the slots that wait for reuse. Lent ones stay valid."""
         self._free.clear()
 
 
@@ -100,7 +111,7 @@ class _Ticket(weakref.ref["_Loan"]):
 
 
 class _Loan:
-    """Memory by NumPy's array interface. NumPy keeps the object that gave it alive for as long as the array lives.
+    """Memory by NumPy's array interface. NumPy keeps the object that gave it for as long as the array lives.
 
     If a loan dies as part of a cycle, its ticket dies with it: then the slot is freed instead of returned.
     """

@@ -1,8 +1,11 @@
-"""The dataset, the sampler and the names of arguments that code for torch's DataLoader expects of a ShardLoader."""
+"""The dataset, the sampler and the names of arguments that code for torch's DataLoader expects of a ShardLoader.
+
+A loader has what loops and frameworks read of a DataLoader, and not what DataLoaders are made of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -11,6 +14,7 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 from shardio.loading.dataset import ShardDataset
+from shardio.loading.state import Position
 from shardio.reading.shardset import ShardSet, position_of
 
 _NO_PROCESSES = "there are no worker processes: leave it out"
@@ -36,7 +40,7 @@ _INSTEAD = {
 
 
 def refuse_options(names: Iterable[str]) -> NoReturn:
-    """TypeError for arguments that ShardLoader does not have, with those that it has instead of DataLoader's."""
+    """Raises TypeError for arguments that ShardLoader does not have; it names what to use instead of DataLoader's."""
     found = list(names)
     known = [f"{name}: {_INSTEAD[name]}" for name in found if name in _INSTEAD]
     if known:
@@ -84,19 +88,79 @@ class LoaderDataset(ShardDataset):
 
 
 class RankSampler(torch.utils.data.Sampler[int]):
-    """The samples that a ShardLoader reads next: the rest of the epoch that comes, of this rank. `set_epoch` is the
+    """The samples that a ShardLoader reads next: this rank's part of the rest of the next epoch. `set_epoch` is the
     loader's, and len() counts a whole epoch."""
 
-    def __init__(
-        self, batches: Callable[[], Iterator[NDArray[np.int64]]], num_samples: int, set_epoch: Callable[[int], None]
-    ) -> None:
-        self._batches = batches
-        self._num_samples = num_samples
-        self.set_epoch = set_epoch
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self.set_epoch = position.set_epoch
 
     def __iter__(self) -> Iterator[int]:
-        for indices in self._batches():
+        for indices in self._position.rest().batches(self._position.next.epoch):
             yield from indices.tolist()
 
     def __len__(self) -> int:
-        return self._num_samples
+        return self._position.sampler.num_read
+
+
+class LikeDataLoader:
+    """The part of a DataLoader, its sampler and torchdata's StatefulDataLoader that frameworks use.
+
+    A subclass sets `shards` and `_position`.
+    """
+
+    shards: ShardSet
+    _position: Position
+
+    batch_sampler = None
+    """None, as in a DataLoader that makes no batches: of another, frameworks would make a DataLoader over `dataset`."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch of this rank. The last one may be smaller with tail="short"."""
+        return self._position.sampler.batch_size
+
+    @cached_property
+    def dataset(self) -> LoaderDataset:
+        """The samples that an epoch is drawn from, one by one, as frameworks look for them in a DataLoader."""
+        return LoaderDataset(self.shards, self._position.indices)
+
+    @property
+    def sampler(self) -> RankSampler:
+        """The indices that come next, and `set_epoch`, as frameworks look for it in a DataLoader."""
+        return RankSampler(self._position)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter()` begin this epoch. Without it, epochs follow each other.
+
+        The epoch that `load_state_dict` goes on with may be set again: it still goes on where it was left.
+        """
+        self._position.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Batches per epoch, the same on every rank."""
+        return self._position.sampler.num_batches
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "a ShardLoader gives whole batches, to a loop over it: leave out the DataLoader around it, or give that a "
+            "ShardDataset; loader.dataset[i] is a single sample"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns where the consumer is, as JSON values: what it has received, not what was read ahead.
+
+        `consumed` counts the samples of the epoch's order that all ranks together have received. The state is the same
+        on every rank, and does not depend on how many there are.
+        """
+        return self._position.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` go on where `state` was taken: with exactly the samples not yet consumed.
+
+        The number of ranks, the batch size and the tail may be others than before. After an epoch's last batch, that
+        next `iter()` gives only what "drop" has left, if a smaller batch can be made of it, and mostly nothing; the one
+        after it gives the next epoch, as a loop over epochs expects. ValueError if the state belongs to another set,
+        split or order.
+        """
+        self._position.load_state(state)

@@ -19,11 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.format.layout import sample_nbytes
-from shardio.reading.readers import direct_alignment, set_direct
 from shardio.reading.shardset import ShardSet
-from shardio.system.direct import aligned_empty
-from shardio.system.files import naming, open_regular
-from shardio.system.machine import filesystem_kind
+from shardio.system.direct import aligned_empty, direct_alignment, set_direct
+from shardio.system.filesystems import filesystem_kind
+from shardio.system.opening import naming, open_regular
 from shardio.system.threads import ThreadPool
 
 Steps = Generator[int, None, None]

@@ -71,6 +71,17 @@ def world_of_torch(environ: Mapping[str, str] | None = None) -> World | None:
     return replace(told, local_rank=_local_rank(told, os.environ if environ is None else environ))
 
 
+def check_world(world: World) -> None:
+    """Raises LaunchError if torch.distributed, initialised since, says otherwise. Arguments are believed."""
+    now = None if world.source == "arguments" else world_of_torch()
+    if now and (now.rank, now.world_size) != (world.rank, world.world_size):
+        raise LaunchError(
+            f"this ShardLoader was made as rank {world.rank} of {world.world_size}, told by {world.source}, but "
+            f"torch.distributed says rank {now.rank} of {now.world_size}: make the loader after torch.distributed is "
+            "initialised, or give rank= and world_size="
+        )
+
+
 def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
     """Returns LOCAL_RANK, which every starter of torch processes sets, or that of a launcher which means this process.
 

@@ -1,4 +1,4 @@
-"""Which reader suits which set on which machine: looked at, decided, and told why.
+"""Chooses the reader that suits a set on this machine, and says why.
 
 The decision is a function of facts alone (`choose`), so that every case of it can be tested; `look_at` finds the facts.
 """
@@ -6,19 +6,22 @@ The decision is a function of facts alone (`choose`), so that every case of it c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from shardio.format.layout import sample_nbytes
-from shardio.reading.readers import FileReader, MappedReader, Reader, direct_alignment
+from shardio.reading.file_reader import FileReader
+from shardio.reading.mapped import MappedReader
+from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet
-from shardio.system.machine import filesystem_kind, is_network, memory_left
+from shardio.system.direct import direct_alignment
+from shardio.system.filesystems import filesystem_kind, is_network
+from shardio.system.machine import memory_left
 
 Io = Literal["auto", "mmap", "pread", "direct"]
 
-# Of the memory that is left, for the page cache: the rest is for what the job has yet to allocate.
+# The share of the memory that is left for the page cache: the job has yet to allocate the rest.
 _SHARE_FOR_THE_SET = 0.75
-# What is announced to the kernel ahead of the batches that are due: enough to keep a fast disk busy between two steps.
+# So much is announced to the kernel ahead of the batches that are due: enough to keep a fast disk busy between two
+# steps.
 _READ_AHEAD_NBYTES = 256 << 20
 _READ_AHEAD_BATCHES = 8
 _SHARE_FOR_READ_AHEAD = 0.25
@@ -26,18 +29,18 @@ _SHARE_FOR_READ_AHEAD = 0.25
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choice rests on. None is: unknown."""
+    """The facts on which the choice rests. None is: unknown."""
 
     filesystem: str
     """Its kind, as mount(8) names it; "" if unknown."""
     nbytes: int
-    """That are to be read: of the set, each sample once."""
+    """Bytes that one epoch reads."""
     resident_share: float | None
-    """Which share of the set is in the page cache."""
+    """The share of the set that is in the page cache."""
     memory_left: int | None
     """See machine.memory_left."""
     direct_alignment: int | None
-    """What O_DIRECT demands; None where it does not work."""
+    """The alignment that O_DIRECT demands; None where it does not work."""
 
 
 class Choice(NamedTuple):
@@ -47,7 +50,7 @@ class Choice(NamedTuple):
 
 
 def choose(facts: Facts) -> Choice:
-    """The engine for io="auto"."""
+    """Returns the engine for io="auto"."""
     size = f"the set's {_gigabytes(facts.nbytes)}"
     fits = facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
     room = "" if facts.memory_left is None else f" the {_gigabytes(facts.memory_left)} of memory that are left"
@@ -70,33 +73,33 @@ def choose(facts: Facts) -> Choice:
 
 
 def look_at(shards: ShardSet, num_samples: int) -> Facts:
-    """The facts about a set of which so many samples are to be read."""
+    """Returns the facts about a set of which so many samples are to be read."""
     kind = filesystem_kind(shards.path)
     return Facts(
         filesystem=kind,
-        nbytes=num_samples * sample_nbytes(shards.sample_shape),
+        nbytes=num_samples * shards.row_nbytes,
         # A mapping on a network filesystem is better not even looked at.
         resident_share=None if is_network(kind) else shards.resident_share(),
         memory_left=memory_left(),
-        direct_alignment=direct_alignment(_first_shard(shards)),
+        direct_alignment=direct_alignment(first_shard(shards)),
     )
 
 
 def check_io(io: str) -> None:
-    """ValueError unless it is one of Io."""
+    """Raises ValueError unless it is one of Io."""
     if io not in get_args(Io):
         raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
 
 
 def make_reader(shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
-    """The reader that `io` asks for, and why it is this one. ValueError if it cannot work here."""
+    """Returns the reader that `io` asks for, and why it is this one. Raises ValueError if it cannot work here."""
     check_io(io)
     if io == "auto":
         facts = look_at(shards, num_samples)
         choice, alignment = choose(facts), facts.direct_alignment
     else:
         choice = Choice(io, False, f"asked for by io={io!r}")
-        alignment = direct_alignment(_first_shard(shards)) if io == "direct" else None
+        alignment = direct_alignment(first_shard(shards)) if io == "direct" else None
     if choice.engine == "mmap":
         return MappedReader(shards), choice.reason
     if choice.engine == "pread":
@@ -108,13 +111,13 @@ def make_reader(shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str
 
 
 def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
-    """How many batches to announce beyond those under way, with so much memory left."""
+    """Returns how many batches to announce beyond those under way, with so much memory left."""
     room = _READ_AHEAD_NBYTES if left is None else min(_READ_AHEAD_NBYTES, int(_SHARE_FOR_READ_AHEAD * left))
     return min(_READ_AHEAD_BATCHES, room // max(1, batch_nbytes))
 
 
-def _first_shard(shards: ShardSet) -> Path:
-    return shards.path / shards.manifest.splits[shards.split].shards[0].file
+def first_shard(shards: ShardSet) -> str:
+    return shards.path_of(shards.content.shards[0])
 
 
 def _named(kind: str) -> str:

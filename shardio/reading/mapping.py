@@ -1,4 +1,4 @@
-"""Many shards mapped as one matrix with a sample in each row, so that one np.take gathers from all of them.
+"""Maps many shards as one matrix with a sample in each row, so that one np.take gathers from all of them.
 
 Address space for all shards is reserved first, without memory behind it. Each shard is then mapped into its place;
 places are so far apart that the samples of every shard fall on whole rows, counted from the first sample of the first
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.layout import HEADER_NBYTES
-from shardio.system.files import OpenFile
+from shardio.system.opening import OpenFile
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10  # Linux, macOS and the BSDs agree
@@ -90,14 +90,14 @@ class RowMapping:
         self._address = self.rows.ctypes.data - HEADER_NBYTES
 
     def place(self, number: int, descriptor: int) -> None:
-        """Map file `number`, whose size and header were checked on this descriptor; it may be closed afterwards."""
+        """Maps file `number`, whose size and header were checked on this descriptor; it may be closed afterwards."""
         address, nbytes = self._address + self._places[number], self._nbytes[number]
         if _libc.mmap(address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) == _MAP_FAILED:
             raise _refused(nbytes, ctypes.get_errno())
 
 
 def advise_random(rows: NDArray[np.uint8]) -> None:
-    """Tell the kernel that rows are read in no order: it then reads what is touched, and nothing around it.
+    """Tells the kernel that rows are read in no order: it then reads what is touched, and nothing around it.
 
     Advice is never an error: a kernel that knows better goes on as it would.
     """
@@ -108,7 +108,7 @@ def advise_random(rows: NDArray[np.uint8]) -> None:
 def will_need(
     rows: NDArray[np.uint8], numbers: NDArray[np.int64], starts: NDArray[np.int64] | int = 0, nbytes: int | None = None
 ) -> None:
-    """Have the kernel begin to read these rows of a RowMapping into the page cache, or `nbytes` of each from its byte
+    """Has the kernel begin to read these rows of a RowMapping into the page cache, or `nbytes` of each from its byte
     `starts` on. Does not wait for what it reads."""
     first, last = _pages_of(rows, numbers, starts, nbytes)
     spans = np.empty((len(numbers), 2), np.uint64)  # iovecs
@@ -134,9 +134,9 @@ def _will_need_at_once(spans: NDArray[np.uint64]) -> bool:
 
 
 def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float:
-    """Which share of these rows of a RowMapping is in the page cache, told by the middle page of each (Linux).
+    """Returns which share of these rows of a RowMapping is in the page cache, told by the middle page of each (Linux).
 
-    Of a file that is neither ours nor writable for us the kernel says that all of it is.
+    The kernel says that all of a file is there if this user neither owns it nor may write to it.
     """
     first, last = _pages_of(rows, numbers)
     answer = ctypes.c_ubyte()

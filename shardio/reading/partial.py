@@ -1,13 +1,12 @@
-"""A split of a set that is read while it is copied into a cache: from the copy what is there, and the rest from afar.
+"""A split of a set that is read while it is copied into a cache: shards from the copy that are there, others from afar.
 
-Shards are mapped as they come. Nobody tells that they have come, as another process may be the one that copies: a look
-at the folder of the copy does.
+Shards are mapped as they come. As another process may be the one that copies, only a look at the folder of the copy
+tells that they have come.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from functools import partial
@@ -21,19 +20,19 @@ from shardio.errors import FormatError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import FileEntry, Manifest
 from shardio.order.windows import Windows
-from shardio.reading.readers import ReadCounts, Tally
 from shardio.reading.shardset import Sample, ShardSet, open_shards, position_of
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.eager import eager
-from shardio.system.files import OpenFile, open_nameless, write_all
+from shardio.system.files import write_all
+from shardio.system.opening import OpenFile, open_nameless
+from shardio.system.pour import pour
 
 # Between two looks for shards that have come.
 _LOOK_SECONDS = 1.0
-_PIECE_NBYTES = 8 << 20
 
 
 class Copy(Protocol):
-    """Where files of the set appear, each of them whole."""
+    """A folder in which files of the set appear, each of them whole."""
 
     path: Path
 
@@ -43,8 +42,8 @@ class Copy(Protocol):
 class StagedSet(ShardSet):
     """The ShardSet that `copy` will be: until a shard is there, its samples are read from `storage`.
 
-    It can be used as any other, by any number of threads; `path` is that of the copy. What the storage does not give is
-    an OSError that names it. If the index is not in the copy, it is fetched, and checked, when the set is opened.
+    It can be used as any other, by any number of threads; `path` is that of the copy. Reading raises an OSError that
+    names what the storage does not give. If the index is not in the copy, opening fetches and checks it.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Copy) -> None:
@@ -54,14 +53,14 @@ class StagedSet(ShardSet):
         super().__init__(copy.path, manifest, split)
 
     def _map_shards(self) -> None:
-        self._is_away = np.ones(len(self._split.shards), bool)
+        self._is_away = np.ones(len(self.content.shards), bool)
         self.look()
 
     def look(self) -> bool:
-        """Map the shards that have come since the last look; whether all are there."""
+        """Map the shards that have come since the last look. Returns whether all are there."""
         self._looked_at = time.monotonic()
         for number in np.flatnonzero(self._is_away).tolist():
-            if self._copy.has(self._split.shards[number]):
+            if self._copy.has(self.content.shards[number]):
                 try:
                     # Another thread may do the same: then one mapping of the file takes the place of an equal one.
                     self._map_shard(number)
@@ -72,11 +71,11 @@ class StagedSet(ShardSet):
 
     @property
     def num_away(self) -> int:
-        """Shards that were not in the copy at the last look."""
+        """The number of shards that were not in the copy at the last look."""
         return int(self._is_away.sum())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As of any ShardSet; until the copy is whole, the source is opened anew."""
+        """A pickle opens the copy anew, or the source as long as the copy is not whole."""
         if self.look() and os.path.lexists(self.path / MANIFEST_NAME):
             return super().__reduce__()
         if isinstance(self._storage, FolderStorage):
@@ -87,22 +86,22 @@ class StagedSet(ShardSet):
         )
 
     def _open_index(self) -> OpenFile:
-        entry = self._split.index
+        entry = self.content.index
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
                 return super()._open_index()
+
+        def read(offset: int, buffer: memoryview) -> int:
+            self._storage.read_into(entry, offset, buffer)
+            return len(buffer)
+
         file = open_nameless()
         try:
-            sha256 = hashlib.sha256()
-            for start in range(0, entry.nbytes, _PIECE_NBYTES):
-                piece = memoryview(bytearray(min(_PIECE_NBYTES, entry.nbytes - start)))
-                self._storage.read_into(entry, start, piece)
-                sha256.update(piece)
-                write_all(file.fileno(), piece)
-            if sha256.hexdigest() != entry.sha256:
+            found = pour(read, entry.nbytes, partial(write_all, file.fileno()))
+            if found != entry.sha256:
                 raise FormatError(
-                    f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {sha256.hexdigest()}; "
-                    "`shardio verify` tells what else is damaged"
+                    f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}; `shardio verify` "
+                    "tells what else is damaged"
                 )
         except BaseException:
             file.close()
@@ -115,9 +114,9 @@ class StagedSet(ShardSet):
 
     @property
     def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
-        """As those of any ShardSet. FormatError while a shard is not in the copy."""
+        """The same as of any ShardSet. Raises FormatError while a shard is not in the copy."""
         if not self.look():
-            missing = self._split.shards[int(np.argmax(self._is_away))].file
+            missing = self.content.shards[int(np.argmax(self._is_away))].file
             raise FormatError(f"{self.path / missing}: expected a shard that was copied, found none yet")
         return super().shard_arrays
 
@@ -139,7 +138,7 @@ class StagedSet(ShardSet):
 
     @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        """As ShardSet.gather. What is away is read sample by sample, one after the other: threads make it many."""
+        """As ShardSet.gather. Samples of shards that are away are read one after the other: threads make it many."""
         indices = self.check_request(indices, out, windows)
         away = self._away_of(indices)
         if away.any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:
@@ -155,45 +154,13 @@ class StagedSet(ShardSet):
             out[row] = image
         for row in np.flatnonzero(away).tolist():
             window = None if windows is None else windows[row : row + 1]
-            _fetch(self, self._storage, int(indices[row]), out[row], window)
+            fetch(self, self._storage, int(indices[row]), out[row], window)
 
 
-class StorageReader:
-    """Reads samples of `shards`, one after the other, from the storage, whatever is mapped. Thread safe."""
-
-    name = "storage"
-    num_threads = 16  # who wait for a server that answers many requests at a time, and each of them late
-
-    def __init__(self, shards: ShardSet, storage: Storage) -> None:
-        self._shards = shards
-        self._storage = storage
-        self._tally = Tally()
-        self.labels_of = shards.labels_of
-        self.column_of = shards.column_of
-
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        indices = self._shards.check_request(indices, out, windows)
-        for row, index in enumerate(indices.tolist()):
-            _fetch(self._shards, self._storage, index, out[row], None if windows is None else windows[row : row + 1])
-        self._tally.add(out.nbytes)
-
-    def reads_ahead(self) -> bool:
-        return False
-
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
-        """Nothing: the threads have requests under way all the time."""
-
-    def counts(self) -> ReadCounts:
-        return self._tally.counts()
-
-    def close(self) -> None:
-        """Nothing to give back: the storage is somebody else's."""
-
-
-def _fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
-    """Read one sample, or of its window's lines, from the storage."""
+def fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
+    """Read one sample, or the lines of its window, from the storage. Raises OSError that names the sample."""
     (shard,), (offset,) = (found.tolist() for found in shards.locate(np.array([index])))
-    entry = shards.manifest.splits[shards.split].shards[shard]
+    entry = shards.content.shards[shard]
     try:
         if window is None:
             storage.read_into(entry, offset, image.data.cast("B"))

@@ -1,10 +1,10 @@
-"""Copying scattered rows of a matrix, or a window of each, into one block of memory: natively, or else by numpy.
+"""Copies scattered rows of a matrix, or a window of each, into one block of memory: natively, or else by numpy.
 
 The native kernel (_rowcopy.c) is built at installation where there is a C compiler. Both ways do the same, which the
 same tests hold. Copying releases the GIL; any number of threads may copy at the same time into different memory.
 
-Rows may lie in a mapped file whose storage fails, or which somebody cuts. Then the native kernel stops at the row, and
-says so; numpy's copy is ended by SIGBUS, with the process.
+Rows may lie in a mapped file whose storage fails, or which another process cuts. Then the native kernel stops at the
+row, and says so; numpy's copy is ended by SIGBUS, with the process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from shardio.system.kernels import _rowcopy as _native
 def copy_rows(
     rows: NDArray[np.uint8], numbers: NDArray[np.int64], out: NDArray[np.uint8], kernel: str = DEFAULT_KERNEL
 ) -> int:
-    """out[i] = rows[numbers[i]], for `rows` (n, row_nbytes) and `out` (len(numbers), row_nbytes), both C-contiguous.
+    """Sets out[i] = rows[numbers[i]]. `rows` is (n, row_nbytes), `out` (len(numbers), row_nbytes), both C-contiguous.
 
-    Returns how many rows were copied: all, unless the storage behind the next one fails. IndexError before anything is
-    copied if a number is not from 0 to n - 1.
+    Returns how many rows were copied: all, unless the storage behind the next one fails. Raises IndexError before
+    anything is copied if a number is not from 0 to n - 1.
     """
     count, nbytes = out.shape
     if rows.shape[1] != nbytes or len(numbers) != count:
@@ -44,10 +44,10 @@ def copy_windows(
     out: NDArray[np.uint8],
     kernel: str = DEFAULT_KERNEL,
 ) -> int:
-    """out[i] = images[numbers[i], tops[i] : tops[i] + h, lefts[i] : lefts[i] + w], for (h, w) = out.shape[1:3].
+    """Sets out[i] = images[numbers[i], tops[i] : tops[i] + h, lefts[i] : lefts[i] + w], (h, w) = out.shape[1:3].
 
     `images` is (n, height, width, channels), `out` (len(numbers), h, w, channels), both C-contiguous. Returns how many
-    windows were copied, as copy_rows does. IndexError before anything is copied if a window is not inside.
+    windows were copied, as copy_rows does. Raises IndexError before anything is copied if a window is not inside.
     """
     num_images, height, width, channels = images.shape
     count, h, w, out_channels = out.shape

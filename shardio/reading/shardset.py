@@ -1,7 +1,7 @@
 """An opened split of a published set: checked, mapped, and then nothing but memory.
 
-Everything that docs/format.md demands is checked before a byte is mapped, on the descriptor that is mapped. The
-checksums are not: they cost a read of the whole set, which `shardio verify` does.
+Everything that docs/format.md demands is checked before a byte is mapped, on the descriptor that is mapped; all but the
+checksums, which cost a read of the whole set: `shardio verify` compares them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,18 +17,19 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import SetNotFoundError, printable
-from shardio.format.layout import HEADER_NBYTES, SampleShape, sample_nbytes, shard_header
+from shardio.errors import printable
+from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest import FileEntry, Manifest, load_manifest
 from shardio.format.opening import check_not_cut, open_checked, open_sized
 from shardio.order.orders import as_integer
 from shardio.order.windows import Windows
+from shardio.reading.layout import SplitLayout
 from shardio.reading.mapping import RowMapping, advise_random, resident_share, will_need
 from shardio.reading.rowcopy import copy_rows, copy_windows
 from shardio.sets.names import find_folder
 from shardio.system.eager import eager
-from shardio.system.files import OpenFile, open_regular
-from shardio.system.retry import RETRY_SECONDS, reading_failed
+from shardio.system.opening import OpenFile, open_regular
+from shardio.system.retry import Attempts, reading_failed
 
 
 class Sample(NamedTuple):
@@ -44,19 +44,19 @@ class Sample(NamedTuple):
 
 @eager
 def open_shards(path: str | os.PathLike[str], split: str = "train", *, digest: str | None = None) -> ShardSet:
-    """Open one split of the set in the folder `path`, or of that name in the catalogue (`shardio.sets.names`).
+    """Opens one split of the set in the folder `path`, or of that name in the catalogue (`shardio.sets.names`).
 
     `digest` pins the content, all of the set's splits: the digest that `shardio info` prints, or its first 12 digits or
-    more. SetNotFoundError if there is no set or no such split; FormatError if it is another set than the pinned one, or
-    if any file is not what the manifest says.
+    more. Raises SetNotFoundError if there is no set or no such split; FormatError if it is another set than the pinned
+    one, or if any file is not what the manifest says.
     """
     path = find_folder(path)
     return ShardSet(Path(path), load_manifest(path, digest), split)
 
 
 def position_of(index: SupportsIndex, count: int) -> int:
-    """Returns which of `count` samples `index` is, counted from the end if it is negative. IndexError if it is none of
-    them, TypeError if it is no integer."""
+    """Returns which of `count` samples `index` is, counted from the end if it is negative. Raises IndexError if it is
+    none of them, TypeError if it is no integer."""
     number = as_integer("index", index)
     if not -count <= number < count:
         raise IndexError(f"index {number} is out of range: expected {-count} to {count - 1} for {count} samples")
@@ -64,7 +64,7 @@ def position_of(index: SupportsIndex, count: int) -> int:
 
 
 def _place(mapping: RowMapping, number: int, file: OpenFile) -> None:
-    """Map a file that was checked; it is open no longer than that."""
+    """Maps a file that was checked, and closes it."""
     with file:
         mapping.place(number, file.fileno())
 
@@ -76,34 +76,27 @@ def _owns(path: str) -> bool:
         return False
 
 
-class ShardSet(Sequence[Sample]):
-    """A sequence of samples. Opening is O(shards), never O(samples); any number of threads may read.
+class ShardSet(SplitLayout, Sequence[Sample]):
+    """A sequence of samples: a split whose files are mapped. Opening is O(shards), never O(samples); any number of
+    threads may read.
 
     Nothing is cached and nothing needs closing: the mappings go when the last array that uses them does.
     """
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
-        if split not in manifest.splits:
-            raise SetNotFoundError(f"{path}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}")
-        self.path = path
-        self.manifest = manifest
-        self.split = split
-        self._split = entry = manifest.splits[split]
-        shape = manifest.sample_shape
-        counts = [shard.num_samples for shard in entry.shards]
-        self._folder = os.path.abspath(path)  # wherever the process may go
+        super().__init__(path, manifest, split)
+        content = self.content
         try:
-            self._mapping = RowMapping(counts, sample_nbytes(shape))
+            self._mapping = RowMapping([shard.num_samples for shard in content.shards], self.row_nbytes)
         except OSError:
             self._check_sizes()  # is it the manifest that claims what no file has?
             raise
         self._rows = self._mapping.rows
-        # Sample i is in the shard s with starts[s] <= i < starts[s + 1], and there in row i + shifts[s].
-        self._starts = np.cumsum([0, *counts])
-        self._shifts = np.array(self._mapping.first_rows) - self._starts[:-1]
+        # Sample i of shard s is in row i + shifts[s].
+        self._shifts = np.array(self._mapping.first_rows) - self.first_samples
         self._map_shards()
-        dtype = entry.index.dtype
-        table = RowMapping([entry.num_samples], dtype.itemsize)
+        dtype = content.index.dtype
+        table = RowMapping([content.num_samples], dtype.itemsize)
         _place(table, 0, self._open_index())
         self._table = table.rows
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
@@ -112,32 +105,21 @@ class ShardSet(Sequence[Sample]):
         read-only view of the mapped file."""
 
     def _check_sizes(self) -> None:
-        for shard in self._split.shards:
+        for shard in self.content.shards:
             open_sized(self.path_of(shard), shard).close()
 
     def _map_shards(self) -> None:
-        for number in range(len(self._split.shards)):
+        for number in range(len(self.content.shards)):
             self._map_shard(number)
 
     def _map_shard(self, number: int) -> None:
-        shard = self._split.shards[number]
-        header = shard_header(shard.num_samples, self.sample_shape)
-        _place(self._mapping, number, open_checked(self.path_of(shard), shard, header))
+        shard = self.content.shards[number]
+        _place(self._mapping, number, open_checked(self.path_of(shard), shard, self.sample_shape))
 
     def _open_index(self) -> OpenFile:
-        """The index, checked."""
-        index = self._split.index
-        return open_checked(self.path_of(index), index, self._split.index_header)
-
-    def path_of(self, entry: FileEntry) -> str:
-        """The absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as much as
-        opening the file.)"""
-        return f"{self._folder}/{entry.file}"
-
-    @property
-    def sample_shape(self) -> SampleShape:
-        """(height, width, channels)"""
-        return self.manifest.sample_shape
+        """Opens the index, checked."""
+        index = self.content.index
+        return open_checked(self.path_of(index), index, self.sample_shape)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -145,12 +127,12 @@ class ShardSet(Sequence[Sample]):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """What people call the classes, in their order: "tench" for n01440764. `classes` if the set does not say."""
+        """The classes' names for people, in their order: "tench" for n01440764. `classes` if the set has none."""
         return self.manifest.class_names or self.manifest.classes
 
     @property
     def digest(self) -> str:
-        """sha256 (hex) that names the content of the whole set, all splits."""
+        """The sha256 (hex) that names the content of the whole set, all splits."""
         return self.manifest.digest
 
     @cached_property
@@ -165,9 +147,6 @@ class ShardSet(Sequence[Sample]):
         """Read-only views of the shards: uint8 (samples in the shard, bytes per sample)."""
         spans = zip(self._starts[:-1] + self._shifts, self._starts[1:] + self._shifts, strict=True)
         return tuple(self._rows[first:last] for first, last in spans)
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
 
     def __repr__(self) -> str:
         return printable(
@@ -196,56 +175,12 @@ class ShardSet(Sequence[Sample]):
         image = self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
         return Sample(image, int(self.index["label"][position]))
 
-    def check_request(
-        self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None
-    ) -> NDArray[np.int64]:
-        """The indices as int64, if samples may be read so: see `gather`, which demands the same."""
-        indices = self._checked(indices)
-        height, width, channels = self.sample_shape
-        expected = (len(indices), height, width, channels)
-        if windows is not None:
-            expected = (len(indices), windows.height, windows.width, channels)
-            for name, places, size, most in (
-                ("tops", windows.tops, windows.height, height),
-                ("lefts", windows.lefts, windows.width, width),
-            ):
-                if not 0 < size <= most:
-                    raise IndexError(f"expected windows of at most {(height, width)}; found {expected[1:3]}")
-                last = most - size
-                if len(places) != len(indices) or (len(places) and not 0 <= places.min() <= places.max() <= last):
-                    raise IndexError(f"expected {len(indices)} {name} from 0 to {last}; found {places}")
-        if out.shape != expected or out.dtype != np.uint8 or not out.flags.carray:
-            what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
-            raise ValueError(f"out must be C-contiguous, writeable uint8 of shape {expected}; found {what}")
-        return indices
-
-    def _checked(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns them as int64. ValueError if they are no integers, IndexError if one is of no sample."""
-        indices = np.asarray(indices)
-        if indices.ndim != 1 or indices.dtype.kind not in "iu":
-            raise ValueError(
-                f"indices must be one-dimensional integers; found {indices.dtype} of shape {indices.shape}"
-            )
-        if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
-            raise IndexError(f"indices must be from 0 to {len(self) - 1}; found {indices.min()} to {indices.max()}")
-        return indices.astype(np.int64, copy=False)
-
-    @property
-    def first_samples(self) -> NDArray[np.int64]:
-        """The index of each shard's first sample."""
-        return self._starts[:-1]
-
-    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where samples that exist are stored: the numbers of their shards, and their first bytes in these files."""
-        shards: NDArray[np.int64] = np.searchsorted(self._starts, indices, side="right") - 1
-        return shards, HEADER_NBYTES + (indices - self._starts[shards]) * sample_nbytes(self.sample_shape)
-
     def expect_random_reads(self) -> None:
-        """From now on the kernel reads from storage what is touched, and nothing ahead of it but what is announced."""
+        """Tells the kernel to read what is touched, and ahead of it nothing but what `will_read` announces."""
         advise_random(self._rows)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
-        """Have the kernel begin to read these samples, or of each the lines that its window crosses, into the page
+        """Has the kernel begin to read these samples, or of each the lines that its window crosses, into the page
         cache. A hint: it never fails and hardly waits."""
         known, first = np.unique(indices, return_index=True)  # ascending, as disks like it
         inside = (known >= 0) & (known < len(self))
@@ -257,9 +192,9 @@ class ShardSet(Sequence[Sample]):
             will_need(self._rows, numbers, windows.tops[first[inside]] * stride, windows.height * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512) -> float | None:
-        """Which share of these samples, or of the split, is in the page cache, told by at most so many of them.
+        """Returns which share of these samples, or of the split, is in the page cache, told by at most so many of them.
 
-        None if that is unknown: the kernel tells only whoever owns the files or may write to them.
+        None if that is unknown: the kernel tells only users who own the files or may write to them.
         """
         if not self._residency_is_told:
             return None
@@ -269,16 +204,17 @@ class ShardSet(Sequence[Sample]):
 
     @cached_property
     def _residency_is_told(self) -> bool:
-        path = self.path_of(self._split.shards[0])
+        path = self.path_of(self.content.shards[0])
         return sys.platform == "linux" and (_owns(path) or os.access(path, os.W_OK))
 
     @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        """Copy the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
+        """Copies the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
 
         `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous; with `windows`, its height
-        and width are theirs. IndexError if an index is negative or too large, or a window not inside its sample, before
-        anything is copied. The copying releases the GIL; threads may gather at the same time into different memory.
+        and width are theirs. Raises IndexError, before anything is copied, if an index is negative or too large, or a
+        window not inside its sample. The copying releases the GIL; threads may gather at the same time into different
+        memory.
 
         What the storage does not give is asked for again for a second; then OSError names it, or FormatError if the
         file was cut. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
@@ -294,45 +230,46 @@ class ShardSet(Sequence[Sample]):
         self._insist(lambda done: copy_windows(images, numbers[done:], tops[done:], lefts[done:], out[done:]), indices)
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The labels of these samples, which must exist: int64, the caller's own. Errors are those of `gather`."""
+        """Returns a copy of the labels of these samples, which must exist: int64. Errors are those of `gather`."""
         return self.column_of("label", indices)
 
     @eager
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """A column of the index for these samples, which must exist: a copy. Errors are those of `gather`.
+        """Returns a copy of a column of the index for these samples, which must exist. Errors are those of `gather`.
 
         `index[name]` is a view of the mapping instead, where a page that cannot be had ends the process.
         """
         dtype = self.index.dtype
         if name not in (dtype.names or ()):
             raise ValueError(f"expected a column of the index, one of {', '.join(dtype.names or ())}; found {name!r}")
-        indices = self._checked(indices)
+        indices = self.check_indices(indices)
         rows = np.empty((len(indices), self._table.shape[1]), np.uint8)
         self._insist(lambda done: copy_rows(self._table, indices[done:], rows[done:]), indices, name)
         column: NDArray[Any] = rows.view(dtype)[name][:, 0]
         return column
 
     def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], column: str | None = None) -> None:
-        """Have `copy` copy something for each of these samples: from their shards, or a column from the index.
+        """Has `copy` copy something for each of these samples: from their shards, or a column from the index.
 
-        It is called with how many are done, and says how many more it did: all of them, unless storage failed.
+        It is called with how many are done, and returns how many more it did: all of them, unless storage failed.
         """
-        done = failures = 0
+        attempts: Attempts | None = None
+        done = 0
         while (done := done + copy(done)) < len(indices):
-            failure = self._failure(int(indices[done]), column, failures + 1)
-            if failures == len(RETRY_SECONDS):
+            attempts = attempts or Attempts()
+            failure = self._failure(int(indices[done]), column, attempts.failed + 1)
+            if not attempts.again():
                 raise failure
-            time.sleep(RETRY_SECONDS[failures])
-            failures += 1
 
     def _failure(self, index: int, column: str | None, attempts: int) -> OSError:
-        """Why a page cannot be had: a fault does not tell, but reading the file does. FormatError if it was cut."""
+        """Returns why a page cannot be had: a fault does not tell, but reading the file does. Raises FormatError if it
+        was cut."""
         if column is None:
             (shard,), (offset,) = (found.tolist() for found in self.locate(np.array([index])))
-            entry: FileEntry = self._split.shards[shard]
+            entry: FileEntry = self.content.shards[shard]
             what, nbytes = f"sample {index}", self._rows.shape[1]
         else:
-            entry, what, nbytes = self._split.index, f"the {column} of sample {index}", self._table.shape[1]
+            entry, what, nbytes = self.content.index, f"the {column} of sample {index}", self._table.shape[1]
             offset = HEADER_NBYTES + index * nbytes
         path = self.path_of(entry)
         file, found = open_regular(path)

@@ -1,4 +1,4 @@
-"""A split of a set, wherever it lies, opened through a cache: at once, and faster when its copy is there.
+"""A split of a set, wherever it lies, opened through a cache: at once, and read faster when its copy is complete.
 
     storage -> stager (a thread of one process per node) -> copy -> StagedSet -> StagedReader -> gather threads
 
@@ -13,9 +13,7 @@ import os
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -25,93 +23,115 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.checksum import crc32
-from shardio.format.manifest import ShardEntry, Split
+from shardio.format.manifest import Manifest, ShardEntry, Split
 from shardio.order.windows import Windows
-from shardio.reading.choose import Io, check_io, make_reader
-from shardio.reading.partial import StagedSet, StorageReader
-from shardio.reading.readers import ReadCounts, Reader, Tally, direct_alignment
+from shardio.reading.choose import Io, make_reader
+from shardio.reading.partial import StagedSet, fetch
+from shardio.reading.reader import ReadCounts, Reader, Tally
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.sets.cache.folder import Cache, Lease
+from shardio.sets.cache.folder import Cache
+from shardio.sets.cache.leases import Lease
 from shardio.sets.cache.stage import Stager, take_lease
 from shardio.sets.storage import Storage, open_storage
-from shardio.system.threads import DaemonThread, close_at_exit
+from shardio.system.direct import direct_alignment
+from shardio.system.threads import DaemonThread, Flag, close_at_exit
 
 # The index comes first, and opening waits for it.
 _POLL_SECONDS = 0.02
 # Batches at the beginning of the order by which shards are sorted. With a global shuffle the first few need them all.
 _MOST_BATCHES = 1000
+# Threads wait for a server that answers many requests at a time, and each of them late.
+_STORAGE_THREADS = 16
 
 
-@dataclass
-class _State:
-    """How far the copy is, in words. Assigned by the staging thread, read by any."""
+class _Staging:
+    """Copies a set to the cache in a thread, and holds the lease on the copy until `close`.
 
-    text: str = "complete"
-
-
-class _Stop(threading.Event):
-    """An Event without its lock, which a Ctrl-C in the middle of set() would leave locked, and which a finaliser that
-    runs in the middle of wait() would wait for. It is also set when its `owner` dies, without a line of Python."""
-
-    def __init__(self, owner: object) -> None:
-        super().__init__()
-        self._reasons: list[object] = []
-        self._owner = weakref.ref(owner, self._reasons.append)
-
-    def is_set(self) -> bool:
-        return bool(self._reasons)
-
-    def set(self) -> None:
-        self._reasons.append(None)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Sleeps for all of `timeout`, which must be short."""
-        time.sleep(0.0 if self._reasons else timeout or 0.0)
-        return self.is_set()
-
-
-class _Held:
-    """What a CachedSplit has to end. `close` may be called again, also where it was interrupted.
-
-    A thread that stages refers to this as well, and must not keep the CachedSplit.
+    The thread refers to this, and not to `owner`, whose death tells it to stop.
     """
 
     def __init__(self, owner: CachedSplit, storage: Storage) -> None:
-        self.stop = _Stop(owner)
         self.storage = storage
         self.threads: list[DaemonThread] = []
         self.lease: Lease | None = None
+        self.state = "complete"
+        """How far the copy is, in words."""
+        self.io_reason = ""
+        """Why samples are read as they are."""
+        self._stop = Flag(owner)
 
-    def tell_to_stop(self) -> None:
-        self.stop.set()
+    def begin(
+        self, manifest: Manifest, lease: Lease, order: Sequence[ShardEntry] = (), *, verify: bool = False
+    ) -> DaemonThread:
+        self._tell_filling()
+        stager = Stager(
+            self.storage,
+            manifest,
+            lease,
+            order=order,
+            verify=verify,
+            stop=self._stop,
+            on_wait=self._tell_waiting,
+            on_fill=self._tell_filling,
+        )
+        thread = DaemonThread(partial(self._run, stager), "shardio-stage")
+        self.threads.append(thread)
+        thread.begin()
+        return thread
+
+    def _tell_filling(self) -> None:
+        self.state = f"copying from {self.storage.name}"
+
+    def _tell_waiting(self, process: int | None) -> None:
+        self.state = "copied by another process" if process is None else f"copied by process {process}"
+
+    def _run(self, stager: Stager) -> None:
+        """The call of the thread. An error becomes a warning, as training can go on without the copy."""
+        try:
+            self.state = "complete" if stager.run() else "stopped"
+        except Exception as error:
+            if self.is_stopped():
+                self.state = "stopped"
+                return
+            self.state = f"failed: {error}"
+            with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+                text = printable(f"training goes on, reading {self.storage.name} without a copy: {error}")
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+        finally:
+            if self.is_stopped():
+                self._end_lease()
+
+    def is_stopped(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        self._stop.set()
         self.storage.close()
 
     def close(self) -> None:
-        """A finaliser may run in any thread: in one that copies it must not wait for itself. Then that ends the
-        lease."""
-        self.tell_to_stop()
+        """Stop, and end the lease. A finaliser may run in any thread: in one that copies it does not wait, and the
+        thread ends the lease. May be called again, also where it was interrupted."""
+        self.stop()
         copies = threading.current_thread().name.startswith("shardio-stage")
         if not (copies and any(thread.is_alive() for thread in self.threads)):
             try:
                 for thread in self.threads:
                     thread.wait()
             finally:
-                self.end_lease()
+                self._end_lease()
 
-    def end_lease(self) -> None:
+    def _end_lease(self) -> None:
         if self.lease is not None:
             self.lease.close()
 
 
 class StagedReader:
-    """Reads a StagedSet; from the epoch on that finds the copy complete, with the reader that `settle` makes for it."""
+    """Reads a StagedSet. From the epoch on that finds the copy complete, the reader that `settle` returns reads it."""
 
-    num_threads = StorageReader.num_threads
+    num_threads = _STORAGE_THREADS
 
-    def __init__(self, shards: StagedSet, settle: Callable[[], tuple[Reader, str] | None], reason: str) -> None:
+    def __init__(self, shards: StagedSet, settle: Callable[[], Reader | None]) -> None:
         self.name = "staged"
-        self.reason = reason
-        """Why samples are read so; also of the reader that it has settled for."""
         self._shards = shards
         self._settle = settle
         self._settled: Reader | None = None
@@ -126,11 +146,11 @@ class StagedReader:
             self._shards.gather(indices, out, windows)
             self._tally.add(out.nbytes)
 
-    def reads_ahead(self) -> bool:
+    def begin_epoch(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
-            self._settled, self.reason = settled
-            self.name = self._settled.name
-        return self._settled is not None and self._settled.reads_ahead()
+            self._settled = settled
+            self.name = settled.name
+        return self._settled is not None and self._settled.begin_epoch()
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
         if self._settled is not None:
@@ -145,45 +165,56 @@ class StagedReader:
             self._settled.close()
 
 
-class _SecondReader(StorageReader):
-    """Reads samples from the storage that were read otherwise before, and says so if they are sound there."""
+class StorageReader:
+    """Reads samples a second time, one after the other, from the storage, and tells if they are sound there. Thread
+    safe. The storage belongs to the CachedSplit."""
 
     def __init__(self, shards: ShardSet, storage: Storage, on_damaged_copy: Callable[[], None]) -> None:
-        super().__init__(shards, storage)
+        self._shards = shards
+        self._storage = storage
         self._on_damaged_copy = on_damaged_copy
+        self._tally = Tally()
 
-    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        super().read(indices, out, windows)
-        expected = self.column_of("crc32", indices).tolist()
-        if windows is None and expected == [crc32(pixels) for pixels in out]:
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        indices = self._shards.check_request(indices, out)
+        for index, pixels in zip(indices.tolist(), out, strict=True):
+            fetch(self._shards, self._storage, index, pixels, None)
+        self._tally.add(out.nbytes)
+        if self._shards.column_of("crc32", indices).tolist() == [crc32(pixels) for pixels in out]:
             self._on_damaged_copy()
+
+    def counts(self) -> ReadCounts:
+        return self._tally.counts()
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
 
 class CachedSplit:
     """The split `split` of the set `place`, a folder or URL, by way of the cache in the folder `cache`.
 
-    When this is made it holds a lease and knows the manifest. `open` then begins to stage, if need be, and opens the
-    split. `close` ends both; it also runs when this is forgotten. To be used by one thread.
+    A `shardio.reading.source.SplitSource`. When this is made it holds a lease and knows the manifest. `open` begins to
+    stage, if need be, and opens the split. `close` ends the staging and the lease; it also runs when this dies.
 
-    `digest` and errors are those of `take_lease`; SetNotFoundError if there is no such split.
+    `digest` and errors are those of `take_lease`. Raises SetNotFoundError if there is no such split.
     """
+
+    _shards: ShardSet
 
     def __init__(
         self, place: str | os.PathLike[str], cache: str | os.PathLike[str], split: str, digest: str | None = None
     ) -> None:
-        self.split = split
+        self._name = split
         self._storage = open_storage(place)
-        self._state = _State()
-        self._held = _Held(self, self._storage)
+        self._staging = _Staging(self, self._storage)
         close_at_exit(self)
         try:
-            self._held.lease, manifest = take_lease(self._storage, Cache(cache), digest)
-            self._lease = self._held.lease
-            if split not in manifest.splits:
-                raise SetNotFoundError(
-                    f"{self._storage.name}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}"
-                )
-            self.manifest = manifest
+            self._staging.lease, self._manifest = take_lease(self._storage, Cache(cache), digest)
+            self._lease = self._staging.lease
+            if split not in self._manifest.splits:
+                found = ", ".join(sorted(self._manifest.splits))
+                raise SetNotFoundError(f"{self._storage.name}: expected a split {split!r}, found {found}")
+            self._split = self._manifest.splits[split]
         except BaseException:
             self.close()
             raise
@@ -193,124 +224,87 @@ class CachedSplit:
 
     @property
     def num_samples(self) -> int:
-        return self.manifest.splits[self.split].num_samples
+        return self._split.num_samples
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """The split, to be read at once; shards that these batches of indices need first are copied first."""
+        """Open the split, and copy first the shards that these batches of indices need first."""
         if self._lease.is_complete():
-            with contextlib.suppress(FormatError):  # of a file that is missing or was cut: it is copied again
-                return open_shards(self._lease.path, self.split)
-        thread = self._begin_staging(_by_need(self.manifest.splits[self.split], batches))
-        index = self.manifest.splits[self.split].index
-        while not self._lease.has(index) and thread.is_alive():
+            with contextlib.suppress(FormatError):  # a file is missing or was cut, and is copied again
+                self._shards = open_shards(self._lease.path, self._name)
+                return self._shards
+        thread = self._staging.begin(self._manifest, self._lease, _by_need(self._split, batches))
+        while not self._lease.has(self._split.index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)
-        return StagedSet(self._storage, self.manifest, self.split, self._lease)
+        self._shards = StagedSet(self._storage, self._manifest, self._name, self._lease)
+        return self._shards
 
-    def _begin_staging(self, order: Sequence[ShardEntry] = (), *, verify: bool = False) -> threading.Thread:
-        state, name = self._state, self._storage.name
+    def make_reader(self, io: Io, num_samples: int) -> Reader:
+        # `settle` outlives this: neither it nor what it calls may refer to self.
+        staging, lease, name, index = self._staging, self._lease, self._name, self._split.index
 
-        def tell_filling() -> None:
-            state.text = f"copying from {name}"
+        def make(shards: ShardSet) -> Reader:
+            reader, staging.io_reason = make_reader(shards, io, num_samples)
+            return reader
 
-        tell_filling()
-        stager = Stager(
-            self._storage,
-            self.manifest,
-            self._lease,
-            order=order,
-            verify=verify,
-            stop=self._held.stop,
-            on_wait=lambda process: _tell(state, process),
-            on_fill=tell_filling,
-        )
-        thread = DaemonThread(partial(_stage, stager, state, name, self._held), "shardio-stage")
-        self._held.threads.append(thread)
-        thread.begin()
-        return thread
-
-    def make_reader(self, shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
-        """As `engine.make_reader`, of what `open` has returned."""
-        if not isinstance(shards, StagedSet):
-            return make_reader(shards, io, num_samples)
-        check_io(io)
-        lease, split = self._lease, self.split
-        index = self.manifest.splits[split].index
-        if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
-            raise ValueError(f'{lease.path}: O_DIRECT does not work there: use io="auto", "mmap" or "pread"')
-
-        def settle() -> tuple[Reader, str] | None:
+        def settle() -> Reader | None:
             if lease.is_complete():
-                # A file may be under way once more; and whatever else there is, it can be read as it was so far.
+                # A file may be copied once more. Whatever else is wrong, the set can be read as it was so far.
                 with contextlib.suppress(FormatError, OSError):
-                    return make_reader(open_shards(lease.path, split), io, num_samples)
+                    return make(open_shards(lease.path, name))
             return None
 
-        reason = (
+        if not isinstance(self._shards, StagedSet):
+            return make(self._shards)
+        if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
+            raise ValueError(f'{lease.path}: O_DIRECT does not work there: use io="auto", "mmap" or "pread"')
+        staging.io_reason = (
             f"{self._storage.name} is being copied to {lease.path}: what has not come is read from there; the epoch "
             f"after it is complete reads it as io={io!r} says"
         )
-        return StagedReader(shards, settle, reason), reason
+        return StagedReader(self._shards, settle)
 
-    def make_second(self, shards: ShardSet) -> Reader:
-        """What reads samples again that did not come sound: from the storage.
+    def make_second(self) -> StorageReader:
+        """Returns what reads damaged samples again: from the storage.
 
-        If they are sound there, all of the copy is verified by a thread, once, and what is damaged is copied again.
-        Each file of the copy is replaced by a rename, so that others go on with what they have mapped, or find the new.
+        If they are sound there, a thread verifies all of the copy, once, and copies damaged files again. A rename
+        replaces each file, so that other processes go on with what they have mapped, or find the new one.
         """
-
-        not_begun = [None]  # whoever of the gather threads pops it begins
+        not_begun = [None]  # the gather thread that pops it begins
 
         def verify_copy() -> None:
-            if not self._held.threads and not self._held.stop.is_set():
+            if not self._staging.threads and not self._staging.is_stopped():
                 try:
                     not_begun.pop()
                 except IndexError:
                     return
-                self._begin_staging(verify=True)
+                self._staging.begin(self._manifest, self._lease, verify=True)
 
-        return _SecondReader(shards, self._storage, verify_copy)
+        return StorageReader(self._shards, self._storage, verify_copy)
 
-    def describe(self, shards: ShardSet) -> dict[str, Any]:
-        """How far the copy is: `state` in words, its `path`, and how many `shards` of the split are `shards_here`."""
-        count = len(self.manifest.splits[self.split].shards)
-        if isinstance(shards, StagedSet):
-            shards.look()
-        here = count - shards.num_away if isinstance(shards, StagedSet) else count
-        return {"state": self._state.text, "path": str(self._lease.path), "shards": count, "shards_here": here}
+    def describe(self) -> dict[str, Any]:
+        """`staging` tells how far the copy is: its `state` in words, its `path`, and how many `shards` of the split are
+        `shards_here`."""
+        num_away = 0
+        if isinstance(self._shards, StagedSet):
+            self._shards.look()
+            num_away = self._shards.num_away
+        count = len(self._split.shards)
+        copy = {"state": self._staging.state, "path": str(self._lease.path)}
+        staging = {**copy, "shards": count, "shards_here": count - num_away}
+        return {"io_reason": self._staging.io_reason, "staging": staging}
 
     def stop(self) -> None:
         """Have the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
-        self._held.tell_to_stop()
+        self._staging.stop()
 
     def close(self) -> None:
         """End the copying and the lease. The set that was opened goes on with what is there, and what it has mapped."""
-        if (held := getattr(self, "_held", None)) is not None:  # of one that was not made, nothing
-            held.close()
-
-
-def _tell(state: _State, process: int | None) -> None:
-    state.text = "copied by another process" if process is None else f"copied by process {process}"
-
-
-def _stage(stager: Stager, state: _State, name: str, held: _Held) -> None:
-    """In the staging thread: it has nobody to raise an error to, and training can go on without the copy."""
-    try:
-        state.text = "complete" if stager.run() else "stopped"
-    except Exception as error:
-        if held.stop.is_set():
-            state.text = "stopped"
-            return
-        state.text = f"failed: {error}"
-        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
-            text = printable(f"training goes on, reading {name} without a copy: {error}")
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-    finally:
-        if held.stop.is_set():
-            held.end_lease()
+        if hasattr(self, "_staging"):  # else its making was interrupted
+            self._staging.close()
 
 
 def _by_need(split: Split, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
-    """The shards that the first batches need, in the order in which they do."""
+    """Returns the shards that the first batches need, in the order in which they need them."""
     starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
     numbers: dict[int, None] = {}
     for batch in islice(batches, _MOST_BATCHES):

@@ -1,4 +1,4 @@
-"""`warm`: bring a set into the page cache by long sequential reads, before a job reads it at random.
+"""`warm`: brings a set into the page cache by long sequential reads, before a job reads it at random.
 
 It reads files and does not map them, so that a failing disk or a file that shrinks is an error and not a signal.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardio.errors import FormatError, SetNotFoundError, SpaceError
-from shardio.format.layout import shard_header
-from shardio.format.manifest import FileEntry, Manifest, load_manifest
+from shardio.errors import FormatError, SpaceError
+from shardio.format.layout import SampleShape
+from shardio.format.manifest import FileEntry, load_manifest
 from shardio.format.opening import open_checked
 from shardio.reading.shardset import ShardSet
-from shardio.system.files import naming
 from shardio.system.machine import memory_left
+from shardio.system.opening import naming
 from shardio.system.threads import ThreadPool
 
 # Long enough for the streaming rate of disks and servers, short enough for a progress bar.
@@ -33,7 +33,7 @@ class WarmReport:
     num_files: int
     nbytes: int
     resident_before: float | None
-    """Which share of the bytes was in the page cache before; None if the kernel does not tell."""
+    """The share of the bytes that was in the page cache before; None if the kernel does not tell."""
     resident_after: float | None
     seconds: float
 
@@ -46,20 +46,19 @@ def warm(
     force: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> WarmReport:
-    """Read the set in the folder `path`, or one split of it, into the page cache.
+    """Reads the set in the folder `path`, or one split of it, into the page cache.
 
-    SetNotFoundError, FormatError or OSError as when it is opened; SpaceError if it is larger than the memory that is
-    left, unless `force` is given. `on_progress` is called in the `workers` threads, with (bytes read since, in all).
+    Raises SetNotFoundError, FormatError or OSError as when it is opened; SpaceError if it is larger than the memory
+    that is left, unless `force` is given. `on_progress` is called in the `workers` threads, with (bytes read since, in
+    all).
     """
     start = time.perf_counter()
     folder = Path(path)
     manifest = load_manifest(folder)
-    if split is not None and split not in manifest.splits:
-        raise SetNotFoundError(f"{folder}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}")
     names = tuple(manifest.splits) if split is None else (split,)
     sets = [ShardSet(folder, manifest, name) for name in names]
-    files = [file for name in names for file in _files(manifest, name)]
-    total = sum(entry.nbytes for entry, _ in files)
+    files = [entry for shards in sets for entry in shards.content.files]
+    total = sum(entry.nbytes for entry in files)
     left = memory_left()
     if not force and left is not None and total > left:
         raise SpaceError(
@@ -75,8 +74,8 @@ def warm(
 
     with ThreadPool(workers, "shardio-warm") as pool:
         pieces = [
-            pool.submit(_read_piece, folder / entry.file, entry, header, offset, progress)
-            for entry, header in files
+            pool.submit(_read_piece, folder / entry.file, entry, manifest.sample_shape, offset, progress)
+            for entry in files
             for offset in range(0, entry.nbytes, _PIECE_NBYTES)
         ]
         for piece in pieces:
@@ -85,18 +84,13 @@ def warm(
     return WarmReport(str(folder), names, len(files), total, before, _resident_share(sets), seconds)
 
 
-def _files(manifest: Manifest, name: str) -> Iterator[tuple[FileEntry, bytes]]:
-    split = manifest.splits[name]
-    yield split.index, split.index_header
-    for shard in split.shards:
-        yield shard, shard_header(shard.num_samples, manifest.sample_shape)
-
-
-def _read_piece(path: Path, entry: FileEntry, header: bytes, offset: int, progress: Callable[[int], None]) -> None:
+def _read_piece(
+    path: Path, entry: FileEntry, sample_shape: SampleShape, offset: int, progress: Callable[[int], None]
+) -> None:
     stop = min(offset + _PIECE_NBYTES, entry.nbytes)
     # A mapping of its own: given back at once, where malloc might keep it.
     with (
-        open_checked(path, entry, header) as file,
+        open_checked(path, entry, sample_shape) as file,
         naming(path),
         mmap.mmap(-1, _PIECE_NBYTES) as scratch,
         memoryview(scratch) as view,
@@ -113,7 +107,7 @@ def _read_piece(path: Path, entry: FileEntry, header: bytes, offset: int, progre
 
 
 def _resident_share(sets: list[ShardSet]) -> float | None:
-    """Of all samples of the sets together, each set looked at as closely as the others."""
+    """Returns the share of all samples of the sets together, each set looked at as closely as the others."""
     weighted = [(shards.resident_share(most=_MOST_LOOKED_AT), len(shards)) for shards in sets]
     total = sum(count for _, count in weighted)
     if any(share is None for share, _ in weighted):

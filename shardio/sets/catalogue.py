@@ -1,4 +1,4 @@
-"""Which shard sets there are below some roots, folders or URLs, by their manifests and the sizes of their files."""
+"""Lists the shard sets below some roots, folders or URLs, by their manifests and the sizes of their files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from typing import Literal, TypeVar
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.layout import WORK_FOLDER, SampleShape
 from shardio.sets.leftovers import LeftOver, find_left_overs
-from shardio.sets.names import is_url, join_place, without_credentials
-from shardio.sets.remote import RemoteStorage
-from shardio.sets.storage import FolderStorage
+from shardio.sets.names import is_url, join_place, shown
+from shardio.sets.storage import storage_at
 from shardio.system.threads import DaemonThread
 
 # Reading a manifest is waiting for a server, mostly.
@@ -31,7 +30,7 @@ State = Literal["published", "damaged", "unfinished", "unreadable"]
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A set in a root. What its manifest says is empty or 0 if there is none that can be read."""
+    """A set in a root. Fields from its manifest are empty or 0 if there is none that can be read."""
 
     name: str
     path: str
@@ -46,7 +45,7 @@ class CatalogueEntry:
     digest: str = ""
     sample_shape: SampleShape | tuple[()] = ()
     num_samples: Mapping[str, int] = field(default_factory=dict)
-    """Of each split."""
+    """The number of samples of each split."""
     nbytes: int = 0
 
 
@@ -54,15 +53,16 @@ class CatalogueEntry:
 class Listing:
     root: str
     sets: tuple[CatalogueEntry, ...]
-    """By name."""
+    """In the order of their names."""
     problem: str = ""
     """Why the root could not be looked into."""
     left_overs: tuple[LeftOver, ...] = ()
-    """What publishers have not finished here, or were killed at. An object store has none."""
+    """The temporary folders that publishers are writing here, or were killed at. An object store has none."""
 
 
 def list_sets(roots: Sequence[str]) -> list[Listing]:
-    """The sets that are children of these folders and URLs. What cannot be read is told of, and hides nothing else."""
+    """Returns the sets that are children of these folders and URLs. A set or root that cannot be read is listed with
+    the reason, and hides no other."""
     names = _map(_children, roots)
     left_overs = _map(_left_overs, roots)
     children = [(root, () if isinstance(found, str) else found) for root, found in zip(roots, names, strict=True)]
@@ -71,7 +71,7 @@ def list_sets(roots: Sequence[str]) -> list[Listing]:
     entries = iter(_map(lambda child: _look_at(*child, silent), each))
     return [
         Listing(
-            root=without_credentials(root) if is_url(root) else root,
+            root=shown(root),
             sets=tuple(entry for entry in islice(entries, len(in_root)) if entry is not None),
             problem=found if isinstance(found, str) else "",
             left_overs=left,
@@ -81,8 +81,8 @@ def list_sets(roots: Sequence[str]) -> list[Listing]:
 
 
 def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
-    """What `call` gives of each, in threads that wait for servers, and for which neither Ctrl-C nor the end of the
-    process has to wait, unlike for an executor's."""
+    """Returns what `call` returns for each, in threads that wait for servers, and for which neither Ctrl-C nor the end
+    of the process has to wait, unlike for an executor's."""
     left = deque(enumerate(arguments))
     results: queue.SimpleQueue[tuple[int, B] | BaseException] = queue.SimpleQueue()
 
@@ -113,13 +113,9 @@ def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
 
 
 def _children(root: str) -> list[str] | str:
-    """The names of the folders in a root, or why they are not to be had."""
+    """Returns the names of the folders in a root, or why they cannot be listed."""
     try:
-        if is_url(root):
-            return RemoteStorage(root).list_folders()
-        with os.scandir(root) as entries:
-            # Hidden ones are the temporary folders of publishers.
-            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        return storage_at(root).list_folders()
     except (OSError, ValueError) as error:
         return str(error)
 
@@ -134,13 +130,13 @@ def _left_overs(root: str) -> tuple[LeftOver, ...]:
 
 
 def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:
-    """None if it is no set. `silent` are the roots whose servers did not answer within the time limit."""
+    """Returns None if it is no set. `silent` has the roots whose servers did not answer within the time limit."""
     place = join_place(root, name)
-    path = without_credentials(place) if is_url(place) else place
+    path = shown(place)
     if root in silent:
         return CatalogueEntry(name, path, "unreadable", "not asked for: the server did not answer for others in time")
     try:
-        storage = RemoteStorage(place) if is_url(place) else FolderStorage(place)
+        storage = storage_at(place)
         manifest = storage.load_manifest()
         fault = storage.find_fault(manifest)
     except SetNotFoundError:

@@ -1,7 +1,7 @@
-"""What publishers leave in a root when they are killed or lose their power: a temporary folder, and its lock beside it.
+"""Leftovers of publishers that were killed or lost their power: a temporary folder in a root, and its lock beside it.
 
 A publisher makes the lock, a temporary file, before the folder, and removes it after the folder has its name or is
-gone: a folder without a lock is nobody's. The lock ends with its process.
+gone: a folder without a lock belongs to no process. The lock ends with its process.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.system.files import is_abandoned, open_untrusted, try_lock
+from shardio.system.files import is_abandoned, try_lock
+from shardio.system.opening import open_untrusted
 
 FOLDER_SUFFIX = ".d"
-# A lock, as AtomicFile names it, or its folder. Others may have temporary files of their own in a root.
+# A lock, as AtomicFile names it, or its folder. Other programs may have temporary files of their own in a root.
 _TEMPORARY = re.compile(r"(\..+\.[0-9a-f]{8}-[0-9a-f]{16}\.tmp)(?:\.d)?", re.DOTALL)
 
 
@@ -38,7 +39,8 @@ def folder_of(lock: Path) -> Path:
 
 
 def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
-    """What is there, by name, the work of living publishers among it. Nothing is changed. OSError as of os.listdir."""
+    """Returns what is there, by name, the work of living publishers among it, and changes nothing. Errors are those of
+    os.listdir."""
     found = []
     for lock in _locks(Path(root)):
         folder, abandoned = folder_of(lock), False
@@ -57,7 +59,7 @@ def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
 
 
 def sweep_left_overs(root: Path) -> None:
-    """Remove what is abandoned, as far as permissions allow."""
+    """Removes what is abandoned, as far as permissions allow."""
     for lock in _locks(root):
         with contextlib.suppress(OSError, FormatError), _alone_with(lock, os.O_RDWR, fcntl.LOCK_EX) as abandoned:
             if abandoned:
@@ -73,9 +75,9 @@ def _locks(root: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
-    """Whether it is abandoned; then its lock is held in the block, if there is one, and locks work here.
+    """Gives whether it is abandoned; then its lock is held in the block, if there is one, and locks work here.
 
-    OSError, such as PermissionError, if that cannot be known.
+    Raises OSError, such as PermissionError, if that cannot be known.
     """
     locked: bool | None = True
     with contextlib.ExitStack() as stack:

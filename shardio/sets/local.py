@@ -1,4 +1,4 @@
-"""Mistakes with the folders of a call, told in words: a URL, two in the wrong order, an OUT that holds other things."""
+"""Detects mistakes with the folders of a call: a URL, two in the wrong order, an OUT that holds other things."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+")
 
 
 def check_local(path: str | os.PathLike[str], error: type[ShardioError], way_out: str) -> None:
-    """Raise `error` if the path is a URL, of which a folder of this name would be made."""
+    """Raises `error` if the path is a URL: a folder of this name would be made."""
     text = os.fspath(path)
     if (match := _URL.match(text)) and not os.path.lexists(match[1]):
         raise error(f"{match[1]}//...: expected a path on this machine, found a URL: {way_out}")
 
 
 def check_apart(src: Path, out: Path) -> None:
-    """ConvertError if one of the two folders is inside the other."""
+    """Raises ConvertError if one of the two folders is inside the other."""
     real_src, real_out = src.resolve(), out.resolve()
     if real_src == real_out or real_src in real_out.parents or real_out in real_src.parents:
         raise ConvertError(f"{out}: expected a folder apart from the images' {src}, found one inside the other")
 
 
 def check_usable(out: Path) -> None:
-    """ConvertError if no conversion can have OUT, whichever it is."""
+    """Raises ConvertError if no conversion can have OUT, whichever it is."""
     if out.exists() and not out.is_dir():
         raise ConvertError(f"{out}: expected a folder or nothing, found a file")
     try:
@@ -45,10 +45,10 @@ def check_usable(out: Path) -> None:
 
 
 def check_free(out: Path) -> None:
-    """ConvertError if there is anything in OUT but an unfinished conversion."""
+    """Raises ConvertError if there is anything in OUT but an unfinished conversion."""
     listed = os.listdir(out) if out.is_dir() else []
     found = sorted(name for name in listed if name != WORK_FOLDER and not is_temporary(name))
-    # Looked for after what it stands for: another process that began meanwhile may have made shards.
+    # The plan is looked for last: another process that began meanwhile may have made shards.
     if found and not (out / WORK_FOLDER / PLAN_NAME).exists():
         raise ConvertError(
             f"{out}: expected no folder, an empty one or an unfinished conversion; found {found[0]!r} in it. "
@@ -57,13 +57,13 @@ def check_free(out: Path) -> None:
 
 
 def looks_like_a_set(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder looks like a shard set, finished or not."""
+    """Returns whether the folder looks like a shard set, finished or not."""
     return any(os.path.lexists(os.path.join(folder, name)) for name in (MANIFEST_NAME, WORK_FOLDER))
 
 
 @contextlib.contextmanager
 def hinting_at_order(second: str | os.PathLike[str], hint: str) -> Iterator[None]:
-    """Give a SetNotFoundError from inside the block the hint, if the other folder of the call is a set."""
+    """Gives a SetNotFoundError from inside the block the hint, if the other folder of the call is a set."""
     try:
         yield
     except SetNotFoundError as error:

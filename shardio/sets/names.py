@@ -1,6 +1,6 @@
-"""What people call a set: a path, a URL, or a name that is looked for in the roots of SHARDIO_PATH.
+"""Resolves what people call a set: a path, a URL, or a name that is looked for in the roots of SHARDIO_PATH.
 
-What exists as a path is that path. Any other word without a separator is a name: each root that has a folder of that
+A path that exists is that path. Any other word without a separator is a name: each root that has a folder of that
 name with a manifest in it has the set, and the first such root counts.
 """
 
@@ -18,7 +18,7 @@ PATH_VARIABLE = "SHARDIO_PATH"
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 _IS_URL = re.compile(_SCHEME)
 _URL_IN_TEXT = re.compile(_SCHEME + r"[^\s'\"<>]+")
-# What lies between colons; but those of "scheme://" and, before the first slash after it, of a port or a password
+# A root lies between colons; but those of "scheme://" and, before the first slash after it, of a port or a password
 # belong to the root. There a colon ends the root only if a path or another URL follows.
 _ROOT = re.compile(rf"(?:{_SCHEME}(?:[^/:]|:(?!/|{_SCHEME}))*)?[^:]*")
 
@@ -28,15 +28,15 @@ def is_url(place: str) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """The URL as it may stand in a message: without password and query, which may be a signature."""
+    """Returns the URL as it may stand in a message: without password and query, which may be a signature."""
     scheme, _, rest = url.partition("://")
     shown = re.split(r"[?#]", rest, maxsplit=1)[0]
     # A password may hold what else ends a host (/ ? #), whether that is allowed or not.
     user, at, after = rest.rpartition("@")
-    # Of http a user alone may be a token; elsewhere it is a name (abfs://container@account).
+    # A user alone may be a token for http; elsewhere it is a name (abfs://container@account).
     if at and (":" in user or scheme.lower() in ("http", "https")):
         if user.startswith(shown):
-            # The @ is in a query if a mere host and a path come before that. Else nobody knows what is secret.
+            # The @ is in a query if a mere host and a path come before that. Else it is unknown what is secret.
             shown = shown if re.fullmatch(r"[^:@/]+/.*", shown, re.DOTALL) else "..."
         else:
             shown = re.split(r"[?#]", after, maxsplit=1)[0]
@@ -44,12 +44,18 @@ def without_credentials(url: str) -> str:
 
 
 def without_credentials_in(text: str) -> str:
-    """A text that somebody else wrote, with every URL in it as `without_credentials` gives it."""
+    """Returns a text of another program with every URL in it as `without_credentials` gives it."""
     return _URL_IN_TEXT.sub(lambda match: without_credentials(match[0]), text)
 
 
+def shown(place: str) -> str:
+    """Returns a folder or URL as it may stand in a message."""
+    return without_credentials(place) if is_url(place) else place
+
+
 def join_place(place: str, name: str) -> str:
-    """The child `name` of a folder or URL. The query of an http URL, which may be a signature, stays at the end."""
+    """Returns the child `name` of a folder or URL. The query of an http URL, which may be a signature, stays at the
+    end."""
     if place.lower().startswith(("http://", "https://")):
         parts = urlsplit(place)
         return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}", fragment=""))
@@ -57,12 +63,12 @@ def join_place(place: str, name: str) -> str:
 
 
 def catalogue_roots() -> list[str]:
-    """The folders and URLs that SHARDIO_PATH lists, with colons between them."""
+    """Returns the folders and URLs that SHARDIO_PATH lists, with colons between them."""
     return [root.removeprefix("file://") for root in _ROOT.findall(os.environ.get(PATH_VARIABLE, "")) if root]
 
 
 def candidates(place: str | os.PathLike[str]) -> list[str]:
-    """Where a set may lie that is called `place`: there, or as a child of every root, in their order."""
+    """Returns where a set may lie that is called `place`: there, or as a child of every root, in their order."""
     place = os.fspath(place)
     roots = catalogue_roots()
     if not roots or os.path.basename(place) != place or place in ("", ".", "..") or os.path.lexists(place):
@@ -75,7 +81,7 @@ def holds_set(folder: str) -> bool:
 
 
 def not_in_catalogue(name: str, roots: list[str], hint: str = "") -> SetNotFoundError:
-    searched = ", ".join(without_credentials(root) if is_url(root) else root for root in roots)
+    searched = ", ".join(map(shown, roots))
     return SetNotFoundError(
         f"{name}: not found: there is no such folder here, and no finished set of this name in the roots of "
         f"{PATH_VARIABLE}: {searched}{hint}"
@@ -83,10 +89,10 @@ def not_in_catalogue(name: str, roots: list[str], hint: str = "") -> SetNotFound
 
 
 def find_folder(place: str | os.PathLike[str]) -> str:
-    """The folder of the set that is called `place`, for those who map files or change them.
+    """Returns the folder of the set that is called `place`, for callers that map files or change them.
 
-    A path is given back as it is, whatever is there. SetNotFoundError for a name that no folder among the roots has,
-    and for a URL: sets there are read through `shardio.sets.storage`.
+    A path is returned as it is, whatever is there. Raises SetNotFoundError for a name that no folder among the roots
+    has, and for a URL: sets there are read through `shardio.sets.storage`.
     """
     place = os.fspath(place)
     if is_url(place):
@@ -102,7 +108,7 @@ def find_folder(place: str | os.PathLike[str]) -> str:
         if holds_set(folder):
             return folder
     for folder in folders:
-        if os.path.isdir(folder):  # what is wrong with it, whoever opens it says
+        if os.path.isdir(folder):  # opening it tells what is wrong with it
             return folder
     hint = "" if len(folders) == len(found) else " (URLs were not looked into: sets there must be staged first)"
     raise not_in_catalogue(place, catalogue_roots(), hint)

@@ -1,8 +1,8 @@
-"""`publish`: a finished set into a shared root, as one new folder that appears whole.
+"""`publish`: puts a finished set into a shared root, as one new folder that appears whole.
 
-It is copied into a temporary folder of the root, or lies on its filesystem already; then one rename, which replaces
-nothing, gives it its name. A temporary file beside the temporary folder is its lock, which dies with its process: from
-it the next publisher knows what a killed one has left.
+The set is copied into a temporary folder of the root, or lies on its filesystem already; then one rename, which
+replaces nothing, gives it its name. A temporary file beside the temporary folder is its lock, which dies with its
+process: from it the next publisher knows what a killed one has left.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
 import os
 import shutil
 import stat
@@ -21,17 +20,16 @@ from typing import Literal
 
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.layout import MANIFEST_NAME, is_safe_name
-from shardio.format.manifest import FileEntry, Manifest, commit_manifest, load_manifest
-from shardio.format.opening import open_sized
+from shardio.format.manifest import Manifest, commit_manifest, load_manifest
+from shardio.sets.fill import Filler
 from shardio.sets.leftovers import folder_of, sweep_left_overs
 from shardio.sets.local import check_local, hinting_at_order, looks_like_a_set
+from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
-from shardio.system.files import AtomicFile, fsync_folder, naming, reserve, sweep_temporaries, write_all
-from shardio.system.threads import ThreadPool
+from shardio.system.files import AtomicFile, fsync_folder, sweep_temporaries
+from shardio.system.threads import Flag
 
-_BLOCK_NBYTES = 8 << 20
-
-# Of Linux: <linux/fs.h>, <fcntl.h>.
+# Linux: <linux/fs.h>, <fcntl.h>.
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
 
@@ -44,11 +42,11 @@ class PublishReport:
     digest: str
     num_files: int
     nbytes: int
-    """Of all files but the manifest."""
+    """The size of all files but the manifest."""
     renamed: bool
     """Whether the files are the very same ones, and not copies."""
     readable_by: ReadableBy
-    """Whom the permissions of the folder and its files let read: less than all where the umask says so."""
+    """The users whom the permissions of the folder and its files let read: not all where the umask says so."""
 
 
 def publish(
@@ -59,7 +57,7 @@ def publish(
     workers: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> PublishReport:
-    """Copy the finished set in the folder `out` to `target`, a new folder in a root that is there already.
+    """Copies the finished set in the folder `out` to `target`, a new folder in a root that is there already.
 
     Nothing but the set's own files is taken along. Copies are compared with the manifest's checksums. With `move`, a
     set on the root's filesystem is renamed once sizes and headers are found right; any other is copied and then
@@ -67,15 +65,15 @@ def publish(
     root's group if the root hands it on (setgid).
 
     `workers` threads copy a file each. `on_progress` is called in them, with (bytes copied since, bytes in all).
-    ConvertError if `target` exists, FormatError if a file is damaged, SpaceError, OSError: then nothing is at `target`,
-    and `out` holds the set as before (a move may have changed its permissions). A process that is killed leaves the
-    whole set there, or nothing but a temporary folder, which the next one to publish into the root removes.
+    Raises ConvertError if `target` exists, FormatError if a file is damaged, SpaceError, OSError: then nothing is at
+    `target`, and `out` holds the set as before (a move may have changed its permissions). A process that is killed
+    leaves the whole set there, or nothing but a temporary folder, which the next one to publish into the root removes.
     """
     check_local(target, ConvertError, "publish into a folder, or copy the set there (docs/cluster.md)")
     source, target = Path(os.path.realpath(out)), Path(target)
     with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
         manifest = load_manifest(source)
-    if not looks_like_a_set(target.parent):  # whose temporary files are a conversion's own
+    if not looks_like_a_set(target.parent):  # where temporary files are a conversion's own
         with contextlib.suppress(OSError):  # no folder, or one that may not be read
             sweep_left_overs(target.parent)
     _check_target(source, target)
@@ -124,74 +122,28 @@ def _taken(target: Path) -> ConvertError:
 # --- by copy ---------------------------------------------------------------------------------------------------------
 
 
-class _Stopped(Exception):
-    """Another thread has failed."""
-
-
 def _copy_set(
     source: Path, manifest: Manifest, folder: Path, workers: int, on_progress: Callable[[int, int], None] | None
 ) -> None:
-    """Make `folder` the same set, durably, its manifest last. FormatError if a file is not what the manifest says."""
+    """Makes `folder` the same set, durably, its manifest last. Raises FormatError if a file is not what the manifest
+    says."""
     if manifest.nbytes > (free := shutil.disk_usage(folder).free):
         raise SpaceError(
             f"{folder.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} free. Make room, or give "
             "--move if the set lies on the same filesystem"
         )
-    stopped = False
 
     def progress(nbytes: int) -> None:
-        if stopped:
-            raise _Stopped
         if on_progress is not None:
             on_progress(nbytes, manifest.nbytes)
 
-    def copy_file(entry: FileEntry) -> None:
-        nonlocal stopped
-        if stopped:
-            raise _Stopped
-        try:
-            _copy_file(source, entry, folder, progress)
-        except BaseException:
-            stopped = True
-            raise
-
-    with ThreadPool(workers, "shardio-publish") as pool:
-        try:
-            for copy in [pool.submit(copy_file, entry) for entry in manifest.files]:
-                with contextlib.suppress(_Stopped):  # the one that has failed says why
-                    copy.result()
-        finally:
-            stopped = True  # leaving the block waits for the copies under way
+    with contextlib.closing(FolderStorage(source)) as storage:
+        Filler(storage, folder, workers, "shardio-publish", Flag(), progress).copy(manifest.files)
     commit_manifest(folder, manifest)
 
 
-def _copy_file(source: Path, entry: FileEntry, folder: Path, progress: Callable[[int], None]) -> None:
-    path, copy = source / entry.file, folder / entry.file
-    sha256 = hashlib.sha256()
-    block = memoryview(bytearray(min(_BLOCK_NBYTES, max(entry.nbytes, 1))))
-    with open_sized(path, entry) as file, copy.open("xb", buffering=0) as new:
-        with naming(copy):
-            reserve(new.fileno(), entry.nbytes)
-        while True:
-            with naming(path):
-                count = file.readinto(block)
-            if not count:
-                break
-            sha256.update(block[:count])
-            with naming(copy):
-                write_all(new.fileno(), block[:count])
-            progress(count)
-        if sha256.hexdigest() != entry.sha256:
-            raise FormatError(
-                f"{path}: sha256: expected {entry.sha256}, found {sha256.hexdigest()}: `shardio verify {source}` tells "
-                "what is damaged, `shardio repair` mends it"
-            )
-        with naming(copy):
-            os.fsync(new.fileno())
-
-
 def _remove_set(source: Path, manifest: Manifest, target: Path) -> None:
-    """Of a set that was moved to another filesystem: its manifest first, so that it is no set any more."""
+    """Removes a set that was moved to another filesystem: its manifest first, so that it is no set any more."""
     try:
         (source / MANIFEST_NAME).unlink()
         fsync_folder(source)
@@ -199,7 +151,7 @@ def _remove_set(source: Path, manifest: Manifest, target: Path) -> None:
             (source / entry.file).unlink()
     except OSError as error:
         raise ConvertError(f"{target} is published, but {source} could not be removed: {error}") from None
-    with contextlib.suppress(OSError):  # what else is in it stays
+    with contextlib.suppress(OSError):  # other files in it stay
         source.rmdir()
 
 
@@ -211,9 +163,10 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
 
 
 def _make_movable(source: Path, manifest: Manifest, like: tuple[Path, int]) -> None:
-    """Give the set's folder and files the permissions of a new folder and a new file (a descriptor) in the root.
+    """Gives the set's folder and files the permissions of a new folder and a new file (a descriptor) in the root.
 
-    FormatError if the set is not whole, ConvertError if there is anything else in the folder, which would go along.
+    Raises FormatError if the set is not whole, ConvertError if there is anything else in the folder, which would go
+    along.
     """
     names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
     sweep_temporaries(source)
@@ -235,13 +188,13 @@ def _make_movable(source: Path, manifest: Manifest, like: tuple[Path, int]) -> N
                 os.chmod(path, stat.S_IMODE(new.st_mode))
         except PermissionError:
             raise ConvertError(
-                f"{path}: its permissions or its group have to change, which is for its owner to do: publish a copy "
+                f"{path}: its permissions or its group have to change, which only its owner may do: publish a copy "
                 "(without --move)"
             ) from None
 
 
 def _move_new(source: Path, target: Path) -> bool:
-    """Whether that was possible: not from one mount of a filesystem to another."""
+    """Renames the set. Returns whether that was possible: not from one mount of a filesystem to another."""
     try:
         _rename_new(source, target)
     except OSError as error:
@@ -258,11 +211,11 @@ def _sync_names(folder: Path) -> None:
 
 
 def _rename_new(folder: Path, target: Path) -> None:
-    """Rename a folder. ConvertError if there is anything of that name already, and be it an empty folder."""
+    """Renames a folder. Raises ConvertError if there is anything of that name already, even an empty folder."""
     try:
         if not _rename_without_replacing(folder, target):
             # A filesystem without it, such as NFS. A folder can replace nothing but an empty folder, and that only if
-            # somebody makes one between these two lines.
+            # another process makes one between these two lines.
             if os.path.lexists(target):
                 raise _taken(target)
             folder.rename(target)
@@ -273,7 +226,7 @@ def _rename_new(folder: Path, target: Path) -> None:
 
 
 def _rename_without_replacing(folder: Path, target: Path) -> bool:
-    """By renameat2 of Linux. False if the system or the filesystem does not have it."""
+    """Renames a folder by renameat2 of Linux. Returns False if the system or the filesystem does not have it."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False

@@ -1,7 +1,7 @@
-"""A published set in an object store or on a web server: whatever a URL names for which fsspec has a filesystem.
+"""Published sets in an object store or on a web server: whatever a URL names for which fsspec has a filesystem.
 
-Ranges of files are asked for, and what came is measured, since not everything on the way tells when it gives less. What
-may pass is asked for again, after waits that grow. Users, passwords and signatures that a URL holds are in no message.
+It asks for ranges of files, and measures what came, since not everything on the way tells when it gives less. Errors
+that may pass are retried, after waits that grow. Users, passwords and signatures that a URL holds are in no message.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import FileEntry, Manifest, check_digest, check_manifest_nbytes, parse_manifest
 from shardio.sets.names import join_place, without_credentials, without_credentials_in
+from shardio.system.retry import Attempts
 
 # A throttled or restarting server is back within a minute, or something is wrong with it.
 _PATIENCE_SECONDS = 60.0
 _FIRST_WAIT_SECONDS = 0.1
 _LONGEST_WAIT_SECONDS = 8.0
-# For all of a manifest or a listing, other attempts included. People look what is wrong before they wait for longer.
+# For all of a manifest or a listing, further attempts included. People look what is wrong before they wait for longer.
 SMALL_FILE_SECONDS = 60.0
 # Indexes and shards may be long in coming, but no piece of one.
 _SILENCE_SECONDS = 60.0
@@ -44,9 +45,9 @@ _FINAL_ERRNOS = {
     *(errno.EINVAL, errno.ENOSYS, errno.ENAMETOOLONG),
 }
 _FINAL_ERRORS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError)
-# Of HTTP: the request came too slowly, too early, or too soon after others.
+# The request came too slowly, too early, or too soon after others.
 _PASSING_STATUSES = (408, 425, 429)
-# Of a server that is away or fails. Not EIO, which says that these very bytes are lost.
+# The error of a server that is away or fails. Not EIO, which says that these very bytes are lost.
 _SERVER_FAILED = errno.EHOSTUNREACH
 _ERRNO_OF_STATUS = {
     **dict.fromkeys((401, 403, 407), errno.EACCES),
@@ -62,18 +63,18 @@ _HINTS = {
 
 T = TypeVar("T")
 
-# By process, scheme, and host or bucket. The connections of a filesystem belong to a thread, which no fork takes along;
-# those of a parent are kept, as they could be closed in that thread only.
+# fsspec's filesystems by process, scheme, and host or bucket. Their connections belong to a thread, which no fork takes
+# along; those of a parent are kept, as they could be closed in that thread only.
 _filesystems: dict[tuple[int, str, str], Any] = {}
 
 
 class RemoteStorage:
-    """A set that a URL names: a `shardio.sets.storage.Storage`. Thread safe, picklable, and usable after a fork.
+    """The `shardio.sets.storage.Storage` of a URL. Thread safe, picklable, and usable after a fork.
 
-    How to reach it (endpoint, credentials, proxy) is said as fsspec and its filesystems have it: in the environment
-    (AWS_PROFILE, AWS_ENDPOINT_URL, FSSPEC_S3_ANON, ...) or in their configuration files.
+    fsspec and its filesystems find out how to reach it (endpoint, credentials, proxy): from the environment
+    (AWS_PROFILE, AWS_ENDPOINT_URL, FSSPEC_S3_ANON, ...) or from their configuration files.
 
-    SetNotFoundError if a package is missing that it takes, ValueError if fsspec does not know the scheme.
+    Raises SetNotFoundError if a package is missing that it takes, ValueError if fsspec does not know the scheme.
     """
 
     def __init__(self, url: str) -> None:
@@ -102,7 +103,6 @@ class RemoteStorage:
             raise FormatError(f"{path}: {error}") from None
 
     def is_published(self) -> bool:
-        """Whether there is a manifest. OSError if that cannot be known."""
         try:
             self._size_of(MANIFEST_NAME)
         except FileNotFoundError:
@@ -121,7 +121,6 @@ class RemoteStorage:
             raise self._cut(entry, nbytes)
 
     def find_fault(self, manifest: Manifest) -> str:
-        """As `Storage.find_fault`."""
         if self._url.lower().startswith(("http://", "https://")):
             return ""
         try:
@@ -137,8 +136,8 @@ class RemoteStorage:
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """As `Storage.read_into`. That a server sends the bytes from `offset` on and not others is not known here:
-        sha256 and crc32 tell."""
+        """Does what `Storage.read_into` does. Whether a server sends the bytes from `offset` on and not others is not
+        known here: sha256 and crc32 tell."""
         try:
             if buffer and not self._gives_ranges:
                 # Before it fills the memory with whole shards.
@@ -153,17 +152,16 @@ class RemoteStorage:
             raise
 
     def close(self) -> None:
-        """Have requests under way, and what waits to try again, give up. Connections are those of the process, for all
-        sets of the same host."""
+        """Makes requests under way give up, and those that wait to be tried again. Connections are the process's, for
+        all sets of the same host."""
         self._closed = True
 
     def list_folders(self) -> list[str]:
-        """The names of what is below the URL as folders are below a folder, in order. Errors are OSErrors."""
         places = [str(item["name"]) for item in self._list() if item.get("type") == "directory"]
         return sorted({place.rstrip("/").rpartition("/")[2] for place in places} - {""})
 
     def _list(self) -> list[dict[str, Any]]:
-        """What fsspec says of everything directly below the URL."""
+        """Returns what fsspec says of everything directly below the URL."""
         _filesystem(self._url).invalidate_cache()  # others publish
         deadline = time.monotonic() + SMALL_FILE_SECONDS
         listed: list[dict[str, Any]] = self._insist(
@@ -181,7 +179,7 @@ class RemoteStorage:
         )
 
     def _size_of(self, name: str, deadline: float | None = None) -> int:
-        """In bytes. FileNotFoundError if there is no such file."""
+        """Returns the size of a file in bytes. Raises FileNotFoundError if there is none."""
         url = join_place(self._url, name)
         by = time.monotonic() + SMALL_FILE_SECONDS if deadline is None else deadline
 
@@ -207,7 +205,7 @@ class RemoteStorage:
             done += len(data)
 
     def _read_some(self, name: str, url: str, start: int, nbytes: int, deadline: float | None) -> bytes:
-        """At least one byte, and `nbytes` at most."""
+        """Returns at least one byte, and `nbytes` at most."""
         data: bytes = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
             raise ValueError(f"expected {nbytes:,} bytes, {len(data):,} came: this server sends no ranges of files")
@@ -218,10 +216,11 @@ class RemoteStorage:
         return data
 
     def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
-        """What fsspec's filesystem gives. TimeoutError at `deadline` (of time.monotonic), OSError at `close`.
+        """Returns what fsspec's filesystem gives. Raises TimeoutError at `deadline` (of time.monotonic), OSError at
+        `close`.
 
         Then, and after a Ctrl-C, the request is cancelled, so that nothing waits for it at the end of the process. Only
-        of a filesystem that does not work by asyncio it is waited for, for as long as that one does.
+        a filesystem that does not work by asyncio is waited for, for as long as it takes.
         """
         filesystem = _filesystem(self._url)
         if not getattr(filesystem, "async_impl", False):
@@ -239,29 +238,26 @@ class RemoteStorage:
             request.cancel()
 
     def _insist(self, call: Callable[[], T], path: str, what: str, deadline: float | None = None) -> T:
-        """What `call` gives. After a failure that may pass it is called again, for about a minute, or to the deadline.
+        """Returns what `call` returns. After a failure that may pass it is called again, for about a minute, or to the
+        deadline.
 
-        Then an OSError that names `path` and what was found last; FileNotFoundError and the like where that is known.
+        Then raises an OSError that names `path` and the last failure; FileNotFoundError and the like where it is one.
         """
         end = min(time.monotonic() + _PATIENCE_SECONDS, deadline or math.inf)
-        attempts = 0
+        attempts = Attempts(_pauses(end), self._sleep)
         while True:
             try:
                 return call()
             except Exception as error:
-                attempts += 1
                 number, may_pass = _judge(error)
-                pause = min(_FIRST_WAIT_SECONDS * 2.0 ** (attempts - 1), _LONGEST_WAIT_SECONDS)
-                pause *= _JITTER.uniform(0.5, 1.5)
-                if not may_pass or self._closed or time.monotonic() + pause > end:
+                if not attempts.again(may_pass and not self._closed):
                     found = f"{self._describe(error)}{_HINTS.get(number, '')}"
                     break
-            self._sleep(pause)
         # Out of the `except` block: the error, whose text may hold a password, is no context of this one.
-        raise OSError(number, f"{what} failed (attempts: {attempts}): {found}", path)
+        raise OSError(number, f"{what} failed (attempts: {attempts.failed}): {found}", path)
 
     def _sleep(self, seconds: float) -> None:
-        """Or until somebody closes this."""
+        """Sleeps, but not beyond `close`."""
         end = time.monotonic() + seconds
         while not self._closed and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))
@@ -275,12 +271,20 @@ class RemoteStorage:
         return f"{type(error).__name__}: {printable(without_credentials_in(text)[:300])}"
 
 
+def _pauses(end: float) -> Iterator[float]:
+    """Yields waits that grow, as long as they are over by `end` (of time.monotonic)."""
+    longest = _FIRST_WAIT_SECONDS
+    while time.monotonic() + (pause := longest * _JITTER.uniform(0.5, 1.5)) <= end:
+        yield pause
+        longest = min(2 * longest, _LONGEST_WAIT_SECONDS)
+
+
 def _filesystem(url: str) -> Any:
-    """fsspec's filesystem for the URL: one for each process and host, for any number of threads."""
+    """Returns fsspec's filesystem for the URL: one for each process and host, for any number of threads."""
     parts = urlsplit(url)
     key = (os.getpid(), parts.scheme, parts.netloc)
     if key not in _filesystems:
-        # Not fsspec's own instances: those may remember what others have listed. Of two threads, one's is dropped.
+        # Not fsspec's own instances: those may remember what others have listed. Of two made at once, one goes.
         _filesystems.setdefault(key, _new_filesystem(url))
     return _filesystems[key]
 
@@ -318,14 +322,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _root(error: BaseException) -> BaseException:
-    """What happened: while it looks for a file, fsspec's http calls everything "not found", and keeps the reason."""
+    """Returns the first cause: while it looks for a file, fsspec's http calls every error "not found", and keeps the
+    reason as its cause."""
     while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _status_of(error: BaseException) -> int | None:
-    """The HTTP status in an error of any of the clients that filesystems use, or of which s3fs made an OSError."""
+    """Returns the HTTP status in an error of any of the clients that filesystems use, or in that of which s3fs made an
+    OSError."""
     for cause in (error, error.__cause__ if isinstance(error, OSError) else None):
         response = getattr(cause, "response", None)
         metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
@@ -338,7 +344,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def _judge(error: BaseException) -> tuple[int, bool]:
-    """(errno, whether it may pass)."""
+    """Returns (errno, whether it may pass)."""
     error = _root(error)
     kind = type(error).__name__
     number = (error.errno if isinstance(error, OSError) else None) or 0

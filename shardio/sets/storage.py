@@ -1,7 +1,7 @@
-"""Where a published set lies, to be copied or read from a distance: a folder, or what an fsspec URL names.
+"""Where published sets lie, to be copied or read from a distance: a folder, or what an fsspec URL names.
 
-A storage gives whole ranges of named files and nothing else, so that all that can go wrong on the way, and what is to
-be tried again, is behind one call.
+A storage gives whole ranges of named files, and names what is there, so that all that can go wrong on the way, and what
+is tried again, is behind these calls.
 """
 
 from __future__ import annotations
@@ -9,49 +9,55 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from typing import Protocol
 
 from shardio.format.manifest import FileEntry, Manifest, load_manifest
 from shardio.format.opening import check_not_cut, open_sized
 from shardio.sets.names import candidates, catalogue_roots, holds_set, is_url, not_in_catalogue
 from shardio.sets.remote import RemoteStorage
-from shardio.system.files import OpenFile, kind_of
 from shardio.system.openfiles import OpenFiles, most_open
-from shardio.system.retry import RETRY_SECONDS, TRANSIENT, reading_failed
+from shardio.system.opening import OpenFile, kind_of
+from shardio.system.retry import TRANSIENT, Attempts, reading_failed
 
 
 class Storage(Protocol):
-    """Read-only, and thread safe."""
+    """A folder or URL that holds a set, or folders with sets in them. Read-only, and thread safe."""
 
     name: str
     """The folder or URL, for people to read: credentials in a URL are left out."""
 
+    def is_published(self) -> bool:
+        """Returns whether there is a manifest. Raises OSError if that cannot be known."""
+
+    def list_folders(self) -> list[str]:
+        """Returns the names of the folders directly below, in order. Raises OSError if that fails."""
+
     def load_manifest(self, digest: str | None = None) -> Manifest:
-        """As `manifest.load_manifest`; OSError if it cannot be read."""
+        """Does what `manifest.load_manifest` does. Raises OSError if the manifest cannot be read."""
 
     def path_of(self, entry: FileEntry) -> str:
-        """What to call one of the set's files in a message."""
+        """Returns the name of one of the set's files for a message."""
 
     def check(self, entry: FileEntry) -> None:
-        """FormatError if the file is missing or has another size than the manifest says; reads nothing of it."""
+        """Raises FormatError if the file is missing or has another size than the manifest says; reads nothing of it."""
 
     def find_fault(self, manifest: Manifest) -> str:
-        """The first file that is missing or has another size than the manifest says, in words; "" if none is found.
+        """Returns, in words, the first file that is missing or has another size than the manifest says; "" if all are
+        right.
 
-        No file is opened: a folder's are asked for their sizes, an object store for one listing, and a web server,
-        which has no listing with sizes, for nothing. OSError if that fails.
+        It opens no file: it asks for the sizes of a folder's files, lists an object store once, and asks a web server,
+        which has no listing with sizes, for nothing. Raises OSError if that fails.
         """
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the file's bytes from `offset` on, all of which the manifest says there are.
+        """Fills `buffer` with the file's bytes from `offset` on, all of which the manifest says there are.
 
-        What may pass is tried again for a while. Then OSError names file and offset; FormatError if the file ends
-        before.
+        Errors that may pass are retried for a while. Then OSError names file and offset. Raises FormatError if the file
+        ends before.
         """
 
     def close(self) -> None:
-        """Give back descriptors and connections. Nothing can be read any more; may be called again."""
+        """Gives back descriptors and connections. Nothing can be read any more; may be called again."""
 
 
 class FolderStorage:
@@ -61,6 +67,14 @@ class FolderStorage:
         self.name = os.fspath(folder)
         self._folder = os.path.abspath(folder)  # wherever the process may go
         self._files: OpenFiles[tuple[str, FileEntry]] = OpenFiles(_open_sized, most_open())
+
+    def is_published(self) -> bool:
+        return holds_set(self._folder)
+
+    def list_folders(self) -> list[str]:
+        with os.scandir(self._folder) as entries:
+            # Hidden ones are the temporary folders of publishers.
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
     def load_manifest(self, digest: str | None = None) -> Manifest:
         return load_manifest(self._folder, digest)
@@ -86,19 +100,18 @@ class FolderStorage:
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         path = self.path_of(entry)
-        done = failures = 0
+        attempts = Attempts()
+        done = 0
         while done < len(buffer):
             try:
                 done += self._read_some(path, entry, offset + done, buffer[done:])
             except OSError as error:
                 self._files.forget((path, entry))  # it may have become stale
-                if error.errno not in TRANSIENT or failures == len(RETRY_SECONDS):
-                    raise reading_failed(error, path, f"{len(buffer):,} bytes", offset, failures + 1) from None
-                time.sleep(RETRY_SECONDS[failures])
-                failures += 1
+                if not attempts.again(error.errno in TRANSIENT):
+                    raise reading_failed(error, path, f"{len(buffer):,} bytes", offset, attempts.failed) from None
 
     def _read_some(self, path: str, entry: FileEntry, offset: int, buffer: memoryview) -> int:
-        """At least one byte."""
+        """Reads at least one byte. Returns how many came."""
         file = self._files.get((path, entry))
         try:
             if count := os.preadv(file.fileno(), [buffer], offset):
@@ -106,7 +119,7 @@ class FolderStorage:
             check_not_cut(path, entry, os.fstat(file.fileno()).st_size)
             raise OSError(errno.EIO, "no bytes came")
         finally:
-            del file  # or whoever keeps an error would keep the file open
+            del file  # or a caller that keeps an error would keep the file open
 
     def close(self) -> None:
         self._files.close()
@@ -117,22 +130,23 @@ def _open_sized(file: tuple[str, FileEntry]) -> OpenFile:
 
 
 def open_storage(place: str | os.PathLike[str]) -> Storage:
-    """The storage of the set that a path, a URL or a name in the catalogue (`shardio.sets.names`) stands for.
+    """Returns the storage of the set that a path, a URL or a name in the catalogue (`shardio.sets.names`) stands for.
 
-    Nothing of the set is looked at yet; only a name is looked for, in folders and URLs alike. SetNotFoundError if no
-    root has it, or if a package is missing that the URL takes; OSError if a root that may have it cannot be asked.
+    It looks for a name, in folders and URLs alike, and at nothing of the set. Raises SetNotFoundError if no root has
+    the name, or if a package is missing that the URL takes; OSError if a root that may have it cannot be asked.
     """
     found = candidates(place)
     if found == [os.fspath(place)]:
-        return _storage_at(found[0])
+        return storage_at(found[0])
     for candidate in found:
-        storage = _storage_at(candidate)
-        if storage.is_published() if isinstance(storage, RemoteStorage) else holds_set(candidate):
+        storage = storage_at(candidate)
+        if storage.is_published():
             return storage
     raise not_in_catalogue(os.fspath(place), catalogue_roots())
 
 
-def _storage_at(place: str) -> Storage:
+def storage_at(place: str) -> Storage:
+    """Returns the storage of a folder or URL, of which nothing is looked at. Errors are those of RemoteStorage."""
     if place.startswith("file://"):
         return FolderStorage(place.removeprefix("file://"))
     return RemoteStorage(place) if is_url(place) else FolderStorage(place)

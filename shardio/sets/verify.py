@@ -1,4 +1,4 @@
-"""`verify`: is a published set still what was published? Damage is named down to the sample.
+"""`verify`: checks that a published set is still what was published, and names damage down to the sample.
 
 `quick` checks what opening checks: types, sizes, headers. The full check reads every byte. Between them, a `subset` of
 the samples is compared with the crc32 that the index has of each. Files are read and not mapped, so that a failing disk
@@ -24,21 +24,21 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.checksum import crc32
-from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, sample_nbytes, shard_header
+from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, sample_nbytes
 from shardio.format.manifest import FileEntry, Manifest, ShardEntry, Split, load_manifest
-from shardio.format.opening import open_checked, open_sized
+from shardio.format.opening import open_checked
 from shardio.order.permutation import Permutation
-from shardio.system.files import open_regular
+from shardio.system.opening import open_regular
+from shardio.system.pour import pour
 from shardio.system.threads import ThreadPool
 
-_BLOCK_NBYTES = 4 << 20
 # Damaged samples are named one by one up to so many in a file.
 _MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One damaged file. `samples` are the indices (in the split) of the samples that are damaged or lost."""
+    """One damaged file. `samples` has the indices (in the split) of the samples that are damaged or lost."""
 
     file: str
     detail: str
@@ -47,13 +47,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Subset:
-    """The samples of each shard that are compared with the index: at random, so many that they are at least `share` of
-    it, and the same for the same `seed`."""
+    """The samples of each shard that are compared with the index: random ones, at least `share` of the shard's, and the
+    same for the same `seed`."""
 
     share: float
     seed: int
     num_samples: int = 0
-    """How many were read, of all shards."""
+    """The number that was read, of all shards together."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -62,11 +62,11 @@ class Subset:
             raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
 
     def count(self, num_samples: int) -> int:
-        """How many of a shard of so many."""
+        """Returns how many samples are read of a shard of so many."""
         return math.ceil(self.share * num_samples)
 
     def positions(self, num_samples: int, shard: int) -> NDArray[np.int64]:
-        """Which of the shard of this number, in ascending order, as disks like it."""
+        """Returns which samples are read of the shard of this number, in ascending order, as disks like it."""
         return np.sort(Permutation(num_samples, self.seed, shard)(np.arange(self.count(num_samples))))
 
 
@@ -79,7 +79,7 @@ class VerifyReport:
     """Bytes read, or with `quick` the size of what was looked at."""
     problems: tuple[Problem, ...]
     subset: Subset | None = None
-    """Which samples were compared with the index, if not whole files with the manifest."""
+    """The samples that were compared with the index, if it was not whole files with the manifest."""
 
     @property
     def ok(self) -> bool:
@@ -96,12 +96,13 @@ def verify(
     workers: int = 2,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Check every file of the set in the folder `path`; SetNotFoundError if there is none.
+    """Checks every file of the set in the folder `path`. Raises SetNotFoundError if there is none.
 
     `quick` reads nothing but headers. `subset`, a share from above 0 to 1, reads that share of the samples, at random
-    and at least one of each shard, and all that is no shard; `seed` chooses other samples, and by default is random
-    itself: the report has it. ValueError if both are given. `digest` pins the content: another set than the one with
-    this digest, or these first 12 digits or more of it, is a problem of its manifest.
+    and at least one of each shard, and all files that are no shards; `seed` chooses other samples, and by default is
+    random itself: the report has it. Raises ValueError if `quick` and `subset` are both given. `digest` pins the
+    content: another set than the one with this digest, or these first 12 digits or more of it, is a problem of its
+    manifest.
 
     `workers` threads read at the same time. `on_progress` is called in them, with (bytes read since, bytes in all).
     """
@@ -148,10 +149,10 @@ class _Verifier:
     progress: Callable[[int], None]
     subset: Subset | None = None
     num_compared: list[int] = field(default_factory=list)
-    """With a subset, how many samples of each shard: appended by whichever thread compared them."""
+    """With a subset, the numbers of samples of the shards: each is appended by the thread that compared them."""
 
     def checks(self) -> list[Callable[[], Problem | None]]:
-        checks: list[Callable[[], Problem | None]] = [partial(self.check_file, self.manifest.rejects, None)]
+        checks: list[Callable[[], Problem | None]] = [partial(self.check_file, self.manifest.rejects)]
         numbers = count()
         for split in self.manifest.splits.values():
             checks.append(partial(self.check_index, split))
@@ -169,7 +170,7 @@ class _Verifier:
 
     @property
     def nbytes(self) -> int:
-        """Size of what is read, or with `quick` looked at."""
+        """The size of what is read, or with `quick` looked at."""
         if self.subset is None:
             return self.manifest.nbytes
         shards = [shard for split in self.manifest.splits.values() for shard in split.shards]
@@ -178,17 +179,26 @@ class _Verifier:
         return others + num_samples * sample_nbytes(self.manifest.sample_shape)
 
     def rows_to_compare(self, split: Split) -> NDArray[np.void] | None:
-        """The split's index; None if it cannot be trusted, which is for `check_index` to tell."""
+        """Returns the split's index; None if it cannot be trusted, which `check_index` reports."""
         with contextlib.suppress(OSError, FormatError):
-            return _read_rows(self.folder, split)
+            return self.read_rows(split)
         return None
 
+    def read_rows(self, split: Split) -> NDArray[np.void]:
+        """Returns the split's index, read and not mapped. Raises FormatError or OSError if it cannot be trusted."""
+        path, entry = self.folder / split.index.file, split.index
+        with open_checked(path, entry, self.manifest.sample_shape) as file:
+            data = file.readall()
+        if (found := hashlib.sha256(data).hexdigest()) != entry.sha256:
+            raise FormatError(_other_sha256(path, entry, found))
+        return np.frombuffer(data, entry.dtype, offset=HEADER_NBYTES)
+
     def check_index(self, split: Split) -> Problem | None:
-        problem = self.check_file(split.index, split.index_header)
+        problem = self.check_file(split.index)
         if problem is None and not self.quick and self.manifest.classes:
             path = self.folder / split.index.file
             try:
-                labels = _read_rows(self.folder, split)["label"]
+                labels = self.read_rows(split)["label"]
             except OSError as error:
                 return _unreadable(path, error)
             except FormatError as error:  # it has changed since the check just before
@@ -201,11 +211,11 @@ class _Verifier:
         return problem
 
     def check_shard(self, split: Split, shard: ShardEntry, first: int) -> Problem | None:
-        problem = self.check_file(shard, shard_header(shard.num_samples, self.manifest.sample_shape))
+        problem = self.check_file(shard)
         if problem is None or self.quick:
             return problem
         try:
-            rows = _read_rows(self.folder, split)[first : first + shard.num_samples]
+            rows = self.read_rows(split)[first : first + shard.num_samples]
             damaged = [first + position for position in _damaged(self.folder / shard.file, self.manifest, rows)]
         except (OSError, FormatError):
             return problem  # no file to look into, or no index to compare with: that is another problem's text
@@ -214,13 +224,13 @@ class _Verifier:
     def check_samples(
         self, shard: ShardEntry, first: int, rows: NDArray[np.void] | None, subset: Subset, number: int
     ) -> Problem | None:
-        """Size and header of a shard, and the crc32 of some of its samples."""
+        """Checks size and header of a shard, and the crc32 of some of its samples."""
         path = self.folder / shard.file
         nbytes = sample_nbytes(self.manifest.sample_shape)
         damaged: list[int] = []
         failure: OSError | None = None
         try:
-            opened = open_checked(path, shard, shard_header(shard.num_samples, self.manifest.sample_shape))
+            opened = open_checked(path, shard, self.manifest.sample_shape)
         except FormatError as error:
             return Problem(shard.file, str(error))
         except OSError as error:
@@ -251,25 +261,23 @@ class _Verifier:
             return None
         return replace(problem, detail=problem.detail + _describe(damaged, rows, first), samples=tuple(damaged))
 
-    def check_file(self, entry: FileEntry, header: bytes | None) -> Problem | None:
-        """One file against its entry. Files without a fixed header (rejects) are checked by size and checksum alone."""
+    def check_file(self, entry: FileEntry) -> Problem | None:
+        """Compares one file with its entry."""
         path = self.folder / entry.file
         try:
-            with open_sized(path, entry) if header is None else open_checked(path, entry, header) as file:
+            with open_checked(path, entry, self.manifest.sample_shape) as file:
                 if self.quick:
                     return None
-                sha256 = hashlib.sha256()
-                block = bytearray(_BLOCK_NBYTES)
-                while count := file.readinto(block):
-                    sha256.update(memoryview(block)[:count])
-                    self.progress(count)
+                found = pour(lambda _, buffer: file.readinto(buffer), entry.nbytes, progress=self.progress)
         except FormatError as error:
             return Problem(entry.file, str(error))
         except OSError as error:
             return _unreadable(path, error)
-        if sha256.hexdigest() != entry.sha256:
-            return Problem(entry.file, f"{path}: sha256: expected {entry.sha256}, found {sha256.hexdigest()}")
-        return None
+        return None if found == entry.sha256 else Problem(entry.file, _other_sha256(path, entry, found))
+
+
+def _other_sha256(path: Path, entry: FileEntry, found: str) -> str:
+    return f"{path}: sha256: expected {entry.sha256}, found {found}"
 
 
 def _unreadable(path: Path, error: OSError) -> Problem:
@@ -284,18 +292,8 @@ def _describe(damaged: Sequence[int], rows: NDArray[np.void], first: int) -> str
     return f"; damaged samples: {named}{more}"
 
 
-def _read_rows(folder: Path, split: Split) -> NDArray[np.void]:
-    """The split's index, read and not mapped. FormatError or OSError if it cannot be trusted."""
-    with open_checked(folder / split.index.file, split.index, split.index_header) as file:
-        data = file.readall()
-    found = hashlib.sha256(data).hexdigest()
-    if found != split.index.sha256:
-        raise FormatError(f"{folder / split.index.file}: sha256: expected {split.index.sha256}, found {found}")
-    return np.frombuffer(data, split.index.dtype, offset=HEADER_NBYTES)
-
-
 def _damaged(path: Path, manifest: Manifest, rows: NDArray[np.void]) -> Iterator[int]:
-    """Positions in the shard whose pixels do not have the crc32 of their row, or are not there."""
+    """Yields the positions in the shard whose pixels do not have the crc32 of their row, or are not there."""
     nbytes = sample_nbytes(manifest.sample_shape)
     if not os.path.lexists(path):
         yield from range(len(rows))

@@ -1,4 +1,4 @@
-"""What torch's compiler does to a call: functions that it leaves alone, and whether torch.export records an operation.
+"""Functions that torch's compiler leaves alone, and a test whether torch.export records an operation.
 
 torch.compile breaks its graph around a call of an `eager` function, and traces nothing of what is in it.
 
@@ -41,7 +41,7 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_recorded(images: object) -> bool:
-    """Whether torch.export records what is done to this tensor, which then has no values.
+    """Returns whether torch.export records what is done to this tensor, which then has no values.
 
     `torch.compiler.is_compiling` tells another thing: it is true in all threads as long as any of them compiles.
     """

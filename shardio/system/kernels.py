@@ -1,4 +1,4 @@
-"""The kernels in C: which of them this installation has, and what the lack of them costs.
+"""Tells which kernels in C this installation has, and what the lack of them costs.
 
 They are built at installation where there is a C compiler. Without them numpy copies, Python reads files and torch
 resamples, to the same result.
@@ -30,7 +30,7 @@ _FORCED = os.environ.get("SHARDIO_KERNEL", "")
 if _FORCED and _FORCED not in KERNELS:
     raise ImportError(f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found {_FORCED!r}")
 DEFAULT_KERNEL: str = _FORCED or KERNELS[-1]
-"""What copies if no kernel is named: the best, or the one in the environment variable SHARDIO_KERNEL."""
+"""The kernel that copies if none is named: the best, or the one in the environment variable SHARDIO_KERNEL."""
 
 _COSTS = (
     (_resample, "augmentation on the CPU is 17 to 26 times slower"),
@@ -61,7 +61,7 @@ def missing_kernels() -> str:
 
 
 def warn_of_missing_kernels() -> None:
-    """A RuntimeWarning, once per process, unless SHARDIO_KERNEL=numpy says that they are not wanted."""
+    """Gives a RuntimeWarning, once per process, unless SHARDIO_KERNEL=numpy says that they are not wanted."""
     global _warned
     if not _warned and _FORCED != "numpy" and (text := missing_kernels()):
         _warned = True

@@ -1,6 +1,6 @@
-"""What this machine gives to this process: cores, memory, and which kind of filesystem holds a path.
+"""How many cores and how much memory this machine gives to this process.
 
-What the kernel tells is read from /proc and /sys/fs/cgroup, where they are; elsewhere the answer is "unknown".
+Both are read from /proc and /sys/fs/cgroup, where these are; elsewhere the answer is "unknown".
 """
 
 from __future__ import annotations
@@ -8,31 +8,22 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
-_NETWORK = """
-9p afs beegfs ceph cifs coda curvefs dvs gfs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 smb3
-smbfs vastfs virtiofs wekafs yrfs
-"""
-# Blocks of a disk of this machine, though a process serves them.
-_LOCAL_FUSE = "fuseblk"
-
 
 def usable_cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Cores that this process may keep busy: fewer than the machine has where a job scheduler binds processes to some,
-    or a container gets the time of some. Part of a core counts as one."""
+    """Returns how many cores this process may keep busy: fewer than the machine has where a job scheduler binds
+    processes to some, or a container gets the time of some. Part of a core counts as one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *(math.ceil(share) for share in _cgroups_cores(proc, cgroups))]))
 
 
 def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
-    """The time that each level above this process may take of the processor, in cores."""
+    """Yields the time that each level above this process may take of the processor, in cores."""
     for folder, unified in _cgroups(proc, cgroups, "cpu"):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no such level, no such limit, or "max"
             if unified:
@@ -44,51 +35,8 @@ def _cgroups_cores(proc: Path, cgroups: Path) -> Iterator[float]:
                 yield quota / period
 
 
-def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
-    """The kind of filesystem that holds `path`, as mount(8) names it: "ext4", "nfs4", "fuse.sshfs". "" if unknown."""
-    place = os.path.realpath(path)
-    try:
-        device = os.stat(place).st_dev
-        mounts = list(_mounts((proc / "self" / "mountinfo").read_text(errors="surrogateescape")))
-    except OSError:
-        return ""
-    # All mounts of one device are of one kind. But files of btrfs and of overlayfs show devices that no mount has: then
-    # the path tells.
-    ours = [mount for mount in mounts if mount.device == device] or mounts
-    around = [mount for mount in ours if _is_inside(place, mount.point)] or ours
-    # Of mounts over each other, the last one counts.
-    return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
-
-
-def is_network(kind: str) -> bool:
-    """Whether a filesystem of this kind keeps its bytes elsewhere, so that a read may fail while the file is there."""
-    return kind in _NETWORK.split() or (kind.startswith("fuse") and kind != _LOCAL_FUSE)
-
-
-class _Mount(NamedTuple):
-    device: int
-    point: str
-    kind: str
-
-
-def _mounts(text: str) -> Iterator[_Mount]:
-    for line in text.splitlines():
-        place, separator, filesystem = line.partition(" - ")
-        fields = place.split(" ")
-        if not separator or len(fields) < 6 or not re.fullmatch(r"\d+:\d+", fields[2]):
-            continue
-        major, minor = map(int, fields[2].split(":"))
-        # Space, tab, newline and backslash stand there as octal numbers.
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
-        yield _Mount(os.makedev(major, minor), point, filesystem.split(" ")[0])
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
 def memory_left(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Bytes that this process, or the page cache on its behalf, can still take; None if the kernel does not tell.
+    """Returns the bytes that this process, or the page cache on its behalf, can still take; None if unknown.
 
     Page cache counts as free, as the kernel reclaims it: so a set that is in the page cache already counts as left.
     """
@@ -102,7 +50,7 @@ def _machine_left(proc: Path) -> Iterator[int]:
 
 
 def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
-    """What is left of each memory limit above this process."""
+    """Yields what is left of each memory limit above this process."""
     for folder, unified in _cgroups(proc, cgroups, "memory"):
         if unified:
             for limit in ("memory.max", "memory.high"):
@@ -112,8 +60,8 @@ def _cgroups_left(proc: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """The folders that say what a controller allows this process, as a job's limit may be set at any level above it;
-    and whether it is one of the unified hierarchy (v2)."""
+    """Yields the folders that say what a controller allows this process, as a job's limit may be set at any level above
+    it; and whether each is one of the unified hierarchy (v2)."""
     try:
         lines = (proc / "self" / "cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -128,7 +76,7 @@ def _cgroups(proc: Path, cgroups: Path, controller: str) -> Iterator[tuple[Path,
 
 
 def _levels(root: Path, path: str) -> list[Path]:
-    """The process's cgroup and all above it. In a container `path` may be of the host: then only `root` exists."""
+    """Returns the process's cgroup and all above it. In a container `path` may be the host's: then only `root` is."""
     parts = [part for part in path.split("/") if part]
     if ".." in parts:  # outside of this process's cgroup namespace
         parts = []
@@ -145,6 +93,6 @@ def _left(folder: Path, limit: str, usage: str, prefix: str) -> Iterator[int]:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Of lines such as `name 123` or `name: 123 kB`."""
+    """Returns the numbers in lines such as `name 123` or `name: 123 kB`, by name."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) >= 2 and row[1].isdecimal()}

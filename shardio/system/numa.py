@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 SYSFS = Path("/sys")
 
-# Of 64-bit processes: set_mempolicy, get_mempolicy.
+# The numbers of set_mempolicy and get_mempolicy for 64-bit processes.
 _SYSCALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
 _MPOL_PREFERRED = 1
 # The most that any kernel is built for. get_mempolicy wants room for all nodes that this machine could have.
@@ -32,7 +32,7 @@ class _Policy(NamedTuple):
 
 
 def node_of_pci_device(domain: int, bus: int, device: int, sysfs: Path = SYSFS) -> int | None:
-    """The node that a PCI device is attached to. None if the kernel does not say, or if there is only one node."""
+    """Returns the node that a PCI device is attached to; None if the kernel does not say, or there is only one node."""
     if len(list((sysfs / "devices" / "system" / "node").glob("node[0-9]*"))) < 2:
         return None
     address = f"{domain:04x}:{bus:02x}:{device:02x}.0"
@@ -45,9 +45,9 @@ def node_of_pci_device(domain: int, bus: int, device: int, sysfs: Path = SYSFS) 
 
 @contextlib.contextmanager
 def preferring_node(node: int | None) -> Iterator[None]:
-    """New pages of the calling thread lie on `node` while it has room for them. `None` changes nothing.
+    """Puts new pages of the calling thread on `node` while it has room for them. `None` changes nothing.
 
-    Of the calling thread alone, whose policy is afterwards what it was before. Memory that the process has already,
+    Other threads keep their policy, and afterwards it is what it was before. Memory that the process has already,
     such as what an allocator has kept, stays where it is.
     """
     before = None if node is None else _policy()
@@ -64,19 +64,19 @@ def preferring_node(node: int | None) -> Iterator[None]:
 
 
 def _policy() -> _Policy | None:
-    """The calling thread's policy; None if the kernel does not tell."""
+    """Returns the calling thread's policy; None if the kernel does not tell."""
     mode, nodes = ctypes.c_int(), _Mask()
     told = _call(1, ctypes.byref(mode), nodes, _MASK_BITS, None, ctypes.c_ulong(0))
     return _Policy(mode.value, nodes) if told else None
 
 
 def _set_policy(policy: _Policy) -> bool:
-    """Whether the kernel has accepted it."""
+    """Returns whether the kernel has accepted it."""
     return _call(0, ctypes.c_int(policy.mode), policy.nodes, _MASK_BITS)
 
 
 def _call(which: int, *arguments: Any) -> bool:
-    """Whether the syscall is there, is allowed and has worked."""
+    """Returns whether the syscall is there, is allowed and has worked."""
     numbers = _SYSCALLS.get(platform.machine())
     if sys.platform != "linux" or sys.maxsize < 2**32 or numbers is None:
         return False

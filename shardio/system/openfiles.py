@@ -1,4 +1,4 @@
-"""A few of many files, open: those used last.
+"""Keeps a few of many files open: those used last.
 
 A process may open only so many files, and a set may have more. On network filesystems opening costs a request or two.
 """
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from shardio.system.files import OpenFile
+from shardio.system.opening import OpenFile
 
 K = TypeVar("K")
 
@@ -31,7 +31,7 @@ class OpenFiles(Generic[K]):
         self._closed = False
 
     def get(self, key: K) -> OpenFile:
-        """The file, opened if it is not open. What `open_file` raises passes through."""
+        """Returns the file, and opens it if it is not open. Errors are those of `open_file`."""
         if self._closed:
             raise RuntimeError("the reader was closed")
         file = self._open.get(key)
@@ -47,11 +47,11 @@ class OpenFiles(Generic[K]):
         return file
 
     def _forget_oldest(self) -> None:
-        with contextlib.suppress(KeyError):  # somebody else did
+        with contextlib.suppress(KeyError):  # another thread did
             self._open.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Open the file anew next time."""
+        """Has the file opened anew next time."""
         self._open.pop(key, None)
 
     def forget_all(self) -> None:
@@ -59,12 +59,12 @@ class OpenFiles(Generic[K]):
             self._forget_oldest()
 
     def close(self) -> None:
-        """No more files. Those in use close when they are not."""
+        """Gives no more files. Those in use close when they no longer are."""
         self._closed = True
         self.forget_all()
 
 
 def most_open() -> int:
-    """A part of what this process may open, as it opens other files, too."""
+    """Returns a part of the number of files that this process may open, as it opens others, too."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1024 if soft < 0 else max(4, min(1024, soft // 4))

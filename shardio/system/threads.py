@@ -12,10 +12,10 @@ import contextlib
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Call(Generic[T]):
-    """A call that one thread makes, and for whose end others may wait."""
+    """A call that one thread makes, and for whose end other threads may wait."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -35,7 +35,7 @@ class Call(Generic[T]):
         self._over_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Make the call, whatever it raises."""
+        """Makes the call, and keeps what it raises."""
         try:
             try:
                 self._result = self._call()
@@ -48,7 +48,7 @@ class Call(Generic[T]):
             self._end()
 
     def fail(self, error: BaseException) -> None:
-        """Have the call raise this."""
+        """Ends the call as if it had raised this."""
         self._error = error
         self._end()
 
@@ -62,17 +62,17 @@ class Call(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """What the call has raised so far."""
+        """The error that the call has raised, if it has."""
         return self._error
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Wait for the end of the call. May be called again where it was interrupted. `queue.Empty` if time is over."""
+        """Waits for the end of the call. May be called again if interrupted. Raises `queue.Empty` if time is over."""
         if not self._is_over:  # the flag, because an interrupted wait may have taken the signal with it
             self._over_signal.get(timeout=timeout_seconds)
         self._over_signal.put(None)  # for another thread that waits, also if a wait was interrupted before this
 
     def result(self) -> T:
-        """Wait for the end of the call. Returns what it has returned, and raises what it has raised."""
+        """Waits for the end of the call. Returns what it has returned, and raises what it has raised."""
         self.wait()
         try:
             if self._error is not None:
@@ -98,7 +98,7 @@ class DaemonThread(threading.Thread):
         self._started_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def begin(self) -> None:
-        """Start. RuntimeError if there can be no more threads."""
+        """Starts. Raises RuntimeError if there can be no more threads."""
         # Signal handlers run in the main thread only: a start in another thread cannot be interrupted.
         _thread.start_new_thread(self._start_here, ())
         self._started_signal.get()
@@ -117,7 +117,7 @@ class DaemonThread(threading.Thread):
         self._call.run()
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Wait for the end of the call, as `Call.wait` does. A thread that has not started by now never does; a fork
+        """Waits for the end of the call, as `Call.wait` does. A thread that has not started by now never does; a fork
         takes none along."""
         if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
             return
@@ -126,23 +126,41 @@ class DaemonThread(threading.Thread):
             self.join()
 
     def result(self) -> None:
-        """Wait for the end of the call, and raise what it has raised."""
+        """Waits for the end of the call, and raises what it has raised."""
         self.wait()
         if self._call.error is not None:
             raise self._call.error
 
 
-@dataclass
-class _Switch:
-    on: bool = False
+class Flag:
+    """A flag that any thread may set, and that is also set when its `owner` dies, without a line of Python.
+
+    Unlike an Event it has no lock, which a Ctrl-C in the middle of `set` would leave locked, and for which a finaliser
+    that runs in the middle of `wait` would wait.
+    """
+
+    def __init__(self, owner: object | None = None) -> None:
+        self._reasons: list[object] = []
+        self._owner = None if owner is None else weakref.ref(owner, self._reasons.append)
+
+    def is_set(self) -> bool:
+        return bool(self._reasons)
+
+    def set(self) -> None:
+        self._reasons.append(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleeps for all of `seconds`, which must be few, unless it is set already. Returns whether it is set."""
+        time.sleep(0.0 if self._reasons else seconds)
+        return self.is_set()
 
 
-# What is no call is the end of them: None, or a weak reference that has died.
+# The calls end with anything else: None, or a weak reference that has died.
 _Calls = queue.SimpleQueue[Any]
 
 
 class ThreadPool:
-    """Calls in at most `num_threads` daemon threads. One starts with each call, until there are so many.
+    """Makes calls in at most `num_threads` daemon threads. One starts with each call, until there are so many.
 
     To be used by one thread. The end of a `with` block waits for all calls, or if it raises for those under way alone.
     The threads hold no reference to this object, and end also when it dies: see `shardio.loading.gather.GatherThreads`.
@@ -154,13 +172,13 @@ class ThreadPool:
         self._num_threads = num_threads
         self._name = name
         self._calls: _Calls = queue.SimpleQueue()
-        self._cancelled, self._closed = _Switch(), _Switch()
+        self._cancelled, self._closed = Flag(), Flag()
         self._serve = partial(_serve, self._calls, self._cancelled, weakref.ref(self, self._calls.put))
         self._threads: list[DaemonThread] = []
 
     def submit(self, function: Callable[..., R], *arguments: Any) -> Call[R]:
-        """Have the function called. RuntimeError if the pool is closed, or there can be no more threads."""
-        if self._closed.on:
+        """Has the function called. Raises RuntimeError if the pool is closed, or there can be no more threads."""
+        if self._closed.is_set():
             raise RuntimeError("expected an open pool of threads, found a closed one")
         call = Call(partial(function, *arguments))
         self._calls.put(call)
@@ -171,11 +189,11 @@ class ThreadPool:
         return call
 
     def map(self, function: Callable[[T], R], arguments: Iterable[T]) -> Iterator[R]:
-        """What the function returns for each, in order. All are submitted at once."""
+        """Yields what the function returns for each, in order. All are submitted at once."""
         return _results(deque([self.submit(function, argument) for argument in arguments]))
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for all calls, or with `cancel` for those under way alone, and for the end of the threads.
+        """Waits for all calls, or with `cancel` for those under way alone, and for the end of the threads.
 
         May be called again, also where it was interrupted. Waits once more before that passes: the caller may be about
         to close what the calls under way use.
@@ -187,8 +205,9 @@ class ThreadPool:
             raise
 
     def _end(self, cancel: bool) -> None:
-        self._closed.on = True
-        self._cancelled.on |= cancel
+        self._closed.set()
+        if cancel:
+            self._cancelled.set()
         self._calls.put(None)
         for thread in self._threads:
             thread.wait()
@@ -207,9 +226,9 @@ def _results(calls: deque[Call[R]]) -> Iterator[R]:
         yield calls.popleft().result()
 
 
-def _serve(calls: _Calls, cancelled: _Switch, owner: weakref.ref[ThreadPool]) -> None:
+def _serve(calls: _Calls, cancelled: Flag, owner: weakref.ref[ThreadPool]) -> None:
     while isinstance(call := calls.get(), Call):
-        if cancelled.on or owner() is None:
+        if cancelled.is_set() or owner() is None:
             call.fail(RuntimeError("the pool of threads was closed before the call was begun"))
         else:
             call.run()
@@ -224,7 +243,7 @@ def run_apart(
     name: str,
     grace_seconds: float | None = None,
 ) -> R:
-    """What `work(tell)` returns, in a thread of its own, in which no signal handler raises an exception.
+    """Returns what `work(tell)` returns, in a thread of its own, in which no signal handler raises an exception.
 
     `report` is called here with what is told there. If it raises, or a signal handler does so here, `stop` has the work
     end. It must be a function in C, which cannot be interrupted before it has begun. The end of the work is waited for,
@@ -254,7 +273,7 @@ class Closable(Protocol):
 
 
 def close_at_exit(owner: Closable) -> None:
-    """Have `owner.close()` called when the interpreter exits, if the owner is still there."""
+    """Has `owner.close()` called when the interpreter exits, if the owner is still there."""
     weakref.finalize(owner, _close, weakref.ref(owner))
 
 

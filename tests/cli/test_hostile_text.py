@@ -314,7 +314,7 @@ def test_warnings_about_damaged_samples_and_failed_copies_are_text(evil_set: Pat
             assert len(list(loader)) == 1
         with closing(CachedSplit(evil_set, tmp_path / "cache", "train")) as split:
             split.open()
-            for thread in split._held.threads:
+            for thread in split._staging.threads:
                 thread.wait()
     texts = [str(warning.message) for warning in caught]
     assert any("is damaged, and another takes its place" in text for text in texts)

@@ -30,7 +30,8 @@ from shardio.format.layout import shard_header
 from shardio.format.manifest import ShardEntry, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
-from shardio.system.files import AtomicFile, bypass_page_cache, write_all
+from shardio.system.direct import set_direct
+from shardio.system.files import AtomicFile, write_all
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -257,7 +258,7 @@ def test_a_shard_is_whole_or_absent_whatever_call_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve_samples: int
 ) -> None:
     monkeypatch.setattr(writer_module, "BLOCK_NBYTES", 2 * NBYTES)
-    monkeypatch.setattr(writer_module, "_SYNC_NBYTES", 2 * NBYTES)
+    monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 2 * NBYTES)
     path = tmp_path / "x.npy"
 
     def do(disk: FailingDisk) -> bool:
@@ -322,7 +323,7 @@ def test_long_shards_are_synced_on_the_way_and_an_error_there_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "BLOCK_NBYTES", NBYTES)
-    monkeypatch.setattr(writer_module, "_SYNC_NBYTES", 2 * NBYTES)
+    monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 2 * NBYTES)
     real, synced = os.fdatasync, threading.Event()
 
     def fdatasync(descriptor: int) -> None:
@@ -347,7 +348,7 @@ def test_long_shards_are_synced_on_the_way_and_an_error_there_is_not_lost(
 
 def test_leaving_waits_for_a_sync_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "BLOCK_NBYTES", NBYTES)
-    monkeypatch.setattr(writer_module, "_SYNC_NBYTES", NBYTES)
+    monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", NBYTES)
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def fdatasync(descriptor: int) -> None:
@@ -430,7 +431,11 @@ class Watch:
 
 def supports_direct(folder: Path) -> bool:
     with AtomicFile(folder / "probe") as file:
-        return bypass_page_cache(file.descriptor, True)
+        try:
+            set_direct(file.descriptor)
+        except OSError:
+            return False
+        return True
 
 
 @pytest.mark.parametrize("shape", [PAGE_SHAPE, (32, 64, 1), SHAPE])

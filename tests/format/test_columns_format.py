@@ -32,7 +32,7 @@ from shardio.format.layout import (
 from shardio.format.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, load_manifest, parse_manifest
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
-from shardio.reading.readers import FileReader
+from shardio.reading.file_reader import FileReader
 from shardio.reading.shardset import open_shards
 from shardio.reading.warm import warm
 from shardio.sets.verify import verify

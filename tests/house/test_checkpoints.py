@@ -116,7 +116,7 @@ class Starts:
 
 
 def steps_of(folder: Path, rank: int) -> list[list[list[int]]]:
-    """What was trained on, by start."""
+    """The batches that a rank has trained on, by start."""
     starts: list[list[list[int]]] = []
     for line in (folder / f"steps-{rank}.jsonl").read_text(encoding="ascii").splitlines():
         if line == "[]":
@@ -131,7 +131,7 @@ def calls_of(folder: Path, rank: int) -> list[str]:
 
 
 def assert_synced(calls: Sequence[str]) -> None:
-    """What was written was on disk before anything got its name: a loss of power is no other than a kill."""
+    """All writes were on disk before a file got its name: a loss of power leaves the same as a kill."""
     unsynced = set()
     for call, _, path in (call.partition(" ") for call in calls):
         if call == "write":
@@ -143,7 +143,7 @@ def assert_synced(calls: Sequence[str]) -> None:
 
 
 def assert_same(resumed: Path, whole: Path, rank: int, when: str) -> None:
-    """What was killed and went on has trained on the same samples, to the same weights, and left the same files."""
+    """A killed run that went on has trained on the same samples, to the same weights, and left the same files."""
     (expected,) = steps_of(whole, rank)
     before, after = steps_of(resumed, rank)
     assert before == expected[: len(before)], when

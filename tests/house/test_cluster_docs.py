@@ -1,6 +1,6 @@
-"""docs/cluster.md: its job scripts run, with programs in place of shardio and Dask that write down what they are asked.
+"""docs/cluster.md: its job scripts run, with programs in place of shardio and Dask that write down how they are called.
 
-What `shardio` and `dask` are asked is judged by their own command lines.
+The command lines of `shardio` and `dask` themselves judge these calls.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run_script(script: str, folder: Path, **variables: str) -> list[list[str]]:
 
 
 def options_of(command: list[str]) -> dict[str, object]:
-    """What shardio's command line makes of it."""
+    """The options of the command, as shardio's command line reads them."""
     assert command[:2] == ["shardio", "convert"]
     return convert_command.convert.make_context("convert", command[2:]).params
 

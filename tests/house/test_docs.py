@@ -1,4 +1,4 @@
-"""What the documents say is run, and what they show is recomputed."""
+"""The code and the commands of the documents run, and the bytes and figures that they show are right."""
 
 from __future__ import annotations
 
@@ -23,15 +23,24 @@ from shardio.conversion.images.decode import MAX_PIXELS, MAX_SOURCE_NBYTES
 from shardio.errors import Reason
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
 FORMAT = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+GUIDE = ROOT / "docs" / "guide"
 GOLDEN = DATA / "golden"
+MAKES_OUT = "shardio convert imagenet/ out/"
+
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for folder in (".", "docs", "docs/guide", "benchmarks", "examples")
+    for path in (ROOT / folder).glob("*.md")
+)
 
 
 @pytest.fixture(scope="module")
-def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the README's reader has it: imagenet/ with train and val, a small one in other storages, and some as
-    parquet in imagenet-1k/."""
-    folder = tmp_path_factory.mktemp("reader")
+def collections(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with imagenet/, which has train and val, a small one in other storages, and some as parquet in
+    imagenet-1k/. out/ is the set of imagenet/."""
+    folder = tmp_path_factory.mktemp("collections")
     rng = np.random.default_rng(0)
     for split, count in (("train", 260), ("val", 10)):
         for number in range(count):
@@ -46,25 +55,36 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "imagenet-1k" / "data").mkdir(parents=True)
     table = pa.table({"image": images, "label": [number % 3 for number in range(len(images))]})
     pq.write_table(table, folder / "imagenet-1k" / "data" / "train-00000-of-00001.parquet")
+    run_in(folder, shlex.split(MAKES_OUT))
     return folder
 
 
-def test_every_code_block_of_the_readme_runs(readers_folder: Path) -> None:
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert {language for language, _ in blocks} == {"bash", "python"}
+def test_the_guide_says_how_its_set_was_made() -> None:
+    assert f"    {MAKES_OUT}\n" in (GUIDE / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", *(page for page in PAGES if page.startswith("docs/guide/"))])
+def test_every_code_block_of_the_readme_and_the_guide_runs(page: str, collections: Path, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for collection in collections.iterdir():
+        # A page that makes the set itself finds none.
+        if collection.name != "out" or MAKES_OUT not in text:
+            (tmp_path / collection.name).symlink_to(collection)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert {language for language, _ in blocks} <= {"bash", "python"}
     for language, block in blocks:
         if language == "python":
-            script = readers_folder / "block.py"
+            script = tmp_path / "block.py"
             script.write_text(block, encoding="utf-8")
-            run_in(readers_folder, ["block.py"])
+            run_in(tmp_path, ["block.py"])
             continue
         for line in block.splitlines():
             words = shlex.split(line)
             if words[0] == "shardio":
-                run_in(readers_folder, words)
+                run_in(tmp_path, words)
             else:
                 # These set up a machine. The continuous integration runs the last two in a fresh clone.
-                assert line in ("pip install shardio", "make demo", "make test")
+                assert line in ("pip install .", "make demo", "make test")
 
 
 def run_in(folder: Path, command: list[str]) -> None:
@@ -74,8 +94,22 @@ def run_in(folder: Path, command: list[str]) -> None:
 
 def test_ci_runs_the_commands_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert "make test" in script
-    assert "make demo" in script
+    for command in ("make test", "make demo"):
+        assert f"\n{command}\n" in README
+        assert f"\n{command}\n" in script
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    sections = re.split(r"^## ", RESULTS, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (.*) \| `(python benchmarks/[^`]+)` \|$", README, re.MULTILINE)
+    assert len(rows) >= 6
+    for row, command in rows:
+        (section,) = (section for section in sections if f"`{command}`" in section.partition("\n")[0])
+        for figure in re.findall(r"\d[\d,]*\.?\d*", row):
+            if len(figure) > 1:
+                assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d])", section), f"{command}: {figure}"
+    for figure in re.findall(r"(\S+) JPEGs a\s+second|reads (\S+) samples a second", README):
+        assert f"| {''.join(figure)} |" in RESULTS
 
 
 def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
@@ -126,11 +160,11 @@ def test_every_reason_of_a_refusal_is_explained_and_no_other() -> None:
 
 
 def test_the_memory_that_is_stated_is_that_of_the_limits() -> None:
-    assert (
-        f"{16 * MAX_PIXELS / 1e9:.1f} GB for the\nlargest picture that is taken ({MAX_PIXELS / 1e6:.0f} megapixels)"
-        in README
-    )
-    assert f"{4 * MAX_SOURCE_NBYTES / 1e9:.1f} GB for the largest file ({MAX_SOURCE_NBYTES / 1e6:.0f} MB)" in README
+    text = " ".join((GUIDE / "convert.md").read_text(encoding="utf-8").split())
+    pixels = f"{MAX_PIXELS / 1e6:.0f} megapixels"
+    pictures = f"{16 * MAX_PIXELS / 1e9:.1f} GB for the largest picture that is taken ({pixels})"
+    files = f"{4 * MAX_SOURCE_NBYTES / 1e9:.1f} GB for the largest file ({MAX_SOURCE_NBYTES / 1e6:.0f} MB)"
+    assert f"{pictures} and {files}" in text
 
 
 def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:
@@ -140,21 +174,30 @@ def test_checksums_of_the_golden_set_are_those_of_sha256sum() -> None:
         assert hashlib.sha256((GOLDEN / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        *("docs/architecture.md", "docs/cluster.md", "docs/integrations.md"),
-        *("benchmarks/README.md", "examples/README.md"),
-    ],
-)
+def anchors(page: Path) -> set[str]:
+    """The headings of the page as links name them behind "#"."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_and_named_files_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    folder = (ROOT / page).parent
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
-        assert (folder / target).exists(), f"{page}: {target}"
-    for target in re.findall(r"`((?:benchmarks|examples|tests|tools|docs)/[\w./-]+)`", text):
-        assert (ROOT / target).exists(), f"{page}: {target}"
-    for target in re.findall(r"`python (\S+\.py)", text):
-        assert (ROOT / target).exists(), f"{page}: {target}"
+    for name, heading in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), f"{page}: {name}"
+        assert not heading or heading in anchors(target), f"{page}: {name}#{heading}"
+    for name in re.findall(r"`((?:benchmarks|examples|tests|tools|docs)/[\w./-]+)`", text):
+        assert (ROOT / name).exists(), f"{page}: {name}"
+    for name in re.findall(r"`python (\S+\.py)", text):
+        assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_every_page_is_linked_from_the_readme_or_the_index_of_the_guide() -> None:
+    linked = {
+        (folder / target).resolve()
+        for folder, index in ((ROOT, README), (GUIDE, (GUIDE / "README.md").read_text(encoding="utf-8")))
+        for target in re.findall(r"\]\((?!http)([^)#\s]+)\)", index)
+    }
+    assert {page for page in PAGES if (ROOT / page).resolve() not in linked} <= {"README.md"}

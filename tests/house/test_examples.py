@@ -87,7 +87,7 @@ def start(*arguments: str | Path, ranks: int = 1) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """What it said, when it has ended by itself."""
+    """The output of the process, when it has ended by itself."""
     with process:
         try:
             out, err = process.communicate(timeout=SECONDS)
@@ -237,7 +237,7 @@ def test_ranks_together_evaluate_what_one_process_does(
     shards: Path, undisturbed_pair: Path, modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (*_, before) = log_of(undisturbed_pair)
-    # What is finished is only evaluated, and 12 steps of 8 are as far as 6 of 16.
+    # A finished run is only evaluated, and 12 steps of 8 are as far as 6 of 16.
     assert train_here(modules, monkeypatch, shards, undisturbed_pair, *RECIPE)
     (*_, after) = log_of(undisturbed_pair)
     assert before["eval_images"] == after["eval_images"] == NUM_VAL

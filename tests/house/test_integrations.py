@@ -253,13 +253,13 @@ def test_a_stateful_dataloader_over_a_shard_dataset_goes_on_in_mid_epoch(num_wor
 LIGHTNING = "\n".join(BLOCKS["Lightning"])
 # Lightning 2.6 asks isinstance(treespec, LeafSpec), which torch 2.13 has deprecated.
 leaf_spec = pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")
-# What a test resumes need not save again.
+# A run that a test resumes need not save again.
 saves_no_more = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning")
 
 
 @pytest.fixture
 def lightning(reader: Path) -> dict[str, Any]:
-    """What the page's first block defines, with five batches in an epoch."""
+    """The names that the page's first block defines, with five batches in an epoch."""
     pytest.importorskip("lightning")
     names: dict[str, Any] = {}
     exec(BLOCKS["Lightning"][0], names)

@@ -1,4 +1,4 @@
-"""What the suite's own check of /dev/shm blames on a test, and what it does not."""
+"""The suite's own check of /dev/shm blames a test for some files, and not for others."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def loader_on(
 
         def make(seed: int = 0, haste: float = 0.4, **options: object) -> tuple[Simulation, ShardLoader]:
             simulation = simulate(seed, haste)
-            monkeypatch.setattr(shardio.loading.loader, "_make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
+            monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
             path = make_set(NUM_SAMPLES, SHAPE)
             loader = ShardLoader(path, BATCH, device="cpu", seed=seed, return_indices=True, **options)  # type: ignore[arg-type]
             return simulation, stack.enter_context(loader)
@@ -114,7 +114,7 @@ def test_every_byte_arrives_whenever_the_device_gets_to_it(
     check = Check(simulation)
     expected = []
     for epoch in range(3):
-        expected += [i for batch in loader._sampler.batches(epoch) for i in batch.tolist()]
+        expected += [i for batch in loader._position.sampler.batches(epoch) for i in batch.tolist()]
         for number, batch in enumerate(loader):
             check(batch)
             del batch
@@ -172,7 +172,7 @@ def test_the_host_is_held_back_after_a_bounded_number_of_steps(
         most = max(most, number - len(done))
         simulation.launch(lambda images: done.append(1), batch[0])
     assert 2 <= most <= MOST_AHEAD + prefetch + 2
-    assert loader.stats()["slots"] <= loader._ring.capacity
+    assert loader.stats()["slots"] <= loader._pipeline._ring.capacity
     simulation.synchronize()
 
 
@@ -182,7 +182,7 @@ def test_a_steady_loop_makes_no_new_slot(loader_on: Callable[..., tuple[Simulati
         for _ in range(20):
             for batch in loader:
                 simulation.launch(lambda images: None, batch[0])
-        assert loader.stats()["slots"] <= loader._ring.capacity
+        assert loader.stats()["slots"] <= loader._pipeline._ring.capacity
         simulation.synchronize()
 
 

@@ -22,7 +22,8 @@ import shardio.loading.gather
 from shardio.loading.gather import GatherThreads, Pending
 from shardio.loading.ring import Slot, new_slot
 from shardio.order.windows import Windows
-from shardio.reading.readers import MappedReader, Reader
+from shardio.reading.mapped import MappedReader
+from shardio.reading.reader import Reader
 from shardio.reading.shardset import open_shards
 
 SHAPE = (6, 5, 3)

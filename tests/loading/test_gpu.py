@@ -316,20 +316,20 @@ def test_the_host_is_held_back_after_a_bounded_number_of_steps(path: Path, prefe
                 busy()
                 steps.append(torch.cuda.Event())
                 steps[-1].record()
-        assert loader.stats()["slots"] <= loader._ring.capacity
+        assert loader.stats()["slots"] <= loader._pipeline._ring.capacity
     assert 1 <= most <= MOST_AHEAD + prefetch + 2
 
 
 def test_slots_are_pinned_and_used_again(path: Path, poison: None, busy: Busy, check: Check) -> None:
     slots: list[Slot] = []
     with loader_on_cuda(path, prefetch=2) as loader:
-        make = loader._ring._make
+        make = loader._pipeline._ring._make
 
         def counted() -> Slot:
             slots.append(make())
             return slots[-1]
 
-        loader._ring._make = counted
+        loader._pipeline._ring._make = counted
         for _ in range(6):
             for batch in loader:
                 busy(1)
@@ -341,7 +341,7 @@ def test_slots_are_pinned_and_used_again(path: Path, poison: None, busy: Busy, c
             assert tensor.is_pinned()
             assert tensor.data_ptr() == array.ctypes.data
         assert slot.images.ctypes.data % ALIGNMENT == 0
-    assert len(slots) <= loader._ring.capacity
+    assert len(slots) <= loader._pipeline._ring.capacity
 
 
 def test_a_slot_is_released_only_when_its_copy_is_done(

@@ -30,10 +30,15 @@ from numpy.typing import NDArray
 from pictures import sample_images, sample_pixels
 
 import shardio.loading.gather
+import shardio.loading.iterator
 import shardio.loading.loader
+import shardio.loading.pipeline
 import shardio.loading.ring
+import shardio.loading.state
+import shardio.loading.transform
 from shardio.errors import LaunchError, SetNotFoundError
-from shardio.loading.loader import LoaderIterator, ShardLoader
+from shardio.loading.iterator import LoaderIterator
+from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Ring, Slot
 from shardio.order.orders import GlobalShuffle, make_order
 from shardio.order.sampler import Sampler, Tail
@@ -61,6 +66,18 @@ def loader_of(make_set: Callable[..., Path]) -> MakeLoader:
 
 EXPECTED = sample_images(NUM_SAMPLES, SHAPE)
 
+# What the consumer's calls run, without the modules below.
+DRIVEN_BY_THE_CONSUMER = [
+    module.__file__
+    for module in (
+        shardio.loading.loader,
+        shardio.loading.iterator,
+        shardio.loading.pipeline,
+        shardio.loading.state,
+        shardio.loading.transform,
+    )
+]
+
 
 def check(batch: Batch, expected: torch.Tensor = EXPECTED) -> None:
     images, labels, indices = batch
@@ -73,7 +90,7 @@ def order_of(batches: list[Batch]) -> list[list[int]]:
 
 
 def order_expected(loader: ShardLoader, epoch: int) -> list[list[int]]:
-    return [indices.tolist() for indices in loader._sampler.batches(epoch)]
+    return [indices.tolist() for indices in loader._position.sampler.batches(epoch)]
 
 
 @pytest.fixture
@@ -107,14 +124,14 @@ def test_a_slot_that_is_taken_too_soon_would_be_noticed(monkeypatch: pytest.Monk
 def living_slots(loader: ShardLoader) -> Callable[[], int]:
     """How many of the slots that the loader makes from now on are alive."""
     made: list[weakref.ref[Slot]] = []
-    make = loader._ring._make
+    make = loader._pipeline._ring._make
 
     def counted() -> Slot:
         slot = make()
         made.append(weakref.ref(slot))
         return slot
 
-    loader._ring._make = counted
+    loader._pipeline._ring._make = counted
     return lambda: sum(ref() is not None for ref in made)
 
 
@@ -224,7 +241,7 @@ def test_labels_and_indices_do_not_hold_the_slot_of_their_images(loader_of: Make
     with loader_of(4, prefetch=0) as loader:
         alive = living_slots(loader)
         kept = [batch[1:] for batch in loader]
-        assert alive() <= loader._ring.capacity
+        assert alive() <= loader._pipeline._ring.capacity
         for (labels, indices), order in zip(kept, order_expected(loader, 0), strict=True):
             assert indices.tolist() == order
             assert torch.equal(labels, indices % 7)
@@ -233,7 +250,7 @@ def test_labels_and_indices_do_not_hold_the_slot_of_their_images(loader_of: Make
 def test_batches_outlive_their_loader(loader_of: MakeLoader, poison: None) -> None:
     loader = loader_of(4)
     held = list(islice(loader, 3))
-    ring = weakref.ref(loader._ring)
+    ring = weakref.ref(loader._pipeline._ring)
     del loader
     gc.collect()
     assert ring() is None
@@ -247,12 +264,12 @@ def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity
         held = [batch for _ in range(5) for batch in loader]
         assert alive() >= len(held)
         held.clear()
-        assert alive() <= loader._ring.capacity
+        assert alive() <= loader._pipeline._ring.capacity
         for _ in range(5):
             for batch in loader:
                 check(batch)
                 # Ahead of the consumer, at work, in its hands, and the one before, which it still holds.
-                assert alive() <= loader._ring.capacity + 1
+                assert alive() <= loader._pipeline._ring.capacity + 1
 
 
 # Order.
@@ -552,7 +569,7 @@ def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: 
 
 @pytest.mark.parametrize("event", ["line", "return"])
 def test_an_interrupt_anywhere_in_next_leaves_a_true_state(event: str, loader_of: MakeLoader) -> None:
-    """At every line of the loader's code. Only behind the counting of a batch can that batch be lost."""
+    """At every line of what `next` runs. Only behind the counting of a batch can that batch be lost."""
     lost = at = 0
     while True:
         with loader_of(5, tail="short", num_threads=1) as loader:
@@ -562,7 +579,7 @@ def test_an_interrupt_anywhere_in_next_leaves_a_true_state(event: str, loader_of
 
             def trace(frame: FrameType, kind: str, argument: object, at: int = at) -> Any:
                 nonlocal events
-                if not frame.f_code.co_filename.endswith("shardio/loading/loader.py"):
+                if frame.f_code.co_filename not in DRIVEN_BY_THE_CONSUMER:
                     return None
                 if kind == event:
                     events += 1
@@ -854,23 +871,23 @@ def test_leaving_a_hundred_epochs_early_leaves_nothing(loader_of: MakeLoader, po
                 if number == turn % 7:
                     break
             # In the caller's hands, free, on their way; and what the threads had begun of the epoch before.
-            assert alive() <= 1 + loader._ring.capacity + 3 + 2, turn
+            assert alive() <= 1 + loader._pipeline._ring.capacity + 3 + 2, turn
         assert gather_threads() == threads
         assert num_descriptors() == descriptors
         for batch in list(loader):
             check(batch)
     del batch
-    assert alive() <= loader._ring.capacity
+    assert alive() <= loader._pipeline._ring.capacity
 
 
 def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader) -> None:
     with loader_of(3, num_threads=1, prefetch=2) as loader:
-        ring = loader._ring
+        ring = loader._pipeline._ring
         alive = living_slots(loader)
         iterator = iter(loader)
         batch = next(iterator)
         # One thread serves batches in order: when this one is there, so are those that the iterator asked for.
-        loader._threads.submit(loader._reader, np.arange(3), marker := ring.acquire()).wait()
+        loader._pipeline._threads.submit(loader._pipeline._reader, np.arange(3), marker := ring.acquire()).wait()
         assert alive() == 1 + 2 + 1  # the batch, two ahead of it, and the marker
         del iterator, batch
         assert alive() == 4  # none was thrown away,
@@ -890,7 +907,7 @@ class InterruptAt:
     """A profile function that raises Interrupted at event number `point` of shardio's reading half and of threading."""
 
     files = (
-        shardio.loading.loader.__file__,
+        *DRIVEN_BY_THE_CONSUMER,
         shardio.loading.gather.__file__,
         shardio.loading.ring.__file__,
         threading.__file__,

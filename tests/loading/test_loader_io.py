@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 
 import shardio.reading.choose
-import shardio.reading.readers
+import shardio.reading.file_reader
 from shardio.errors import FormatError
 from shardio.loading.loader import ShardLoader
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io
-from shardio.reading.readers import MappedReader, direct_alignment
+from shardio.reading.mapped import MappedReader
+from shardio.system.direct import direct_alignment
 from shardio.system.machine import usable_cores
 
 NUM_SAMPLES = 47
@@ -192,8 +193,8 @@ def test_an_error_that_passes_is_counted_and_one_that_stays_is_raised(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return preadv(descriptor, buffers, offset)
 
-    monkeypatch.setattr(shardio.reading.readers, "RETRY_SECONDS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(shardio.reading.readers, "_rowread", None)  # which reads without os.preadv
+    monkeypatch.setattr(shardio.system.retry, "RETRY_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None)  # which reads without os.preadv
     with loader_of(io, tail="short", num_threads=1) as loader:
         monkeypatch.setattr(os, "preadv", sometimes)
         assert sorted(itertools.chain.from_iterable(check(batch) for batch in loader)) == list(range(NUM_SAMPLES))
@@ -221,7 +222,7 @@ class Announced:
             self.events.append(("read", tuple(indices.tolist())))
             read(reader, indices, *how)
 
-        monkeypatch.setattr(MappedReader, "reads_ahead", lambda reader: True)
+        monkeypatch.setattr(MappedReader, "begin_epoch", lambda reader: True)
         monkeypatch.setattr(MappedReader, "read", noting)
         monkeypatch.setattr(
             MappedReader,
@@ -250,11 +251,11 @@ def wait_for(what: Callable[[], bool]) -> None:
 def test_each_batch_is_announced_once_before_it_is_read_and_not_too_early(
     depth: int, prefetch: int, loader_of: MakeLoader, announced: Announced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.loading.loader.read_ahead_batches", lambda nbytes, left: depth)
+    monkeypatch.setattr("shardio.loading.pipeline.read_ahead_batches", lambda nbytes, left: depth)
     with loader_of("mmap", batch_size=3, prefetch=prefetch, num_threads=1, tail="short") as loader:
         for epoch in range(2):
             announced.events.clear()
-            order = [tuple(indices.tolist()) for indices in loader._sampler.batches(epoch)]
+            order = [tuple(indices.tolist()) for indices in loader._position.sampler.batches(epoch)]
             for number, batch in enumerate(loader):
                 check(batch)
                 under_way = number + 1 + prefetch
@@ -292,11 +293,13 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
         assert entered.wait(DEADLINE_SECONDS)  # and behind it, more are queued
         del iterator
         go_on.set()
-        loader._threads.submit(loader._reader, np.arange(3), loader._ring.acquire()).wait()
+        loader._pipeline._threads.submit(
+            loader._pipeline._reader, np.arange(3), loader._pipeline._ring.acquire()
+        ).wait()
         assert len(hinted) == 3
         hinted.clear()
         list(loader)
-        assert hinted == [tuple(indices.tolist()) for indices in loader._sampler.batches(1)]
+        assert hinted == [tuple(indices.tolist()) for indices in loader._position.sampler.batches(1)]
 
 
 def test_closing_does_not_wait_for_hints_that_are_queued(

@@ -67,7 +67,7 @@ class Counts:
 
 
 def seconds_per_batch(gather: float, copy: float, prefetch: int, reserve_ahead: bool = True) -> float:
-    """With steps of 1.0: the loop of shardio.loading.loader.LoaderIterator."""
+    """With steps of 1.0: the loop of shardio.loading.iterator.LoaderIterator."""
     times = Times(copy)
     ring = Ring(1, lambda: EMPTY)
     device = DevicePrefetch(TimedCopier(times), ring, Counts())

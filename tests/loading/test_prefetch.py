@@ -256,7 +256,7 @@ def device_loader(monkeypatch: pytest.MonkeyPatch, make_set: Callable[..., Path]
     monkeypatch.setattr(Ring, "release", poison)
 
     def make(copier: FakeCopier, batch_size: int, num_samples: int = 47, **options: object) -> ShardLoader:
-        monkeypatch.setattr(shardio.loading.loader, "_make_copier", lambda device: copier)
+        monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: copier)
         path = make_set(num_samples, LOADER_SHAPE)
         return ShardLoader(path, batch_size, device="cpu", return_indices=True, **options)  # type: ignore[arg-type]
 
@@ -280,7 +280,7 @@ def test_device_batches_are_those_of_the_cpu(
         copier = FakeCopier(finish_some(seed))
         with device_loader(copier, 5, prefetch=prefetch, tail=tail, num_threads=num_threads, seed=seed) as loader:
             for epoch in range(3):
-                order = [batch.tolist() for batch in loader._sampler.batches(epoch)]
+                order = [batch.tolist() for batch in loader._position.sampler.batches(epoch)]
                 held = list(loader)  # the device's tensors are the caller's own
                 copier.synchronize()
                 assert [batch[2].tolist() for batch in held] == order, seed
@@ -318,14 +318,14 @@ def test_leaving_an_epoch_early_waits_for_its_copies_and_loses_no_slot(
     expected = sample_images(47, LOADER_SHAPE)
     slots: list[weakref.ref[Slot]] = []
     with device_loader(copier, 5) as loader:
-        make = loader._ring._make
+        make = loader._pipeline._ring._make
 
         def counted() -> Slot:
             slot = make()
             slots.append(weakref.ref(slot))
             return slot
 
-        loader._ring._make = counted
+        loader._pipeline._ring._make = counted
         for turn in range(60):
             taken = []
             for batch in loader:
@@ -338,7 +338,7 @@ def test_leaving_an_epoch_early_waits_for_its_copies_and_loses_no_slot(
         for batch in list(loader):
             check(batch, expected)
     gc.collect()
-    assert sum(ref() is not None for ref in slots) <= loader._ring.capacity
+    assert sum(ref() is not None for ref in slots) <= loader._pipeline._ring.capacity
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
@@ -358,7 +358,7 @@ def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_d
 
         def all_gathered() -> None:
             """One thread serves batches in order: when this one is there, so are those that were asked for before."""
-            loader._threads.submit(loader._reader, np.array([0]), new_slot(1, LOADER_SHAPE)).wait()
+            loader._pipeline._threads.submit(loader._pipeline._reader, np.array([0]), new_slot(1, LOADER_SHAPE)).wait()
 
         monkeypatch.setattr(loader.shards, "gather", failing)
         iterator = iter(loader)

@@ -32,7 +32,8 @@ from shardio.reading.shardset import open_shards
 from shardio.sets import catalogue
 from shardio.sets.cache.folder import Cache, _remove_trash
 from shardio.system import threads
-from shardio.system.files import AtomicFile, fsync_folder, open_nameless, open_pipe, sweep_temporaries, write_all
+from shardio.system.files import AtomicFile, fsync_folder, sweep_temporaries, write_all
+from shardio.system.opening import open_nameless, open_pipe
 from shardio.system.threads import DaemonThread, ThreadPool
 
 CONCURRENT = tuple(package.__path__[0] for package in (concurrent.futures, multiprocessing))

@@ -81,7 +81,7 @@ def test_a_loader_that_is_forgotten_ends_though_its_dataset_and_sampler_were_ask
     loader = loader_of()
     dataset = loader.dataset
     assert len(loader.sampler) == 20
-    threads = list(loader._threads._threads)
+    threads = list(loader._pipeline._threads._threads)
     del loader
     assert threads
     assert not any(thread.is_alive() for thread in threads)

@@ -14,8 +14,10 @@ from pictures import sample_pixels
 import shardio.reading.choose
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.choose import Facts, choose, look_at, make_reader, read_ahead_batches
-from shardio.reading.readers import FileReader, MappedReader, direct_alignment
+from shardio.reading.file_reader import FileReader
+from shardio.reading.mapped import MappedReader
 from shardio.reading.shardset import open_shards
+from shardio.system.direct import direct_alignment
 
 GB = 10**9
 

@@ -23,8 +23,8 @@ from simulated_cuda import Simulation
 
 import shardio.loading.cuda
 import shardio.loading.loader
+import shardio.reading.file_reader
 import shardio.reading.guard
-import shardio.reading.readers
 import shardio.reading.shardset
 import shardio.system.kernels
 from shardio.errors import FormatError
@@ -34,7 +34,9 @@ from shardio.loading.ring import Slot
 from shardio.order.rng import make_keys, uniform
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io
-from shardio.reading.readers import FileReader, MappedReader, direct_alignment
+from shardio.reading.file_reader import FileReader
+from shardio.reading.mapped import MappedReader
+from shardio.system.direct import direct_alignment
 
 NUM_SAMPLES = 47
 PER_SHARD = 10
@@ -90,11 +92,11 @@ def read_all(loader: ShardLoader, epochs: int = 1) -> Seen:
     for _ in range(epochs):
         iterator = iter(loader)
         epoch = iterator.epoch
-        order = loader._sampler.batches(epoch)
+        order = loader._position.sampler.batches(epoch)
         for images, labels, indices in iterator:
             came = indices.tolist()
             asked = next(order)
-            windows = loader._crop.windows(epoch, indices.numpy()) if loader._crop else None
+            windows = loader._pipeline.crop.windows(epoch, indices.numpy()) if loader._pipeline.crop else None
             if came == asked.tolist() or windows is None:
                 assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pictures(came, windows))
             assert labels.tolist() == [i % 7 for i in came]
@@ -222,10 +224,10 @@ def test_a_fault_that_is_gone_when_the_sample_is_read_again_does_no_harm(
 
 def test_a_sample_is_read_again_past_the_page_cache_where_that_works(path: Path, loader_of: MakeLoader) -> None:
     loader = loader_of("mmap")
-    assert loader._guard is not None
-    assert isinstance(loader._guard._second, FileReader)
+    assert loader._pipeline._guard is not None
+    assert isinstance(loader._pipeline._guard._second, FileReader)
     possible = direct_alignment(path / "train-00000.npy") is not None
-    assert loader._guard._second.name == ("direct" if possible else "pread")
+    assert loader._pipeline._guard._second.name == ("direct" if possible else "pread")
 
 
 # --- on_damage="skip" ------------------------------------------------------------------------------------------------
@@ -256,9 +258,9 @@ def test_the_window_in_the_place_of_a_damaged_sample_is_that_of_the_sound_one(
 ) -> None:
     change(path, 2, 19)
     loader = loader_of(on_damage="skip", crop=(3, 2), crop_at="random")
-    assert loader._crop is not None
+    assert loader._pipeline.crop is not None
     for images, _, indices in loader:
-        windows = loader._crop.windows(0, indices.numpy())
+        windows = loader._pipeline.crop.windows(0, indices.numpy())
         assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), pictures(indices.tolist(), windows))
     assert loader.damaged == [2, 19]
 
@@ -379,7 +381,7 @@ class LostSamples:
         self.copy_rows = shardio.reading.rowcopy.copy_rows
         preadv, pread = os.preadv, os.pread
         monkeypatch.setattr(shardio.reading.shardset, "copy_rows", self.copy)
-        monkeypatch.setattr(shardio.reading.readers, "_rowread", None)  # which reads without os.preadv
+        monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None)  # which reads without os.preadv
         monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: self.judged(preadv, fd, buffers, at))
         monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: self.judged(pread, fd, nbytes, at))
 
@@ -464,7 +466,7 @@ def test_what_was_cut_off_after_opening_is_replaced(
     with ShardLoader(path, 10, io=io, device="cpu", return_indices=True, **options) as loader:
         assert sorted(i for _, _, indices in loader for i in indices.tolist()) == list(range(40))
         os.truncate(path / "train-00001.npy", 4096 + 14 * nbytes)
-        order = [batch.tolist() for batch in loader._sampler.batches(1)]
+        order = [batch.tolist() for batch in loader._position.sampler.batches(1)]
         for asked, (images, labels, indices) in zip(order, loader, strict=True):
             came = indices.tolist()
             assert came == expected_instead(asked, set(range(34, 40)), 1, 1)
@@ -490,7 +492,7 @@ def test_on_the_way_to_a_device_too_an_error_waits_until_its_batch_is_due(
     change(path, 3, *range(16, 24))
     monkeypatch.setattr(shardio.loading.cuda, "torch", Simulation(0, 1.0).torch())
     copier = shardio.loading.cuda.CudaCopier
-    monkeypatch.setattr(shardio.loading.loader, "_make_copier", lambda device: copier("simulated"))  # type: ignore[arg-type]
+    monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: copier("simulated"))  # type: ignore[arg-type]
     loader = loader_of(on_damage="skip", shuffle=False, prefetch=3)
     batches = iter(loader)
     for _ in range(2):
@@ -506,12 +508,12 @@ def test_replacing_touches_nothing_but_the_places_of_damaged_samples(path: Path,
     """Behind a short batch the slot holds what it held."""
     change(path, 46)
     loader = loader_of(on_damage="skip", shuffle=False)
-    assert loader._guard is not None
+    assert loader._pipeline._guard is not None
     with pytest.warns(RuntimeWarning, match="sample 46"):
         list(loader)
     slot = Slot(np.arange(4 * NBYTES).astype(np.uint8).reshape(4, *SHAPE), np.arange(4), np.array([46, 3, 5, 46]))
     images = slot.images.copy()
-    loader._guard.replace_damaged(0, slot.images[:3], slot.labels[:3], slot.indices[:3])
+    loader._pipeline._guard.replace_damaged(0, slot.images[:3], slot.labels[:3], slot.indices[:3])
     assert slot.indices.tolist()[1:] == [3, 5, 46]
     assert slot.indices[0] in (3, 5)
     assert slot.labels.tolist()[1:] == [1, 2, 3]

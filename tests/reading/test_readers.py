@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import itertools
 import os
 import random
@@ -23,14 +24,18 @@ from leaks import num_descriptors
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-import shardio.reading.readers
+import shardio.reading.file_reader
 from shardio.errors import FormatError
+from shardio.format.manifest import load_manifest
 from shardio.order.windows import Windows
+from shardio.reading.file_reader import FileReader
+from shardio.reading.layout import SplitLayout
+from shardio.reading.mapped import MappedReader
 from shardio.reading.mapping import resident_share
-from shardio.reading.readers import FileReader, MappedReader, Reader, direct_alignment
+from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.system.direct import aligned_empty
-from shardio.system.files import OpenFile
+from shardio.system.direct import aligned_empty, direct_alignment
+from shardio.system.opening import OpenFile
 
 SHAPES = [(6, 5, 3), (1, 1, 1), (16, 32, 1), (64, 64, 1), (7, 73, 1), (63, 65, 2), (64, 64, 3), (28, 28, 3)]
 ENGINES = ["mmap", "pread", "drop", "direct 512", "direct 4096"]
@@ -129,8 +134,8 @@ def test_random_batches_of_any_shape_are_right(
 def test_samples_larger_than_a_request_are_right(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.reading.readers, "_REQUEST_NBYTES", 8192)
-    monkeypatch.setattr(shardio.reading.readers, "_DETOUR_NBYTES", 8192)
+    monkeypatch.setattr(shardio.reading.file_reader, "_REQUEST_NBYTES", 8192)
+    monkeypatch.setattr(shardio.reading.file_reader, "_DETOUR_NBYTES", 8192)
     for shape in ((101, 100, 3), (96, 128, 1)):
         reader = reader_of(open_shards(make_set(7, shape, 3)), engine)
         for indices in ([0], [6], [2, 3], [5, 4, 3, 2, 1, 0, 6], [1, 1, 5]):
@@ -155,8 +160,8 @@ def test_every_column_of_the_index_can_be_read(
 ) -> None:
     shards = open_shards(make_set(40, (1, 1, 1)))
     indices = np.array([39, 0, 7, 7, 21])
-    for native in (shardio.reading.readers._rowread, None):
-        monkeypatch.setattr(shardio.reading.readers, "_rowread", native)
+    for native in (shardio.reading.file_reader._rowread, None):
+        monkeypatch.setattr(shardio.reading.file_reader, "_rowread", native)
         reader = reader_of(shards, engine)
         for name in shards.index.dtype.names or ():
             expected = shards.index[name][indices]
@@ -169,7 +174,7 @@ def test_eight_threads_at_once_get_their_own_samples(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = (28, 28, 3)
-    monkeypatch.setattr(shardio.reading.readers, "most_open", lambda: 2)
+    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 2)
     reader = reader_of(open_shards(make_set(120, shape, 10)), engine)
     pictures = pixels_of(range(120), shape)
     wrong: list[Any] = []
@@ -288,7 +293,7 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callab
     for at_once in (True, False):
         shards = cold(make_set)
         reader = MappedReader(shards)
-        assert reader.reads_ahead()
+        assert reader.begin_epoch()
         with pytest.MonkeyPatch.context() as patch:
             if not at_once:  # as on a kernel that does not have it, or not for us
                 patch.setattr("shardio.reading.mapping._will_need_at_once", lambda spans: False)
@@ -298,9 +303,9 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callab
             time.sleep(0.01)
         assert shards.resident_share() == 0.25
         reader.will_read(np.arange(64))
-        while reader.reads_ahead() and time.monotonic() < deadline:
+        while reader.begin_epoch() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not reader.reads_ahead()
+        assert not reader.begin_epoch()
 
 
 def test_of_windows_only_the_lines_that_they_cross_are_announced(make_set: Callable[..., Path]) -> None:
@@ -332,7 +337,7 @@ def test_what_was_announced_and_came_in_time_is_counted(make_set: Callable[..., 
     read(reader, range(8, 16), (256, 256, 1))
     assert (reader.counts().looked_for, reader.counts().found) == (0, 0)  # nobody announces
     drop(shards.path)
-    assert reader.reads_ahead()
+    assert reader.begin_epoch()
     reader.will_read(np.arange(8))
     deadline = time.monotonic() + 10
     while shards.resident_share(np.arange(8)) != 1.0 and time.monotonic() < deadline:
@@ -350,7 +355,7 @@ def test_of_files_of_somebody_else_the_kernel_does_not_tell(
     monkeypatch.setattr(os, "geteuid", lambda: -1)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert shards.resident_share() is None
-    assert MappedReader(shards).reads_ahead()
+    assert MappedReader(shards).begin_epoch()
 
 
 # Descriptors.
@@ -360,7 +365,7 @@ def test_of_files_of_somebody_else_the_kernel_does_not_tell(
 def test_few_files_are_open_at_a_time_and_none_after_the_end(
     direct: bool, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.reading.readers, "most_open", lambda: 5)
+    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 5)
     shards = open_shards(make_set(60, (6, 5, 3), 2))
     before = num_descriptors()
     reader = make_reader(shards, "direct 4096" if direct else "pread")
@@ -382,7 +387,8 @@ def test_three_hundred_shards_under_a_limit_of_64_descriptors(make_set: Callable
     script = """
 import os, resource, sys, threading
 import numpy as np
-from shardio.reading.readers import FileReader, direct_alignment
+from shardio.reading.file_reader import FileReader
+from shardio.system.direct import direct_alignment
 from shardio.reading.shardset import open_shards
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 shards = open_shards(sys.argv[1])
@@ -414,7 +420,7 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
     make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, no_waiting: list[float]
 ) -> None:
     reader = FileReader(open_shards(make_set(60, (6, 5, 3), 2)))
-    open_checked = shardio.reading.readers.open_checked
+    open_checked = shardio.reading.file_reader.open_checked
     limit = num_descriptors() + 3
 
     def limited(*arguments: Any) -> OpenFile:
@@ -422,7 +428,7 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return open_checked(*arguments)
 
-    monkeypatch.setattr(shardio.reading.readers, "open_checked", limited)
+    monkeypatch.setattr(shardio.reading.file_reader, "open_checked", limited)
     indices = np.random.default_rng(0).permutation(60)
     assert np.array_equal(read(reader, indices, (6, 5, 3)), pixels_of(indices.tolist(), (6, 5, 3)))
     assert reader.counts().retries > 0
@@ -433,7 +439,7 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
 def test_closing_while_others_read_ends_them_well(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.reading.readers, "most_open", lambda: 2)
+    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 2)
     shape = (6, 5, 3)
     shards = open_shards(make_set(60, shape, 2))
     pictures = pixels_of(range(60), shape)
@@ -464,7 +470,7 @@ def test_a_forked_child_reads_and_closes_without_harm_to_its_parent(make_set: Ca
     script = """
 import os, sys
 import numpy as np
-from shardio.reading.readers import FileReader
+from shardio.reading.file_reader import FileReader
 from shardio.reading.shardset import open_shards
 shards = open_shards(sys.argv[1])
 expected = np.empty((60, 6, 5, 3), np.uint8)
@@ -512,7 +518,7 @@ class Faults:
         self.calls = 0
         self._preadv = os.preadv
         monkeypatch.setattr(os, "preadv", self)
-        monkeypatch.setattr(shardio.reading.readers, "_rowread", None)  # which reads without it
+        monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None)  # which reads without it
 
     def __call__(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
         self.calls += 1
@@ -651,7 +657,7 @@ def test_a_shard_that_is_cut_while_it_is_open_is_an_error_and_no_signal(
 def test_a_shard_that_is_replaced_by_another_is_an_error_when_it_is_opened_again(
     engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shardio.reading.readers, "most_open", lambda: 1)
+    monkeypatch.setattr(shardio.reading.file_reader, "most_open", lambda: 1)
     path = make_set(20)
     reader = reader_of(open_shards(path), engine)
     other = make_set(20, (6, 5, 3), 9)
@@ -741,7 +747,7 @@ def test_memory_that_no_disk_may_write_to_is_filled_by_a_detour(
 
 # Natively: many rows in one call.
 
-native = pytest.mark.skipif(shardio.reading.readers._rowread is None, reason="installed without a compiler")
+native = pytest.mark.skipif(shardio.reading.file_reader._rowread is None, reason="installed without a compiler")
 OUTCOMES = ["without", "whole", "nothing", "stops"]
 
 
@@ -763,7 +769,7 @@ def test_what_the_native_call_leaves_is_read_one_by_one(
             most = {"whole": len(offsets), "nothing": 0}.get(outcome, rng.randint(0, len(offsets)))
             return _rowread.read_rows(descriptor, offsets[:most], places[:most], *others)
 
-    monkeypatch.setattr(shardio.reading.readers, "_rowread", None if outcome == "without" else Stopping)
+    monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None if outcome == "without" else Stopping)
     reader = reader_of(shards, engine)
     for _ in range(10):
         indices = rng.sample(range(0, 60, 2), rng.randint(1, 30))  # no two side by side
@@ -806,3 +812,16 @@ def test_the_native_call_refuses_what_would_leave_its_memory(
         for offsets, done in (([50, 95], 1), ([95, 50], 0), ([2**62, 0], 0)):  # beyond the end of the file
             assert _rowread.read_rows(file.fileno(), np.array(offsets), good["places"], 10, out, False) == done
     assert _rowread.read_rows(-1, good["offsets"], good["places"], 10, out, False) == 0
+
+
+def test_a_file_reader_needs_no_mapping(make_set: Callable[..., Path]) -> None:
+    path = make_set(20)
+    expected = np.empty((20, 6, 5, 3), np.uint8)
+    open_shards(path).gather(np.arange(20), expected)
+    gc.collect()
+    found = np.empty_like(expected)
+    reader = FileReader(SplitLayout(path, load_manifest(path), "train"))
+    reader.read(np.arange(20), found)
+    assert np.array_equal(found, expected)
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    reader.close()

@@ -22,6 +22,7 @@ from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.manifest import FileEntry, load_manifest
 from shardio.loading.loader import ShardLoader
 from shardio.reading import partial as stagedset
+from shardio.sets import fill
 from shardio.sets.cache import stage as staging
 from shardio.sets.cache.folder import Cache
 from shardio.sets.storage import FolderStorage
@@ -203,7 +204,7 @@ def _failed(src: Path, cache: Path) -> ShardLoader:
 def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
     src: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = staging.reserve, [4]
+    real, left = fill.reserve, [4]
 
     def reserve(descriptor: int, nbytes: int) -> None:
         left[0] -= 1
@@ -211,7 +212,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, nbytes)
 
-    monkeypatch.setattr(staging, "reserve", reserve)
+    monkeypatch.setattr(fill, "reserve", reserve)
     with pytest.warns(RuntimeWarning, match="without a copy"):
         loader = _failed(src, cache)
     with loader:
@@ -318,13 +319,13 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
     def collecting(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         real(storage, entry, offset, buffer)
         if threading.current_thread().name == "shardio-stage-0" and held:
-            held.pop()._cached.close()  # type: ignore[union-attr]  # as its finaliser does
+            held.pop()._pipeline._source.close()  # type: ignore[union-attr]  # as its finaliser does
 
     monkeypatch.setattr(FolderStorage, "read_into", collecting)
     loader = loaded(src, cache)
     held.append(loader)
     gate.opened.set()
-    (thread,) = loader._cached._held.threads  # type: ignore[union-attr]
+    (thread,) = loader._pipeline._source._staging.threads  # type: ignore[union-attr]
     thread.join(30)
     assert not thread.is_alive()
     assert not [copy for copy in Cache(cache).copies() if copy.in_use]

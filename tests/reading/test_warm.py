@@ -13,7 +13,7 @@ import shardio.reading.warm
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
 from shardio.reading.shardset import open_shards
 from shardio.reading.warm import warm
-from shardio.system.files import OpenFile
+from shardio.system.opening import OpenFile
 
 
 @pytest.mark.parametrize("piece", [4096, 5000, 1 << 20])

@@ -20,6 +20,7 @@ from deadlines import must_not_block
 from shardio.errors import CacheError
 from shardio.format.manifest import FileEntry
 from shardio.sets.cache import folder as module
+from shardio.sets.cache import leases, locks
 from shardio.sets.cache.folder import MARKER_NAME, Cache
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
@@ -515,7 +516,7 @@ def test_a_source_that_cannot_be_read_is_unknown(cache: Cache, content: bytes) -
 def test_a_lock_that_another_process_keeps_is_waited_for_no_longer_than_an_evictor_needs(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(locks, "_LEASE_SECONDS", 0.05)
     put_copy(cache, A)
     code = "import fcntl\nfile = open(sys.argv[1])\nfcntl.flock(file, fcntl.LOCK_EX)"
     with (
@@ -556,7 +557,8 @@ def test_copies_are_told_with_their_size_and_state(cache: Cache) -> None:
 
 
 def test_use_is_told_where_the_kernel_does_not_say_by_whom(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_lock_holders", dict)
+    monkeypatch.setattr(module, "lock_holders", dict)
+    monkeypatch.setattr(leases, "lock_holders", dict)
     put_copy(cache, A)
     put_copy(cache, B)
     with cache.lease(A):
@@ -573,8 +575,8 @@ def test_who_waits_for_a_lock_does_not_hold_it(tmp_path: Path) -> None:
         "2: POSIX  ADVISORY  WRITE 14 fe:00:345 0 EOF\n"
         "3: FLOCK  ADVISORY  READ  15 fe:00:345 0 EOF\n"
     )
-    assert module._lock_holders(tmp_path) == {"fe:00:345": {12, 15}}
-    assert module._lock_holders(tmp_path / "nowhere") == {}
+    assert locks.lock_holders(tmp_path) == {"fe:00:345": {12, 15}}
+    assert locks.lock_holders(tmp_path / "nowhere") == {}
 
 
 # --- eviction --------------------------------------------------------------------------------------------------------
@@ -666,7 +668,7 @@ def test_a_look_at_the_copies_does_not_keep_them(cache: Cache, monkeypatch: pyte
     put_copy(cache, A)
     descriptor = os.open(cache.folder / f"{A}.lock", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)  # as `copies` does for a moment
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: os.close(descriptor))
+    monkeypatch.setattr(locks.time, "sleep", lambda seconds: os.close(descriptor))
     assert cache.evict(keep=0).removed
 
 

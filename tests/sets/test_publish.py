@@ -271,7 +271,7 @@ def test_damage_is_found_while_copying_and_nothing_is_published(out: Path, root:
 
 
 def test_a_failure_stops_the_other_copies(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "_BLOCK_NBYTES", 1)
+    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 1)
     (out / "train-00000.npy").write_bytes(b"")
     seen = []
 
@@ -308,7 +308,7 @@ def test_a_full_disk_leaves_nothing(out: Path, root: Path, monkeypatch: pytest.M
     def full(descriptor: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(publisher, "reserve", full)
+    monkeypatch.setattr("shardio.sets.fill.reserve", full)
     with pytest.raises(OSError, match=r"No space left on device: '/"):
         publish(out, root / "small")
     assert os.listdir(root) == []
@@ -455,6 +455,7 @@ def test_of_many_publishers_of_one_name_one_wins(out: Path, root: Path) -> None:
 KILL = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
+import shardio.system.pour
 from shardio.sets import publish as publisher
 from shardio.system.files import _boot_time, _machine
 from shardio.sets.leftovers import find_left_overs, sweep_left_overs
@@ -463,7 +464,7 @@ from shardio.sets.verify import verify
 
 original, root, rounds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 rng = random.Random(1)
-publisher._BLOCK_NBYTES = 4096
+shardio.system.pour.PIECE_NBYTES = 4096
 digest, killed, published = load_manifest(original).digest, 0, 0
 start = time.monotonic()
 publisher.publish(original, root / "warm")

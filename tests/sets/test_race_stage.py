@@ -30,32 +30,32 @@ def test_processes_that_stage_and_evict_at_once_make_one_copy_and_lose_none(tmp_
 CARELESS = """
 import os, sys
 import race_stage
-from shardio.sets.cache import folder as cache
-from shardio.system import files
+import fcntl, time
+from shardio.sets.cache import folder, leases
+from shardio.system import files, opening
 from shardio.sets.cache import stage as staging
 {fault}
 counts = race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None, until_noticed={noticed!r})
 print("".join(text + "\\n" for text in counts.violations))
 """
 EVICTION_WITHOUT_LOCKS = """
-cache.Cache._lock_alone = lambda self, digest: files.open_file(os.devnull, os.O_RDONLY)
+leases.CopyPaths.lock_alone = lambda self: opening.open_file(os.devnull, os.O_RDONLY)
 """
 LOCKS_OF_FILES_THAT_ARE_GONE = """
-def lease(self, digest):
-    self._make()
-    lock = cache._open_lock(self._lock_path(digest))
-    cache.time.sleep(0.01)  # or it would take more rounds
-    cache.fcntl.flock(lock.fileno(), cache.fcntl.LOCK_SH)
-    return cache.Lease(self, digest, lock)
-cache.Cache.lease = lease
+def take(paths):
+    lock = leases.open_lock(paths.lock)
+    time.sleep(0.01)  # or it would take more rounds
+    fcntl.flock(lock.fileno(), fcntl.LOCK_SH)
+    return leases.Lease(paths, lock)
+leases.Lease.take = take
 """
 TWO_WHO_FILL = """
-cache.Lease.try_filling = lambda self, source: cache.Filling(files.open_file(os.devnull, os.O_RDONLY))
+leases.Lease.try_filling = lambda self, source: leases.Filling(opening.open_file(os.devnull, os.O_RDONLY))
 """
 NAMED_TOO_EARLY = """
-def init(self, path):
+def init(self, path, left=None):
     self.path = self._temporary = path
-    self._file = files.open_file(path, os.O_RDWR | os.O_CREAT)
+    self._file = opening.open_file(path, os.O_RDWR | os.O_CREAT)
 files.AtomicFile.__init__ = init
 """
 
@@ -68,10 +68,10 @@ files.AtomicFile.__init__ = init
         (TWO_WHO_FILL, "the copy was completed|a process ended with"),
         (NAMED_TOO_EARLY, "the copy has other bytes than the source"),
         ("staging.remove_temporaries = lambda folder: None", "left after the next start: .*tmp"),
-        ("cache._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
-        ("cache.Cache._remove_locks = lambda self, digest: None", "left when all could be evicted: .*lock"),
+        ("folder._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
+        ("leases.CopyPaths.remove_locks = lambda self: None", "left when all could be evicted: .*lock"),
         (
-            "staging.Stager._is_there = lambda self, copy, entry: False",
+            "staging.Stager._is_there = lambda self, entry: False",
             "files that were there were copied again",
         ),
     ],

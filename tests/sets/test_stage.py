@@ -34,12 +34,14 @@ from shardio.cli.main import cli
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
 from shardio.format.manifest import FileEntry, Manifest, load_manifest
 from shardio.reading.shardset import open_shards
+from shardio.sets import fill
 from shardio.sets.cache import stage as staging
 from shardio.sets.cache.folder import MARKER_NAME, Cache
 from shardio.sets.cache.stage import Stager, stage
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
+from shardio.system.pour import SyncedWriter
 
 
 @pytest.fixture
@@ -145,7 +147,7 @@ def test_what_is_there_is_not_copied_again(out: Path, cache: Path) -> None:
 def test_pieces_of_any_size_give_the_same_bytes(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(staging, "_PIECE_NBYTES", piece)
+    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", piece)
     counts: list[tuple[int, int]] = []
     report = stage(out, cache, on_progress=lambda nbytes, total: counts.append((nbytes, total)))
     assert contents(Path(report.path)) == contents(out)
@@ -155,12 +157,12 @@ def test_pieces_of_any_size_give_the_same_bytes(
 
 def test_the_kernel_is_told_to_write_on_the_way(out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
-    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
-    monkeypatch.setattr(staging, "_SYNC_NBYTES", 1000)
+    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
+    monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 1000)
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(threading.current_thread().name))
     assert verify(stage(out, cache).path).ok
     assert synced
-    assert all(name.startswith("shardio-stage-sync") for name in synced)
+    assert all(re.match(r"shardio-stage-\d-sync", name) for name in synced)
 
 
 def test_what_the_disk_does_not_take_on_the_way_is_an_error_that_names_the_file(
@@ -169,8 +171,8 @@ def test_what_the_disk_does_not_take_on_the_way_is_an_error_that_names_the_file(
     def fdatasync(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
-    monkeypatch.setattr(staging, "_SYNC_NBYTES", 1000)
+    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
+    monkeypatch.setattr("shardio.system.pour.SYNC_NBYTES", 1000)
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     with pytest.raises(OSError, match=r"Input/output error: '.*/cache/.*npy'"):
         stage(out, cache)
@@ -275,7 +277,7 @@ def test_a_source_that_was_cut_is_refused_and_no_set_is_none(out: Path, cache: P
 
 
 def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_PIECE_NBYTES", 10)
+    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 10)
     failed = threading.Event()
 
     class Failing(FolderStorage):
@@ -391,7 +393,7 @@ def test_too_little_room_names_who_holds_it_and_evicts_nothing_in_vain(
         stage(large, cache)
     text = str(caught.value)
     assert f"{cache}: expected room for " in text
-    assert f"found 700 free, {sum(nbytes.values()) - nbytes[digest]:,} in copies that nobody uses" in text
+    assert f"found 700 free, {sum(nbytes.values()) - nbytes[digest]:,} in copies that are not in use" in text
     assert f"in use: {digest[:16]} ({held}), {nbytes[digest]:,} bytes by process {os.getpid()}" in text
     assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
 
@@ -408,8 +410,8 @@ def test_what_other_users_must_remove_makes_no_room_and_nothing_is_evicted_in_va
     with pytest.raises(SpaceError) as caught:
         stage(large, cache)
     text = str(caught.value)
-    assert f"found 700 free, {nbytes[digest]:,} in copies that nobody uses, {nbytes[others]:,} in such ones " in text
-    assert "that are for other users to remove; in use: no other copy" in text
+    assert f"found 700 free, {nbytes[digest]:,} in copies that are not in use, {nbytes[others]:,} in such ones " in text
+    assert "that only other users may remove; in use: no other copy" in text
     assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
 
 
@@ -427,7 +429,7 @@ def test_room_that_another_has_taken_meanwhile_is_made_once_more(
 ) -> None:
     old, out = make_set(20), make_set(45)
     evictable = stage(old, cache).digest
-    real, calls, counts = staging.reserve, [], list[int]()
+    real, calls, counts = fill.reserve, [], list[int]()
 
     def reserve(descriptor: int, nbytes: int) -> None:
         calls.append(nbytes)
@@ -436,8 +438,8 @@ def test_room_that_another_has_taken_meanwhile_is_made_once_more(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, nbytes)
 
-    monkeypatch.setattr(staging, "reserve", reserve)
-    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    monkeypatch.setattr(fill, "reserve", reserve)
+    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert report.evicted == (evictable,)
     assert len(calls) == report.num_copied + 1
@@ -449,15 +451,15 @@ def test_a_file_that_is_given_up_halfway_is_no_progress(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts, failures = list[int](), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
-    real = staging._Writer.write
+    real = SyncedWriter.write
 
-    def write(self: staging._Writer, piece: memoryview) -> None:
+    def write(self: SyncedWriter, piece: memoryview) -> None:
         if len(counts) >= 6 and failures:
             raise failures.pop()
         real(self, piece)
 
-    monkeypatch.setattr(staging._Writer, "write", write)
-    monkeypatch.setattr(staging, "_PIECE_NBYTES", 500)
+    monkeypatch.setattr(SyncedWriter, "write", write)
+    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert min(counts) < 0
     assert (report.num_copied, sum(counts)) == (7, report.nbytes)
@@ -468,7 +470,7 @@ def test_a_file_that_is_given_up_halfway_is_no_progress(
 def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished_files_are_kept(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = staging.reserve, [None] * 3
+    real, left = fill.reserve, [None] * 3
 
     def reserve(descriptor: int, nbytes: int) -> None:
         if not left:
@@ -477,7 +479,7 @@ def test_a_disk_that_fills_while_it_is_copied_to_is_too_little_room_and_finished
         real(descriptor, nbytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(staging, "reserve", reserve)
+        patch.setattr(fill, "reserve", reserve)
         with pytest.raises(SpaceError, match=r"No space left on device, .*Finished files are kept"):
             stage(out, cache, workers=1)
     (copy,) = Cache(cache).copies()
@@ -512,6 +514,7 @@ def test_when_the_one_that_copies_is_killed_another_goes_on_with_its_files(
 ) -> None:
     code = """
 import sys, threading
+import shardio.system.pour
 from shardio.sets.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Stuck(FolderStorage):
@@ -521,7 +524,7 @@ class Stuck(FolderStorage):
             threading.Event().wait()
         super().read_into(entry, offset, buffer)
 staging.open_storage = Stuck
-staging._PIECE_NBYTES = 4096
+shardio.system.pour.PIECE_NBYTES = 4096
 staging.stage(sys.argv[1], sys.argv[2], workers=1)
 """
     command = [sys.executable, "-c", code, str(out), str(cache)]

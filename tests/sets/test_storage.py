@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from reading import first_shard
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.manifest import load_manifest
-from shardio.sets import storage
 from shardio.sets.storage import FolderStorage, open_storage
 
 
@@ -34,7 +34,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch, *outcomes: int) -> list[float
         return real(descriptor, [buffers[0][:7]], offset)  # short, as a network may give it
 
     monkeypatch.setattr(os, "preadv", preadv)
-    monkeypatch.setattr(storage.time, "sleep", waits.append)
+    monkeypatch.setattr(time, "sleep", waits.append)
     return waits
 
 

@@ -24,8 +24,8 @@ from shardio.errors import SetNotFoundError
 from shardio.format.layout import SampleShape
 from shardio.format.manifest import Manifest
 from shardio.sets.verify import Problem, Subset, VerifyReport, verify
-from shardio.system import files
-from shardio.system.files import OpenFile
+from shardio.system import opening
+from shardio.system.opening import OpenFile
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -103,8 +103,9 @@ def test_an_intact_set_is_ok_and_all_of_it_was_looked_at(out: Path, quick: bool,
     assert verify(str(out)).ok
 
 
-def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
-    # Shards of more than one block of reading.
+def test_progress_counts_every_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Shards of more than one piece of reading.
+    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 4 << 20)
     manifest = write_set(tmp_path / "set", {"train": (3, 1)}, (2000, 1000, 1))
     lock, calls = threading.Lock(), []
 
@@ -572,7 +573,7 @@ def failing_reads(fails: Callable[[str], bool]) -> Iterator[None]:
         return FailingFile(buffered(file), lambda: fails(name))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "OpenFile", Failing)
+        patch.setattr(opening, "OpenFile", Failing)
         patch.setattr(io, "BufferedReader", buffer)
         yield
 
@@ -625,7 +626,7 @@ def test_an_index_that_changes_between_two_looks_is_a_problem_and_not_a_crash(ou
                     flip(out / "val-index.npy", 4096)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "OpenFile", Looking)
+        patch.setattr(opening, "OpenFile", Looking)
         report = verify(out, workers=1)
     assert looks == 2
     problem = only(report.problems, "val-index.npy")

@@ -7,10 +7,10 @@ from pathlib import Path
 from shardio.format.manifest import ShardEntry, load_manifest
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
-from shardio.reading.readers import direct_alignment
 from shardio.reading.warm import warm
 from shardio.sets.storage import open_storage
 from shardio.sets.verify import verify
+from shardio.system.direct import direct_alignment
 
 
 def read_in_every_way(path: Path) -> None:

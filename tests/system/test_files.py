@@ -31,16 +31,13 @@ from shardio.system.files import (
     fsync_folder,
     is_temporary,
     make_folder,
-    open_file,
-    open_regular,
-    open_untrusted,
-    read_untrusted,
     remove_temporaries,
     reserve,
     sweep_temporaries,
     write_all,
     write_atomic,
 )
+from shardio.system.opening import open_file, open_regular, open_untrusted, read_untrusted
 
 
 def names(folder: Path) -> list[str]:

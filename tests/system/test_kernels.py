@@ -23,7 +23,9 @@ COSTS = {
     "_rowcopy": "ends the process by SIGBUS",
     "_rowread": "waits for the GIL",
 }
-HIDE = "import sys; sys.modules.update(dict.fromkeys(f'shardio._{n}' for n in ('rowcopy', 'rowread', 'resample')))\n"
+HIDE = """
+import sys; sys.modules.update(dict.fromkeys(f'shardio.system._{n}' for n in ('rowcopy', 'rowread', 'resample')))
+"""
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from shardio.system.files import OpenFile
+from shardio.system.opening import OpenFile
 
 Kind = Literal[
     "kill",

@@ -96,7 +96,7 @@ def hold_batches(count: int, seed: int) -> list[str]:
         write_set(out, pixels, NUM_SAMPLES, samples_per_shard=100)
         for io in ("mmap", "pread"):
             with ShardLoader(out, 7, seed=seed, num_threads=2, device="cpu", return_indices=True, io=io) as loader:
-                loader._ring = SpoilingRing(loader._ring.capacity, loader._ring._make)
+                loader._pipeline._ring = SpoilingRing(loader._pipeline._ring.capacity, loader._pipeline._ring._make)
                 wrong = hold(loader, pixels, count // 2, seed)
                 if wrong:
                     problems.append(f"io={io}: {wrong} comparisons failed")

@@ -42,9 +42,11 @@ from shardio.sets.cache import stage as staging
 from shardio.sets.cache.folder import MARKER_NAME, Cache
 from shardio.sets.cache.stage import stage
 from shardio.sets.storage import FolderStorage
+from shardio.system import pour
 from shardio.system.files import AtomicFile
 
 PATCHED_STAGING: Any = staging
+PATCHED_POUR: Any = pour
 
 NUM_SETS = 3
 SAMPLE_SHAPE = (16, 16, 3)
@@ -209,7 +211,7 @@ class Race(Rounds[Counts]):
     def _prepare(self, process: int) -> None:
         never_sync()
         PATCHED_STAGING.open_storage = SlowFolder
-        PATCHED_STAGING._PIECE_NBYTES = PIECE_NBYTES
+        PATCHED_POUR.PIECE_NBYTES = PIECE_NBYTES
         PATCHED_STAGING._POLL_SECONDS = 0.01
         commit = AtomicFile.commit
 

@@ -27,7 +27,7 @@ from shardio.conversion.sources.collection import Origin, Source
 from shardio.conversion.task import Control, Report, ShardRecord, Stopped, do_task, load_record
 from shardio.errors import ConvertError, ShardioError
 from shardio.format.layout import WORK_FOLDER
-from shardio.system.files import open_untrusted
+from shardio.system.opening import open_untrusted
 from shardio.system.threads import run_apart
 
 _PROGRESS_SECONDS = 0.5

@@ -24,7 +24,7 @@ from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.task import Control, Report, ShardRecord, Stopped, do_task
 from shardio.errors import ConvertError
-from shardio.system.files import open_pipe
+from shardio.system.opening import open_pipe
 from shardio.system.threads import run_apart
 
 # Decoding, resizing and hashing run without the GIL, so that one process keeps a few cores busy. What is left, a tenth

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.system.files import open_untrusted, read_untrusted
+from shardio.system.opening import open_untrusted, read_untrusted
 
 _COUNT = np.dtype("<u4")
 _SLOT_NBYTES = 3 * _COUNT.itemsize  # sources done, of these refused, of these kept

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
-from shardio.system.files import open_file
+from shardio.system.opening import open_file
 
 # More are not class numbers, but numbers of something else.
 MAX_CLASSES = 1 << 20

@@ -33,7 +33,8 @@ from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, kno
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import MAX_KEY_NBYTES, is_safe_name, shard_name
 from shardio.format.manifest import first_repeated
-from shardio.system.files import AtomicFile, naming, open_untrusted, write_all
+from shardio.system.files import AtomicFile, write_all
+from shardio.system.opening import naming, open_untrusted
 
 SUFFIX = ".parquet"
 

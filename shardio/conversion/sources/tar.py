@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from shardio.errors import SourceError
-from shardio.system.files import open_file
+from shardio.system.opening import open_file
 from shardio.system.threads import ThreadPool
 
 BLOCK_NBYTES = 512

@@ -47,7 +47,8 @@ from shardio.format.manifest import (
     first_repeated,
 )
 from shardio.sets.local import check_local
-from shardio.system.files import make_folder, read_untrusted, sweep_temporaries, write_atomic
+from shardio.system.files import make_folder, sweep_temporaries, write_atomic
+from shardio.system.opening import read_untrusted
 from shardio.version import __version__
 
 DEFAULT_SHARD_NBYTES = 4 << 30

@@ -1,11 +1,11 @@
-"""Fixed-shape samples -> one finished shard.
+"""Writes fixed-shape samples into one shard.
 
 Pixels are collected in blocks and written from them, so that a sample of any layout (a crop of a larger picture, say)
 is copied once, checksummed where it lies, and reaches the disk in large writes. While one block is being written,
 others can be filled, by as many threads as the caller has.
 
-A large shard is written past the page cache (O_DIRECT): finding pages for what nobody reads soon costs more than
-hashing it, and would push out what others do read, the sources not least.
+A large shard is written past the page cache (O_DIRECT): finding pages for what is not read soon costs more than hashing
+it, and would push out what is read, the sources not least.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,20 +35,19 @@ from shardio.format.layout import (
     shard_nbytes,
 )
 from shardio.format.manifest import ShardEntry
-from shardio.system.files import AtomicFile, bypass_page_cache, naming, reserve, write_all
-from shardio.system.machine import filesystem_kind, is_network
+from shardio.system.direct import ALIGNMENT, aligned_empty, set_direct
+from shardio.system.files import AtomicFile, reserve, write_all
+from shardio.system.filesystems import filesystem_kind, is_network
+from shardio.system.opening import naming
+from shardio.system.pour import BackgroundSync, pour
 from shardio.system.threads import Call, ThreadPool
 
 # Large enough for any disk to stream, small enough that dozens of writers fit in memory.
 BLOCK_NBYTES = 8 << 20
 # Blocks that may wait for the disk. More would not make it faster.
 _MOST_WRITING = 2
-# The page cache is told to write after so much: what a final fsync would have to wait for stays small.
-_SYNC_NBYTES = 128 << 20
-# A set of smaller shards is a small one, and may stay in the page cache for who reads it next.
+# A set of smaller shards is a small one, and may stay in the page cache for its first reader.
 _DIRECT_NBYTES = 64 << 20
-# What O_DIRECT demands of memory, offsets and lengths: the disk's logical block, which is a page at most.
-_PAGE = 4096
 
 
 @dataclass
@@ -73,7 +72,7 @@ class IndexRows:
         self.crc32s.append(crc32)
 
     def to_array(self, key_nbytes: int) -> NDArray[np.void]:
-        """As rows of `index_dtype(key_nbytes)`."""
+        """Returns them as rows of `index_dtype(key_nbytes)`."""
         rows = np.zeros(len(self), index_dtype(key_nbytes))
         rows["label"] = self.labels
         rows["key"] = self.keys
@@ -86,7 +85,7 @@ class IndexRows:
 def with_columns(
     rows: NDArray[np.void], columns: IndexColumns, values: Mapping[str, NDArray[np.generic]]
 ) -> NDArray[np.void]:
-    """Index rows with these columns added to their fields: a copy. `values` has one value per row for each."""
+    """Returns a copy of index rows with these columns added. `values` has one value per row for each of them."""
     fields = rows.dtype.names or ()
     extended = np.empty(len(rows), index_dtype(rows.dtype["key"].itemsize, columns))
     for name in fields:
@@ -97,7 +96,7 @@ def with_columns(
 
 
 class ShardFileWriter:
-    """Writes one shard under a temporary name; `finish` publishes it, leaving the `with` block without it discards it.
+    """Writes one shard under a temporary name. `finish` publishes it; leaving the `with` block without it discards it.
 
     `reserve_samples` is how many samples are expected: so much is allocated on the disk at once. Any other number of
     samples is right too, and costs reading the file once more for its checksum. Not thread safe.
@@ -107,7 +106,7 @@ class ShardFileWriter:
             entry = shard.finish()
 
     `left` is the file of an unfinished shard, which goes on where `recover` finds its sound samples to end. `append`
-    copies. Who can make samples in place takes a block, has its rows filled, and gives it back:
+    copies. A caller that makes samples in place takes a block, fills its rows, and gives it back:
 
             block = shard.take_block()
             ...
@@ -127,15 +126,13 @@ class ShardFileWriter:
         self._free: list[NDArray[np.uint8]] = []
         self._writing: deque[tuple[Call[None], NDArray[np.uint8]]] = deque()
         self._write_thread = ThreadPool(1, "shardio-write")
-        self._unsynced_nbytes = 0
-        self._sync_thread = ThreadPool(1, "shardio-sync")
-        self._sync: Call[None] | None = None
+        self._sync = BackgroundSync("shardio-sync")
         self._direct = False
         self._num_written = 0
         self._torn = False  # a write has failed, and what comes later would not be where it belongs
         self._leave = left is not None
         self._header = shard_header(reserve_samples, sample_shape)
-        # The usual case is hashed on the way: that all expected samples come.
+        # Right if all expected samples come, which is the usual case.
         self._sha256 = hashlib.sha256(self._header)
         self._file = AtomicFile(path) if left is None else left
         try:
@@ -146,7 +143,7 @@ class ShardFileWriter:
             raise
 
     def _begin(self) -> None:
-        """Allocate what is not there yet, and write behind the samples that are."""
+        """Allocates what is not there yet, and goes to the end of the samples that are."""
         descriptor, nbytes = self._file.descriptor, shard_nbytes(self._reserve_samples, self.sample_shape)
         with naming(self.path):
             if self._reserve_samples:
@@ -156,14 +153,16 @@ class ShardFileWriter:
                 os.lseek(descriptor, shard_nbytes(self._num_written, self.sample_shape), os.SEEK_SET)
         # The clients of network filesystems have a pipeline of their own behind the page cache.
         if nbytes >= _DIRECT_NBYTES and not is_network(filesystem_kind(self.path.parent)):
-            self._direct = bypass_page_cache(descriptor, True)
+            with contextlib.suppress(OSError):  # a filesystem that cannot
+                set_direct(descriptor)
+                self._direct = True
 
     def recover(self, crc32s: Sequence[int], copy_from: int | None = None) -> Iterator[int]:
-        """Take over the samples that an unfinished file has, as far as each has the crc32 that it should have.
+        """Takes over the samples that an unfinished file has, as far as each has the crc32 that it should have.
 
         They lie in `left`, or are copied from the descriptor of another file. Comes before anything is written. Yields
-        `num_written` after each block; at the end of the iteration, and not before, what lies in `left` behind these
-        samples is cut off. Their rows are the caller's to append.
+        `num_written` after each block; at the end of the iteration, and not before, the part of `left` behind these
+        samples is cut off. The caller appends their rows.
         """
         descriptor, block = self._file.descriptor if copy_from is None else copy_from, _make_block(self.sample_shape)
         sound = True
@@ -201,7 +200,7 @@ class ShardFileWriter:
         return self
 
     def append(self, pixels: NDArray[np.uint8], *, label: int, key: bytes, source_size: tuple[int, int]) -> None:
-        """Copy one sample in. `pixels` has the shard's sample shape; `source_size` is (height, width) in pixels."""
+        """Copies one sample in. `pixels` has the shard's sample shape; `source_size` is (height, width) in pixels."""
         if pixels.shape != self.sample_shape or pixels.dtype != np.uint8:
             raise ValueError(
                 f"expected uint8 pixels of shape {self.sample_shape}, found {pixels.dtype} of shape {pixels.shape}"
@@ -216,17 +215,18 @@ class ShardFileWriter:
             self._flush()
 
     def _flush(self) -> None:
-        """Write what `append` has collected."""
+        """Writes what `append` has collected."""
         block, self._block = self._block, None
         if block is not None:
             self.write_block(block, range(self._filled))
         self._filled = 0
 
     def take_block(self) -> NDArray[np.uint8]:
-        """Memory for the next samples, (n, *sample_shape) with n the same for all blocks: the caller's until written.
+        """Returns memory for the next samples, (n, *sample_shape) with n the same for all blocks: the caller's until
+        `write_block`.
 
-        It holds anything. Waits for the disk if that is two blocks behind, and raises OSError for what failed there. So
-        memory is bounded by two blocks and those that the caller has.
+        Its content is arbitrary. Waits for the disk if that is two blocks behind, and raises OSError for what failed
+        there. So memory is bounded by two blocks and those that the caller has.
         """
         if self._free:
             return self._free.pop()
@@ -237,11 +237,11 @@ class ShardFileWriter:
     def write_block(
         self, block: NDArray[np.uint8], kept: Sequence[int], save: Callable[[int], bool] | None = None
     ) -> None:
-        """Hash the samples in the rows `kept`, in ascending order, and have them written behind those written before.
+        """Hashes the samples in the rows `kept`, in ascending order, and has them written behind those written before.
 
-        Their rows of the index are the caller's to append. The block is not the caller's any more. `save(n)` is called
-        in another thread once the first n samples, up to the end of this block, are durable; not at all if the disk is
-        still busy with what came before. If it returns True, the file is not removed any more when it is not finished.
+        The caller appends their rows of the index. The block is not the caller's any more. `save(n)` is called in
+        another thread once the first n samples, up to the end of this block, are durable; not at all if the disk is
+        still busy with what came before. If it returns True, the file is kept, too, if it is never finished.
         """
         runs = [block[start:stop] for start, stop in _runs(kept)]
         for run in runs:
@@ -249,13 +249,14 @@ class ShardFileWriter:
         self._writing.append((self._write_thread.submit(self._write, runs, save), block))
 
     def _write(self, runs: Sequence[NDArray[np.uint8]], save: Callable[[int], bool] | None) -> None:
-        """In the writing thread."""
+        """Runs in the writing thread."""
         if self._torn:
             return
         self._torn = True
+        unsynced_nbytes = 0
         with naming(self.path):
             for run in runs:
-                if self._direct and (run.nbytes % _PAGE or run.ctypes.data % _PAGE):
+                if self._direct and (run.nbytes % ALIGNMENT or run.ctypes.data % ALIGNMENT):
                     self._use_page_cache()
                 view = run.data.cast("B")
                 while view:
@@ -267,43 +268,37 @@ class ShardFileWriter:
                         self._use_page_cache()  # pages are not enough for this disk, or a short write has ended in one
                         continue
                     view = view[written:]
-                    self._unsynced_nbytes += 0 if self._direct else written
+                    unsynced_nbytes += 0 if self._direct else written
                 self._num_written += len(run)
             self._torn = False
-            if (save or self._unsynced_nbytes >= _SYNC_NBYTES) and (self._sync is None or self._sync.is_over):
-                self._end_sync()  # raises what the last one met
-                self._sync = self._sync_thread.submit(self._make_durable, self._num_written, save)
-                self._unsynced_nbytes = 0
+            sync = partial(self._make_durable, self._num_written, save)
+            self._sync.wrote(unsynced_nbytes, sync, now=save is not None)
 
     def _make_durable(self, num_samples: int, save: Callable[[int], bool] | None) -> None:
-        """In the thread that syncs."""
+        """Runs in the thread that syncs."""
         os.fdatasync(self._file.descriptor)
         if save is not None:
             self._leave |= save(num_samples)
 
     def _use_page_cache(self) -> None:
-        bypass_page_cache(self._file.descriptor, False)
+        with contextlib.suppress(OSError):  # a filesystem that cannot pass it
+            set_direct(self._file.descriptor, False)
         self._direct = False
 
     def _oldest_written(self) -> NDArray[np.uint8]:
-        """The block that is written next, when it is; OSError if that failed."""
+        """Waits until the next block is written, and returns it. Raises OSError if that failed."""
         call, block = self._writing.popleft()
         call.result()
         return block
 
-    def _end_sync(self) -> None:
-        if self._sync is not None:
-            self._sync.result()
-            self._sync = None
-
     def finish(self) -> ShardEntry:
-        """Complete the shard and publish it; returns its manifest entry. Raises ValueError if it has no sample."""
+        """Completes the shard and publishes it; returns its manifest entry. Raises ValueError if it has no sample."""
         entry = self.complete()
         self.publish()
         return entry
 
     def complete(self) -> ShardEntry:
-        """Write what is left, under the temporary name still, and return the manifest entry.
+        """Writes what is left, under the temporary name still, and returns the manifest entry.
 
         Nothing can be written after that. Raises ValueError if the shard has no sample.
         """
@@ -314,31 +309,33 @@ class ShardFileWriter:
         while self._writing:
             self._oldest_written()
         nbytes = shard_nbytes(num_samples, self.sample_shape)
+        sha256 = self._sha256.hexdigest()
         with naming(self.path):
-            self._end_sync()
+            self._sync.finish()
             if num_samples != self._reserve_samples:
+                descriptor = self._file.descriptor
                 self._use_page_cache()
-                os.lseek(self._file.descriptor, 0, os.SEEK_SET)
-                write_all(self._file.descriptor, shard_header(num_samples, self.sample_shape))
-                os.ftruncate(self._file.descriptor, nbytes)
-                self._sha256 = _hash_file(self._file.descriptor)
-        return ShardEntry(self.path.name, nbytes, self._sha256.hexdigest(), num_samples)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                write_all(descriptor, shard_header(num_samples, self.sample_shape))
+                os.ftruncate(descriptor, nbytes)
+                sha256 = pour(lambda offset, buffer: os.preadv(descriptor, [buffer], offset), nbytes)
+        return ShardEntry(self.path.name, nbytes, sha256, num_samples)
 
     def publish(self) -> None:
-        """Make the completed shard durable, and give it its name."""
+        """Makes the completed shard durable, and gives it its name."""
         self._file.commit()
 
     def suspend(self, save: Callable[[int], bool]) -> None:
-        """Stop writing, and call `save`, as `write_block` does, for all samples that are written.
+        """Stops writing, and calls `save`, as `write_block` does, for all samples that are written.
 
-        Two blocks at most are waited for. Nothing is synced, so that a Ctrl-C does not wait for a slow disk: `recover`
-        reads the samples anyway, and sees what a loss of power has taken.
+        It waits for two blocks at most. Nothing is synced, so that a Ctrl-C does not wait for a slow disk: `recover`
+        reads the samples anyway, and detects what a loss of power has taken.
         """
         self._end_threads(cancel=False)
         self._leave |= save(self._num_written)
 
     def discard(self) -> None:
-        """Remove the unfinished file, whatever was saved of it."""
+        """Removes the unfinished file, whatever was saved of it."""
         self._end_threads(cancel=True)
         self._file.discard()
 
@@ -346,11 +343,9 @@ class ShardFileWriter:
         try:
             self._write_thread.close(cancel=cancel)
         finally:
-            self._sync_thread.close()
+            self._sync.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._end_threads(cancel=True)  # before the descriptor is closed
         finally:
@@ -360,7 +355,7 @@ class ShardFileWriter:
 
 
 def _read_samples(descriptor: int, rows: NDArray[np.uint8], offset: int) -> int:
-    """Fill `rows` from there; how many are whole. What the disk does not give counts as not being there."""
+    """Fills `rows` from there. Returns how many are whole: what the disk does not give counts as not being there."""
     view = rows.data.cast("B")
     done = 0
     with contextlib.suppress(OSError):
@@ -370,19 +365,17 @@ def _read_samples(descriptor: int, rows: NDArray[np.uint8], offset: int) -> int:
 
 
 def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:
-    """BLOCK_NBYTES or more of whole samples, and of whole pages where few samples make some. It begins on a page."""
+    """Returns BLOCK_NBYTES or more of whole samples, and of whole pages where few samples make some."""
     nbytes = sample_nbytes(sample_shape)
     count = max(1, -(-BLOCK_NBYTES // nbytes))
-    whole = _PAGE // math.gcd(_PAGE, nbytes)
+    whole = ALIGNMENT // math.gcd(ALIGNMENT, nbytes)
     if count >= whole:
         count = -(-count // whole) * whole
-    memory = np.empty(count * nbytes + _PAGE, np.uint8)
-    start = -memory.ctypes.data % _PAGE
-    return memory[start : start + count * nbytes].reshape(count, *sample_shape)
+    return aligned_empty((count, *sample_shape))
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, stop) of each stretch of consecutive numbers."""
+    """Returns (start, stop) of each stretch of consecutive numbers."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number:
@@ -390,12 +383,3 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((number, number + 1))
     return runs
-
-
-def _hash_file(descriptor: int) -> hashlib._Hash:
-    sha256 = hashlib.sha256()
-    offset = 0
-    while block := os.pread(descriptor, BLOCK_NBYTES, offset):
-        sha256.update(block)
-        offset += len(block)
-    return sha256

@@ -1,0 +1,57 @@
+"""Options of a ShardLoader that say how samples are read, checked before a set is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from shardio.format.layout import SampleShape
+from shardio.loading.transform import Function
+from shardio.order.orders import as_integer
+from shardio.order.windows import Crop, CropAt
+from shardio.reading.choose import Io
+
+Check = Literal["off", "sample"]
+OnDamage = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of these names of `shardio.loading.loader.ShardLoader`, checked as far as that needs no set."""
+
+    seed: int
+    prefetch: int
+    num_threads: int | None
+    io: Io
+    crop: int | tuple[int, int] | None
+    crop_at: CropAt
+    check: Check
+    on_damage: OnDamage
+    transform: Function | None
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("io", self.io, get_args(Io)),
+            ("check", self.check, get_args(Check)),
+            ("on_damage", self.on_damage, get_args(OnDamage)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; found {value!r}")
+        for name in ("seed", "prefetch", "num_threads"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, as_integer(name, value))
+        if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
+            found = f"{self.num_threads}, {self.prefetch}"
+            raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
+        if self.transform is not None and not callable(self.transform):
+            raise TypeError(f"transform must be something to call with each batch of images; found {self.transform!r}")
+
+    def crop_of(self, shape: SampleShape) -> Crop | None:
+        """Returns the crop of samples of this shape. Raises ValueError if they are too small for it."""
+        if self.crop is None:
+            return None
+        sides = self.crop if isinstance(self.crop, (tuple, list)) else (self.crop, self.crop)
+        if len(sides) != 2:
+            raise ValueError(f"crop must be an integer or (height, width); found {self.crop!r}")
+        height, width = (as_integer("crop", side) for side in sides)
+        return Crop(height, width, self.crop_at, self.seed, shape)

@@ -1,0 +1,199 @@
+"""The way of batches from storage to the consumer: reader -> gather threads -> slots -> device.
+
+A pipeline lasts as long as its loader, and knows no order: `shardio.loading.iterator` says which samples come when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.profiler import record_function
+
+from shardio.format.layout import sample_nbytes
+from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
+from shardio.loading.options import Options
+from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors
+from shardio.loading.ring import Drawn, Ring, Slot, new_slot
+from shardio.loading.transform import PictureSizes, TransformStep, sizes_if_squashed
+from shardio.order.windows import Windows
+from shardio.reading.choose import read_ahead_batches
+from shardio.reading.guard import GuardedReader
+from shardio.reading.shardset import ShardSet
+from shardio.reading.source import SplitSource
+from shardio.system.kernels import kernels_in_use
+from shardio.system.machine import memory_left, usable_cores
+from shardio.system.threads import close_at_exit
+
+# Beyond this the memory bus is the limit on most machines, and other ranks of the node need cores too.
+_MOST_THREADS = 4
+
+
+@dataclass
+class Counts:
+    """Sums of what was delivered: see `shardio.loading.loader.ShardLoader.stats`."""
+
+    batches: int = 0
+    images: int = 0
+    nbytes: int = 0
+    wait_seconds: float = 0.0
+    gather_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    read_ahead_batches: int = 0
+
+
+@dataclass(frozen=True)
+class _LastStep:
+    """The `Finish` of batches of `epoch`, which gather threads call when the last part of one has come.
+
+    It does not refer to the pipeline, which would then end in one of its own threads.
+    """
+
+    epoch: int
+    guard: GuardedReader | None
+    sizes: PictureSizes | None
+
+    def __call__(self, slot: Slot, size: int) -> None:
+        if self.guard is not None:
+            self.guard.replace_damaged(self.epoch, slot.images[:size], slot.labels[:size], slot.indices[:size])
+        if self.sizes is not None:
+            slot.sizes = self.sizes(slot.indices[:size])
+
+
+class Pipeline:
+    """Reads, copies and transforms batches of one split, and owns what it does that with. To be used by one thread.
+
+    `close` may be called again, also where it was interrupted, and in any thread. It closes `source`, too, once this is
+    made. If an exception from a signal handler cuts `__del__` short, all of it still ends: descriptors close, and
+    threads end, when what owns them dies. (`weakref.finalize` would keep all that for ever if its call were cut short.)
+    """
+
+    closed = False
+    _is_over = False
+    _threads: GatherThreads
+
+    def __init__(
+        self,
+        source: SplitSource,
+        shards: ShardSet,
+        options: Options,
+        batch_size: int,
+        num_samples: int,
+        copier: Copier | None,
+    ) -> None:
+        """`num_samples` of the split will be read."""
+        self.pid = os.getpid()
+        self.counts = Counts()
+        self.crop = options.crop_of(shards.sample_shape)
+        self.image_shape = shape = self.crop.cropped_shape if self.crop else shards.sample_shape
+        self._source = source
+        self._copier = copier
+        make = copier.new_slot if copier else new_slot
+        # Enough for all batches under way at a time, so that a steady loop makes no new slot.
+        under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
+        self._ring = Ring(under_way, lambda: make(batch_size, shape))
+        self._reader = source.make_reader(options.io, num_samples)
+        self._guard: GuardedReader | None = None
+        if options.check != "off" or options.on_damage != "raise":
+            second = source.make_second() if options.check == "sample" else None
+            skips = options.on_damage == "skip"
+            self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
+            self._reader = self._guard
+        sizes = sizes_if_squashed(shards.manifest, self._reader, self.crop)
+        self.transform = TransformStep(options.transform, options.seed, sizes)
+        self.read_ahead = read_ahead_batches(batch_size * sample_nbytes(shape), memory_left())
+        """Batches to announce beyond those under way."""
+        self.num_threads = options.num_threads or max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
+        close_at_exit(self)
+        # Last, as nothing else of the above has to be closed.
+        self._threads = GatherThreads(self.num_threads)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Each step is done whatever happens in one before, such as a Ctrl-C."""
+        self.closed = True
+        if self._is_over or not hasattr(self, "_threads"):  # its making was interrupted
+            return
+        with contextlib.ExitStack() as steps:  # the last comes first
+            steps.callback(self._source.close)
+            steps.callback(self._ring.clear)
+            steps.callback(self._threads.close)
+            # Before the threads are waited for: one that is asking a storage that does not answer gives up.
+            steps.callback(self._reader.close)
+            steps.callback(self._source.stop)
+        self._is_over = True
+
+    def begin_epoch(self) -> bool:
+        """Returns whether batches of the epoch are worth announcing. From here on a complete copy is read as one."""
+        return self._reader.begin_epoch()
+
+    def last_step(self, epoch: int) -> Finish | None:
+        """Returns what is done to batches of this epoch when they have been gathered; None if nothing is."""
+        sizes = self.transform.sizes_wanted()
+        return None if self._guard is None and sizes is None else _LastStep(epoch, self._guard, sizes)
+
+    def new_prefetch(self) -> DevicePrefetch | None:
+        """Returns what takes batches of one epoch to the device; None if they stay on the CPU."""
+        return DevicePrefetch(self._copier, self._ring, self.counts) if self._copier else None
+
+    def announce(self, indices: NDArray[np.int64], windows: Windows | None, hints: Hints) -> None:
+        """Have the reader told that this batch will be submitted soon."""
+        self._threads.announce(self._reader, indices, windows, hints)
+        self.counts.read_ahead_batches += 1
+
+    def submit(self, indices: NDArray[np.int64], windows: Windows | None, last_step: Finish | None) -> Pending:
+        """Begin to gather a batch into a slot of its own."""
+        slot = self._ring.acquire()
+        slot.sizes = None  # those of another batch
+        return self._threads.submit(self._reader, indices, slot, windows, last_step)
+
+    def abandon(self, pending: Pending) -> None:
+        """Have the slot of a batch come back that will not be collected."""
+        pending.abandon(self._ring.release)
+
+    def collect(self, pending: Pending) -> Slot:
+        """Wait for a batch. Returns its slot, or raises what the gathering has raised."""
+        start = time.perf_counter()
+        with record_function("shardio.wait"):
+            slot = pending.wait()
+        self.counts.wait_seconds += time.perf_counter() - start
+        self.counts.gather_seconds += pending.gather_seconds
+        if self._guard is not None:
+            self._guard.warn()
+        return slot
+
+    def lend(self, slot: Slot, size: int) -> tuple[Tensors, Drawn]:
+        """Returns a batch on the CPU. Its images are a view of the slot, which comes back when the last view dies."""
+        drawn = slot.drawn(size)
+        labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
+        images = torch.from_numpy(self._ring.lend(slot, size))
+        return Tensors(images.permute(0, 3, 1, 2), labels, indices), drawn
+
+    @property
+    def damaged(self) -> list[int]:
+        return self._guard.damaged if self._guard else []
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what `shardio.loading.loader.ShardLoader.stats` does, but for the device."""
+        read = self._reader.counts()
+        return {
+            **vars(self.counts),
+            "num_threads": self.num_threads,
+            "slots": self._ring.num_made,
+            "slots_free": self._ring.num_free,
+            "io": self._reader.name,
+            "read_nbytes": read.nbytes,
+            "read_retries": read.retries,
+            "damaged": len(self.damaged),
+            "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
+            "kernels": kernels_in_use(),
+            **self._source.describe(),
+        }

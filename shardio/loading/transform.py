@@ -1,0 +1,93 @@
+"""The `transform` of a loader: called with each batch, and told what transforms of shardio.augment ask for.
+
+These want to know which samples the batch holds, and how large the pictures were before they were squashed. The sizes
+are read from the index by the gather thread that finishes a batch, which may have to wait for storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.profiler import record_function
+
+from shardio.augment.batch import Transform
+from shardio.format.manifest import Manifest
+from shardio.loading.ring import Drawn
+from shardio.order.windows import Crop
+from shardio.reading.reader import Reader
+
+Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class PictureSizes:
+    """How large pictures, or the windows that `crop` cuts out of them, were before they were squashed."""
+
+    column_of: Callable[[str, NDArray[np.int64]], NDArray[Any]]
+    crop: Crop | None
+
+    def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns heights and widths, (B, 2)."""
+        columns = [self.column_of(name, indices) for name in ("source_height", "source_width")]
+        sizes: NDArray[np.int64] = np.stack(columns, axis=1).astype(np.int64)
+        if self.crop is None:
+            return sizes
+        share = np.array(self.crop.cropped_shape[:2]) / self.crop.sample_shape[:2]
+        sizes[:] = np.maximum(np.rint(sizes * share), 1)
+        return sizes
+
+
+def sizes_if_squashed(manifest: Manifest, reader: Reader, crop: Crop | None) -> PictureSizes | None:
+    """Returns the sizes of a set whose pictures have lost their aspect ratios; None of any other."""
+    conversion = manifest.provenance.get("conversion")
+    squashed = isinstance(conversion, dict) and conversion.get("fit") == "squash"
+    return PictureSizes(reader.column_of, crop) if squashed else None
+
+
+class TransformStep:
+    """Calls `function` with each batch. `function` may be replaced at any time, also while batches are under way."""
+
+    def __init__(self, function: Function | None, seed: int, sizes: PictureSizes | None) -> None:
+        self.function = function
+        self._seed = seed
+        self._sizes = sizes
+
+    def sizes_wanted(self) -> PictureSizes | None:
+        """Returns what reads sizes for `function`; None if it wants none."""
+        return None if self._sizes is None or _ours(self.function) is None else self._sizes
+
+    def __call__(
+        self, images: torch.Tensor, labels: torch.Tensor, drawn: Drawn, counters: NDArray[np.int64], epoch: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the images, or a tuple of views of them, and the labels that `function` makes of these.
+
+        `counters` are the numbers of the samples for random numbers: what is drawn depends on (seed, epoch, counter).
+        """
+        function: Callable[[torch.Tensor], Any] | None = self.function
+        if function is None:
+            return images, labels
+        with record_function("shardio.transform"):
+            if (ours := _ours(function)) is None:
+                return function(images), labels
+            sizes = drawn.sizes
+            if sizes is None and self._sizes is not None:  # `function` was set while the batch was under way
+                sizes = self._sizes(drawn.indices)
+            changed, targets = ours(images, labels, indices=counters, seed=self._seed, epoch=epoch, sizes=sizes)
+            return cast(torch.Tensor, changed), targets  # Views return a tuple
+
+
+def _ours(transform: object) -> Transform | None:
+    """Returns the transform of shardio.augment that this is, or that torch.compile was given: the compiler compiles
+    nothing of it, and hides that it asks for seed, epoch and samples. None for any other."""
+    original = transform
+    # Only torch's own wrappers are looked through: a user's may do more than what it wraps.
+    while getattr(original, "__globals__", {}).get("__name__", "").startswith("torch.") and hasattr(
+        original, "__wrapped__"
+    ):
+        original = original.__wrapped__
+    return original if isinstance(original, Transform) else None

@@ -1,0 +1,85 @@
+"""Readers: ways of getting the samples of a split from storage into memory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order.windows import Windows
+
+
+class ReadCounts(NamedTuple):
+    """Counts since the reader was made: bytes that it read, and requests that it made again. For some of the samples
+    that were announced, it looks into the page cache when they are due: how many it looked for, and found."""
+
+    nbytes: int
+    retries: int
+    looked_for: int
+    found: int
+
+
+class Reader(Protocol):
+    """Reads samples of one set. Thread safe."""
+
+    num_threads: int
+    """Threads that should read at the same time, at least."""
+
+    @property
+    def name(self) -> str:
+        """Its name in `stats()`."""
+
+    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the labels of samples that exist. Raises OSError if the storage fails."""
+
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns a copy of a column of the index for samples that exist. Raises OSError if the storage fails."""
+
+    def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
+        """Copies the samples `indices`, or a window of each, as ShardSet.gather does. Raises OSError if the storage
+        fails."""
+
+    def begin_epoch(self) -> bool:
+        """Decides how this epoch is read: from now on a complete copy takes the place of a distant source, and what is
+        in the page cache is not announced. Returns whether `will_read` is worth its cost."""
+
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+        """Announces that these samples, or a window of each, will be read soon. Never raises."""
+
+    def counts(self) -> ReadCounts: ...
+
+    def close(self) -> None:
+        """Gives back descriptors. Reads under way finish; others fail. May be called again."""
+
+
+class Tally:
+    """Sums to which many threads add without a lock: each to its own."""
+
+    def __init__(self) -> None:
+        self._cells: dict[int, list[int]] = {}
+
+    def add(self, nbytes: int = 0, retries: int = 0, looked_for: int = 0, found: int = 0) -> None:
+        cell = self._cells.setdefault(threading.get_ident(), [0] * len(ReadCounts._fields))
+        for i, number in enumerate((nbytes, retries, looked_for, found)):
+            cell[i] += number
+
+    def counts(self) -> ReadCounts:
+        return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._cells.values()), strict=True)))
+
+
+class BusyReader:
+    """The part of a reader whose threads have requests under way all the time, so that nothing need be announced."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def begin_epoch(self) -> bool:
+        return False
+
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+        """Does nothing."""
+
+    def counts(self) -> ReadCounts:
+        return self._tally.counts()

@@ -1,0 +1,138 @@
+"""Fills a folder with files of a set: they are hashed while they are copied, and get their names only with the right
+sha256."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from shardio.errors import FormatError
+from shardio.format.manifest import FileEntry
+from shardio.sets.storage import FolderStorage, Storage
+from shardio.system.files import AtomicFile, reserve
+from shardio.system.opening import naming
+from shardio.system.pour import SyncedWriter, pour
+from shardio.system.threads import DaemonThread, Flag
+
+
+class _Stopped(Exception):
+    """The pouring of a file is to end, since `stop` was set or another thread has failed."""
+
+
+class Filler:
+    """Copies files from `storage` into `folder`, `workers` at a time, until `stop` is set.
+
+    `progress` is called in the threads, whose names begin with `name`, with the bytes since; they are negative when a
+    file is begun again.
+    """
+
+    def __init__(
+        self, storage: Storage, folder: Path, workers: int, name: str, stop: Flag, progress: Callable[[int], object]
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1; found {workers}")
+        self.copied: list[FileEntry] = []
+        """The files that were copied so far; whole and durable."""
+        self._storage = storage
+        self._folder = folder
+        self._workers = workers
+        self._name = name
+        self._stop = stop
+        self._failed = Flag()
+        self._progress = progress
+
+    def copy(self, entries: Sequence[FileEntry]) -> None:
+        """Copies the files, or some of them if `stop` is set."""
+        self._each(self._copy, entries)
+
+    def find_damaged(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """Returns the files of the copy whose sha256 is another, or that the disk no longer gives."""
+        copy = FolderStorage(self._folder)
+        damaged: list[FileEntry] = []
+
+        def check(entry: FileEntry) -> None:
+            try:
+                sound = self._pour(copy, entry) == entry.sha256
+            except FormatError:  # it is being cut
+                sound = False
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                sound = False
+            if not sound:
+                damaged.append(entry)
+
+        self._each(check, entries)
+        return [entry for entry in entries if entry in damaged]
+
+    def _each(self, do: Callable[[FileEntry], None], entries: Sequence[FileEntry]) -> None:
+        """Calls `do` with each file, in threads. When one fails, the others end soon."""
+        left = iter(entries)
+        self._failed = Flag()
+
+        def work() -> None:
+            try:
+                with contextlib.suppress(_Stopped):
+                    while not self._ends() and (entry := next(left, None)) is not None:
+                        do(entry)
+            except BaseException:
+                self._failed.set()
+                raise
+
+        threads = [DaemonThread(work, f"{self._name}-{i}") for i in range(min(self._workers, len(entries)))]
+        try:
+            for thread in threads:
+                thread.begin()
+            for thread in threads:
+                thread.result()
+        except BaseException:
+            self._failed.set()
+            raise
+        finally:
+            for thread in threads:
+                thread.wait()
+
+    def _ends(self) -> bool:
+        return self._failed.is_set() or self._stop.is_set()
+
+    def _copy(self, entry: FileEntry) -> None:
+        path = self._folder / entry.file
+        found = ""
+        for _ in range(2):  # damage on the way does not happen again
+            with AtomicFile(path) as file:
+                with naming(path):
+                    reserve(file.descriptor, entry.nbytes)
+                with SyncedWriter(path, file.descriptor) as writer:
+                    found = self._pour(self._storage, entry, writer.write)
+                if found == entry.sha256:
+                    file.commit()
+                    self.copied.append(entry)
+                    return
+            self._progress(-entry.nbytes)
+        raise FormatError(
+            f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
+            f"`shardio verify {self._storage.name}` names the samples, `shardio repair` mends it"
+        )
+
+    def _pour(self, storage: Storage, entry: FileEntry, write: Callable[[memoryview], object] | None = None) -> str:
+        """Reads a file, and has it written on the way. Returns its sha256."""
+        poured = 0
+
+        def read(offset: int, buffer: memoryview) -> int:
+            if self._ends():
+                raise _Stopped
+            storage.read_into(entry, offset, buffer)
+            return len(buffer)
+
+        def progress(nbytes: int) -> None:
+            nonlocal poured
+            self._progress(nbytes)
+            poured += nbytes
+
+        try:
+            return pour(read, entry.nbytes, write, progress)
+        finally:
+            if 0 < poured < entry.nbytes:  # it may be begun again
+                self._progress(-poured)

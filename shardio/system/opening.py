@@ -1,0 +1,161 @@
+"""Opens files in whose place another user may have put anything, and gives every descriptor an owner at once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import secrets
+import select
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import chain, starmap
+from pathlib import Path
+
+from shardio.errors import FormatError, ShardioError
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Gives an OSError from inside the block the file's name, which calls on descriptors do not know."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+if sys.platform == "linux":
+    OpenFolder = select.epoll
+else:
+    OpenFolder = select.kqueue
+
+
+def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
+    """Opens a folder, to sync or to lock it, and returns an object that owns the descriptor, as `open_file` does.
+
+    FileIO refuses folders. This kind of object in C takes any descriptor, closes it, and does nothing else to it.
+    """
+    flags |= os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    (opened,) = map(OpenFolder.fromfd, starmap(os.open, ((folder, flags),)))
+    return opened
+
+
+class OpenFile(io.FileIO):
+    """A file that closes when its last reference is gone, without a line of Python being run."""
+
+    _finalizing = False  # FileIO, which would note that here, does not warn of it then
+
+
+def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> OpenFile:
+    """Opens as `os.open` does, and returns an object that owns the descriptor. Raises IsADirectoryError for a folder.
+
+    Only C runs between the two. An exception that a signal handler raises comes before or after that, and cannot lose
+    the descriptor.
+    """
+    try:
+        (file,) = map(OpenFile, starmap(os.open, ((path, flags, mode),)))
+    except IsADirectoryError as error:
+        if isinstance(error.filename, int):  # FileIO leaves it open
+            os.close(error.filename)
+        raise
+    return file
+
+
+def open_pipe() -> tuple[OpenFile, OpenFile]:
+    """Makes a pipe as `os.pipe` does, and returns objects that own its descriptors, as `open_file` does."""
+    reader, writer = map(OpenFile, chain.from_iterable(starmap(os.pipe, ((),))))
+    return reader, writer
+
+
+def open_nameless() -> OpenFile:
+    """Opens a new file, as `open_file` does, that is gone when it is closed, on the disk for temporary files. No name
+    of it stays either: between the calls that make and remove that, nothing in Python runs."""
+    path = os.path.join(tempfile.gettempdir(), f"shardio-{secrets.token_hex(8)}")
+    try:
+        return open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    finally:
+        try:  # noqa: SIM105 - `suppress` is written in Python, and may be interrupted before the name is removed
+            os.unlink(path)
+        except FileNotFoundError:  # it could not be made
+            pass
+
+
+def open_untrusted(
+    path: str | Path,
+    flags: int = os.O_RDONLY,
+    *,
+    refusal: type[ShardioError] = FormatError,
+    way_out: str = "",
+    sole_name: bool = False,
+) -> OpenFile:
+    """Opens a file in whose place another user may have put anything.
+
+    It waits for nothing, and follows no symbolic link in the last component. Raises `refusal`, whose message ends with
+    `way_out`, unless a regular file is there; with `sole_name`, which a file that is written in place needs, also if it
+    has a second name (a hard link), under which it may belong to another user. OSError passes through.
+    """
+
+    def refuse(found: str) -> ShardioError:
+        return refusal(f"{path}: expected a regular file, found {found}{way_out}")
+
+    try:
+        # O_NONBLOCK: a FIFO is opened at once, or not at all. For a regular file it means nothing.
+        file = open_file(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        found = {
+            errno.ELOOP: "a symbolic link",
+            errno.ENXIO: "a FIFO, socket or device",
+            errno.EOPNOTSUPP: "a socket",  # on macOS
+            errno.EISDIR: "a folder",
+        }.get(error.errno or 0)
+        if found is None:
+            raise
+        raise refuse(found) from None
+    try:
+        with naming(path):
+            status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise refuse(kind_of(status.st_mode))
+        if sole_name and status.st_nlink > 1:
+            raise refuse("one that has a second name (a hard link)")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def kind_of(mode: int) -> str:
+    """Returns what a file of this mode is, in words."""
+    kinds = {
+        stat.S_IFREG: "a file",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def open_regular(path: str | Path) -> tuple[OpenFile, int]:
+    """Opens a file of a shard set for reading, as `open_untrusted` does. Returns (the file, its size in bytes).
+
+    Raises FormatError if there is none. Size and type are read from the descriptor, so they are those of the very file
+    that is then read or mapped.
+    """
+    try:
+        file = open_untrusted(path)
+    except FileNotFoundError:
+        raise FormatError(f"{path}: expected a file of the shard set, found nothing") from None
+    with naming(path):
+        return file, os.fstat(file.fileno()).st_size
+
+
+def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatError, way_out: str = "") -> bytes:
+    """Returns all bytes of a file that `open_untrusted` opens."""
+    with naming(path), open_untrusted(path, refusal=refusal, way_out=way_out) as file:
+        return file.readall()

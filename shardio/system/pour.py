@@ -1,0 +1,126 @@
+"""Bytes on their way from one file into another: read, hashed and written in pieces, and synced meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from shardio.system.files import write_all
+from shardio.system.opening import naming
+from shardio.system.threads import Call, DaemonThread, ThreadPool
+
+# Long enough for the streaming rate of disks and servers, short enough to stop soon.
+PIECE_NBYTES = 8 << 20
+# The kernel is told to write after so much of a file: what the final fsync has to wait for stays small.
+SYNC_NBYTES = 128 << 20
+
+
+def pour(
+    read: Callable[[int, memoryview], int | None],
+    nbytes: int,
+    write: Callable[[memoryview], object] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> str:
+    """Reads `nbytes` bytes piece by piece, and has each piece written. Returns the sha256 (hex) of all that came.
+
+    `read(offset, buffer)` fills the buffer from its beginning, and returns how many bytes came; none if the file ends.
+    `progress` is called with the size of each piece.
+
+    The pieces of a long file are hashed in a thread, while they are written and the next ones are read, so that one
+    file keeps two cores busy. The GIL is free meanwhile.
+    """
+    sha256 = hashlib.sha256()
+    size = min(PIECE_NBYTES, nbytes)
+    here = there = memoryview(bytearray(size))
+    if nbytes > size:
+        there = memoryview(bytearray(size))
+    # A finaliser must recognise by the name in whose service the thread is.
+    name = f"{threading.current_thread().name}-hash"
+    hashing: DaemonThread | None = None
+    done = 0
+    try:
+        while done < nbytes and (count := read(done, here[: nbytes - done])):
+            piece = here[:count]
+            if hashing is not None:  # of the piece before; then its buffer is free for the next one
+                hashing.result()
+            if nbytes > size:
+                hashing = DaemonThread(partial(sha256.update, piece), name)
+                hashing.begin()
+            else:
+                sha256.update(piece)
+            if write is not None:
+                write(piece)
+            if progress is not None:
+                progress(count)
+            done += count
+            here, there = there, here
+    finally:
+        if hashing is not None:
+            hashing.wait()
+    return sha256.hexdigest()
+
+
+class BackgroundSync:
+    """Brings what was written to a file to the disk in a thread, one sync at a time, so that little is left for the
+    last one. To be used by one thread at a time; `close` ends the sync under way, and may be called again."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPool(1, name)
+        self._call: Call[object] | None = None
+        self._unsynced_nbytes = 0
+
+    def wrote(self, nbytes: int, sync: Callable[[], object], *, now: bool = False) -> None:
+        """Begins `sync` if SYNC_NBYTES were written since the last one, or `now`; not while one is under way.
+
+        Raises what the last one raised.
+        """
+        self._unsynced_nbytes += nbytes
+        if (now or self._unsynced_nbytes >= SYNC_NBYTES) and (self._call is None or self._call.is_over):
+            self.finish()
+            self._call = self._pool.submit(sync)
+            self._unsynced_nbytes = 0
+
+    def finish(self) -> None:
+        """Waits for the sync under way, and raises what it raised."""
+        if self._call is not None:
+            self._call.result()
+            self._call = None
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class SyncedWriter:
+    """Writes to a file one piece after the other, and brings them to the disk on the way.
+
+    At the end of the `with` block no sync is under way. OSError names the file, also if it was an earlier piece that
+    failed.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._sync = BackgroundSync(f"{threading.current_thread().name}-sync")
+
+    def __enter__(self) -> SyncedWriter:
+        return self
+
+    def write(self, piece: memoryview) -> None:
+        with naming(self._path):
+            write_all(self._descriptor, piece)
+            self._sync.wrote(len(piece), partial(os.fdatasync, self._descriptor))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                with naming(self._path):
+                    self._sync.finish()
+        finally:
+            self._sync.close()
