@@ -14,7 +14,18 @@ IMAGES ?= $(DRAWN)
 ATTACKS := fail_convert kill_convert race_convert race_stage kill_train hold_batches storm_close mutate_images damage_set
 TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py
 
-.PHONY: demo test lint torture clean
+# What differs from main, and where its tests lie: those of a room in the folder of its name, those of the package as a
+# whole in tests/house. All tests depend on what is in no room.
+CHANGED = git diff --name-only --merge-base main; git ls-files --others --exclude-standard
+TESTS = tests/house $(wildcard $(shell ($(CHANGED)) | sed -nE \
+	-e 's,^(shardio/[^/]+|tests/[^/]+|tests/support/.*|pyproject.toml|constraints.txt)$$,tests,p' \
+	-e 's,^(shardio|tests)/([^/]+)/.*,tests/\2,p' \
+	-e 's,^(examples/|docs/integrations).*,tests/recipes,p' \
+	-e 's,^benchmarks/.*,tests/measure,p' \
+	-e 's,^tools/(.*/)?([^/]+).py$$,tests/*/test_\2.py,p'))
+PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
+
+.PHONY: demo test check lint torture clean
 
 demo: $(INSTALLED)
 ifeq ($(IMAGES),$(DRAWN))
@@ -24,7 +35,10 @@ endif
 	$(BIN)/shardio demo "$(IMAGES)" --out build/demo/shards
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+check: lint
+	$(PYTEST) $(sort $(TESTS)) $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

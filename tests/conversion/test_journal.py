@@ -111,8 +111,7 @@ def kill(task: ShardTask, control: Control) -> None:
     def write_block(shard: writer.ShardFileWriter, *block: Any) -> None:
         real(shard, *block)
         shard._writing[-1][0].result()
-        if shard._sync is not None:
-            shard._sync.result()
+        shard._sync.finish()
 
     real = writer.ShardFileWriter.write_block
     with pytest.MonkeyPatch.context() as patch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import Any
 
 from forked import run_forked
@@ -28,8 +27,10 @@ def assert_one_clear_error(result: subprocess.CompletedProcess[str], code: int, 
 
 
 def run_python(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Python with the package and tools/chaos/ on its path, warnings being errors."""
+    """Python with the package and tools/chaos/ on its path, warnings being errors.
+
+    torch has one thread: where other tests run beside this one, several would wait for each other, and not by sleeping.
+    """
     path = os.pathsep.join([str(ROOT), str(CHAOS), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-W", "error", *map(str, words)]
-    environ = {**os.environ, "PYTHONPATH": path, **environ}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environ)
+    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environ}
+    return run_forked(*map(str, words), env=environ, timeout=300)

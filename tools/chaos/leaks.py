@@ -53,7 +53,7 @@ def _processes() -> Iterator[tuple[int, bool]]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                parents[int(entry)] = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry)] = int(Path("/proc", entry, "stat").read_bytes().rpartition(b")")[2].split()[1])
     for pid in parents:
         ancestor = pid
         while ancestor != os.getpid() and ancestor in parents:
@@ -65,7 +65,7 @@ def _mapped(pid: int) -> set[tuple[int, int]]:
     """Returns device and inode of every file that a process has mapped; none if it has ended or is another user's."""
     found = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-        for line in Path("/proc", str(pid), "maps").read_bytes().splitlines():
+        for line in Path("/proc", str(pid), "maps").read_bytes().split(b"\n")[:-1]:  # a name may hold other line ends
             device, inode = line.split(maxsplit=5)[3:5]
             major, minor = (int(number, 16) for number in device.split(b":"))
             found.add((os.makedev(major, minor), int(inode)))
