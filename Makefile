@@ -1,4 +1,5 @@
-# `make demo` runs the main job, `make test` the tests; both set themselves up in .venv, without root.
+# `make demo` runs the main job, `make test` the tests, `make torture` the long checks; each sets itself up in .venv,
+# without root.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,22 @@ INSTALLED := $(VENV)/.installed
 DRAWN := build/demo/images
 IMAGES ?= $(DRAWN)
 
-.PHONY: demo test lint clean
+# The long checks that CONTRIBUTING.md lists, in the full forms that are their defaults.
+ATTACKS := fail_convert kill_convert race_convert race_stage kill_train hold_batches storm_close mutate_images damage_set
+TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py
+
+# What differs from main, and where its tests lie: those of a room in the folder of its name, those of the package as a
+# whole in tests/house. All tests depend on what is in no room.
+CHANGED = git diff --name-only --merge-base main; git ls-files --others --exclude-standard
+TESTS = tests/house $(wildcard $(shell ($(CHANGED)) | sed -nE \
+	-e 's,^(shardio/[^/]+|tests/[^/]+|tests/support/.*|pyproject.toml|constraints.txt)$$,tests,p' \
+	-e 's,^(shardio|tests)/([^/]+)/.*,tests/\2,p' \
+	-e 's,^(examples/|docs/integrations).*,tests/recipes,p' \
+	-e 's,^benchmarks/.*,tests/measure,p' \
+	-e 's,^tools/(.*/)?([^/]+).py$$,tests/*/test_\2.py,p'))
+PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
+
+.PHONY: demo test check lint torture clean
 
 demo: $(INSTALLED)
 ifeq ($(IMAGES),$(DRAWN))
@@ -19,12 +35,21 @@ endif
 	$(BIN)/shardio demo "$(IMAGES)" --out build/demo/shards
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+check: lint
+	$(PYTEST) $(sort $(TESTS)) $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# All of them run, also when one has failed.
+torture: $(INSTALLED)
+	@failed=; for check in $(TORTURES); do \
+	    echo "== $$check"; $(BIN)/python $$check || failed="$$failed $$check"; \
+	done; test -z "$$failed" || { echo "FAILED:$$failed"; exit 1; }
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""What training from shards does to accuracy: the same network, trained on a set's samples and on the original JPEGs.
+"""The effect of shards on accuracy: the same network, trained on a set's samples and on the original JPEGs.
 
 JPEGs     Pillow decodes the files, crops a random box of each, resizes it, and mirrors it or not: RandomResizedCrop and
           RandomHorizontalFlip by their definition, without any of shardio. Decoding gives the same pixels every time
@@ -7,9 +7,9 @@ crop      `shardio convert` of the same files to 256 x 256, and shardio.augment 
 squash    The same with --fit squash, which keeps what lies beyond the square in the centre.
 
 Everything else is the same: the network, and for each seed its first weights; optimizer, schedule, steps, batch size.
-Each network is evaluated on the pictures of its own way, and on the JPEGs, which tells whether what was learnt from
-shards holds for pictures that never were in any. The ways take turns; p is of the permutation test of their means, over
-all ways to divide the accuracies in two, if there is no difference.
+Each network is evaluated on the pictures of its own way, and on the JPEGs, which tells whether training on shards also
+serves pictures that never were in any. The ways take turns; p is that of the permutation test of their means, over all
+ways to divide the accuracies in two, if there is no difference.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ EVALUATED_AT_ONCE = 250
 
 
 class Way(NamedTuple):
-    """Where pictures come from, as normalised float32 (B, 3, size, size)."""
+    """A source of pictures, as normalised float32 (B, 3, size, size)."""
 
-    train: Callable[[int, int], Iterator[Batch]]  # of a seed and an epoch
+    train: Callable[[int, int], Iterator[Batch]]  # takes a seed and an epoch
     val: list[Batch]
 
 
 def short_side(size: int) -> int:
-    """Of images from whose centre so many pixels are evaluated: 256 for 224, as with ImageNet.
+    """Returns the short side of images from whose centre `size` pixels are evaluated: 256 for 224, as with ImageNet.
 
-    An even number more: of a margin of half a pixel and that of a crop before it one would be rounded up, one down.
+    It is larger by an even number, so that no crop has a margin of half a pixel, which might be rounded up or down.
     """
     return size + 2 * round(size / 14)
 
@@ -86,7 +86,7 @@ def way_of_jpegs(tree: Path, size: int, batch_size: int, pool: ThreadPoolExecuto
 
 
 def files_of(folder: Path) -> tuple[list[Path], torch.Tensor]:
-    """And their labels: the numbers of the class folders in the order of their names."""
+    """Returns files and labels: the numbers of the class folders in the order of their names."""
     folders = sorted(folder.iterdir())
     files = [(file, label) for label, path in enumerate(folders) for file in sorted(path.iterdir())]
     return [file for file, _ in files], torch.tensor([label for _, label in files])
@@ -112,7 +112,7 @@ def way_of_shards(path: Path, size: int, batch_size: int) -> Way:
 
 
 def make_network(num_classes: int) -> nn.Module:
-    """Seven convolutions with batch normalisation, of which four halve height and width."""
+    """Makes seven convolutions with batch normalisation. Four of them halve height and width."""
     layers: list[nn.Module] = []
     channels_in = 3
     for channels, stride in ((32, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1)):
@@ -127,7 +127,7 @@ def make_network(num_classes: int) -> nn.Module:
 
 
 def trained(way: Way, num_classes: int, seed: int, epochs: int, steps: int, rate: float) -> nn.Module:
-    """After `epochs` epochs, which together have `steps` batches."""
+    """Trains for `epochs` epochs, which together have `steps` batches."""
     torch.manual_seed(seed)
     network = make_network(num_classes)
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.05)
@@ -146,14 +146,14 @@ def trained(way: Way, num_classes: int, seed: int, epochs: int, steps: int, rate
 
 @torch.inference_mode()
 def accuracy(network: nn.Module, batches: Iterable[Batch]) -> float:
-    """In percent."""
+    """Returns the accuracy in percent."""
     network.eval()
     right = torch.cat([network(images).argmax(1) == labels for images, labels in batches])
     return 100 * right.float().mean().item()
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Of all ways to divide these values in two as large parts, how many have means as far apart as these, or more."""
+    """Returns the share of all ways to divide these values in two whose means are at least as far apart as these."""
     values = np.array([*a, *b])
     chosen = np.array(list(combinations(range(len(values)), len(a))))
     means = values[chosen].mean(axis=1)

@@ -1,7 +1,7 @@
-"""Augmentation beside what others do: RandomResizedCrop(224) and a flip, half of the time, of samples of 256 x 256 x 3.
+"""Augmentation beside other libraries: RandomResizedCrop(224) and a flip of half of the samples of 256 x 256 x 3.
 
-On the CPU, on one core, in turn, and all from decoded pixels in memory; what comes of it are batches of uint8, or
-normalised ones of float32:
+On the CPU, on one core, in turn, and all from decoded pixels in memory. The results are batches of uint8, or normalised
+ones of float32:
 
 shardio      shardio.augment, on batches as the loader gives them; and one batch by operations of torch, as
              where it was installed without a C compiler.
@@ -55,14 +55,14 @@ Way = Callable[[], int]
 PEER = Path(__file__).with_name("augment_peer.py")
 # Batches on the device in turn: together larger than its cache, as those of a training are when they come.
 BATCHES_IN_TURN = 4
-# Timed together, so that the time of one does not hang on when the host asks.
+# Calls are timed together, so that the time of one does not depend on when the host asks.
 CALLS = 20
 COPIED_NBYTES = 1 << 30
 UNIT = "images/s"
 
 
 def transforms(size: int) -> dict[str, Transform]:
-    """By what comes of them."""
+    """The ways, by the dtype of their results."""
     crop = [RandomResizedCrop(size), HorizontalFlip()]
     return {"uint8": Compose(crop), "float32": Compose([*crop, Normalize("imagenet")])}
 
@@ -113,7 +113,7 @@ class PeerError(Exception):
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """For this process and those that it starts: a library may have threads that it does not tell of."""
+    """Binds this process and those that it starts to one core: a library may have threads that it does not tell of."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     os.sched_setaffinity(0, {min(cores)})
     torch.set_num_threads(1)
@@ -138,7 +138,7 @@ def way_of_shardio(transform: Transform, images: torch.Tensor, batch_size: int) 
 
 
 def without_kernels(way: Way) -> Way:
-    """What the transforms do where shardio was installed without a C compiler."""
+    """Makes the transforms do what they do where shardio was installed without a C compiler."""
 
     def augment() -> int:
         with mock.patch.object(shardio.augment.batch, "resample", partial(resample, native=False)):
@@ -226,7 +226,7 @@ def measure_loader(path: Path, options: argparse.Namespace) -> None:
 
 
 def queued_seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of the device, for one of several calls that had all been queued before the first of them ran."""
+    """Returns the device's time for one of several calls that had all been queued before the first of them ran."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     cycles = 1 << 26
     while True:
@@ -243,7 +243,7 @@ def queued_seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def called_seconds(call: Callable[[], object], device: torch.device) -> float:
-    """For one of several calls in a row, with what the host has to do for them."""
+    """Returns the time of one of several calls in a row, with the host's work for them."""
     start = time.perf_counter()
     for _ in range(CALLS):
         call()
@@ -261,7 +261,7 @@ def by_torch(batch: Batch, size: int) -> torch.Tensor:
 
 
 def batches_on(device: torch.device, shards: ShardSet, transform: Transform, batch_size: int) -> list[Batch]:
-    """What is wanted of some batches, before it is done."""
+    """Returns batches on which the transform has noted its wishes, and no pixel is computed."""
     rng = np.random.default_rng(0)
     batches = []
     for epoch in range(BATCHES_IN_TURN):
@@ -275,7 +275,7 @@ def batches_on(device: torch.device, shards: ShardSet, transform: Transform, bat
 
 
 def moved_nbytes(batch: Batch, result: torch.Tensor) -> float:
-    """At least: the boxes are read, and the result is written."""
+    """Returns the least bytes that must be moved: the boxes are read, and the result is written."""
     assert batch.boxes is not None
     return float((batch.boxes.heights * batch.boxes.widths).sum()) * batch.images.shape[1] + result.nbytes
 

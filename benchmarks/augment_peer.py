@@ -1,8 +1,8 @@
-"""Started by augment.py in the environment of a library that need not be installed beside shardio: how it augments.
+"""Another library's augmentation. augment.py starts this in an environment where shardio need not be installed.
 
 python augment_peer.py torchvision|ffcv SAMPLES.npy COUNT BATCH_SIZE SIZE prints the library's version, and then, for
-each line with the name of a way, augments all the samples once and prints how many they were. One thread does it. What
-goes wrong is a line that begins with an exclamation mark.
+each line with the name of a way, augments all the samples once and prints how many they were. One thread does it. An
+error is a line that begins with an exclamation mark.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def import_torchvision() -> Any:
 
 
 def ways_of_torchvision(samples: np.ndarray, batch_size: int, size: int, folder: Path) -> tuple[str, Ways]:
-    """uint8 tensors, one by one, and stacked: (C, H, W) contiguous, or as the samples lie, which is channels_last."""
+    """Augments uint8 tensors, one by one, and stacked: (C, H, W) contiguous, or channels_last, as the samples lie."""
     torchvision = import_torchvision()
     from torchvision.transforms import v2
 
@@ -62,7 +62,7 @@ def ways_of_torchvision(samples: np.ndarray, batch_size: int, size: int, folder:
 
 
 class Indexed:
-    """What FFCV's writer takes."""
+    """The indexed dataset that FFCV's writer takes."""
 
     def __init__(self, samples: np.ndarray) -> None:
         self._samples = samples
@@ -75,7 +75,7 @@ class Indexed:
 
 
 def ways_of_ffcv(samples: np.ndarray, batch_size: int, size: int, folder: Path) -> tuple[str, Ways]:
-    """Its loader with one worker: raw pixels from the page cache, OpenCV's filter, which is not antialiased as ours."""
+    """Runs its loader with one worker: raw pixels from the page cache, OpenCV's filter, which is not antialiased."""
     from importlib.metadata import version
 
     from ffcv.fields import RGBImageField
@@ -115,7 +115,7 @@ def main() -> None:
     library, path, count, batch_size, size = sys.argv[1:]
     torch.set_num_threads(1)
     samples = np.load(path, mmap_mode="r")[: int(count)]
-    # What a library prints must not be taken for an answer.
+    # A line that the library prints must not be taken for an answer.
     answers, sys.stdout = sys.stdout, sys.stderr
     ways_of = {"torchvision": ways_of_torchvision, "ffcv": ways_of_ffcv}[library]
     with TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""What check="sample" costs: the loader with and without it, on the same set, in turn.
+"""The cost of check="sample": the loader with and without it, on the same set, in turn.
 
-The set must be in the page cache, or the disk is what is measured. CPU seconds are those of the whole process.
+The set must be in the page cache, or this measures the disk. CPU seconds are those of the whole process.
 """
 
 from __future__ import annotations

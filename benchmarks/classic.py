@@ -9,13 +9,13 @@ import torch
 from PIL import Image
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-# ImageNet's, of red, green and blue from 0 to 1.
+# ImageNet's statistics of red, green and blue from 0 to 1.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MEAN, _STD = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
 
 
 def random_box(rng: np.random.Generator, width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, top, width and height: RandomResizedCrop.get_params."""
+    """Returns left, top, width and height, as RandomResizedCrop.get_params does."""
     for _ in range(10):
         area = width * height * rng.uniform(*SCALE)
         ratio = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
@@ -27,24 +27,24 @@ def random_box(rng: np.random.Generator, width: int, height: int) -> tuple[int, 
 
 
 def augmented(image: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    """RandomResizedCrop and RandomHorizontalFlip."""
+    """Does RandomResizedCrop and RandomHorizontalFlip."""
     left, top, width, height = random_box(rng, *image.size)
     part = image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
     return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else part
 
 
 def centred(image: Image.Image, short: int, size: int) -> Image.Image:
-    """Resize, until the short side has so many pixels, and CenterCrop."""
+    """Resizes until the short side has so many pixels, and does CenterCrop."""
     width, height = (short * side // min(image.size) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     return image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
 
 
 def as_tensor(image: Image.Image) -> torch.Tensor:
-    """uint8 (3, H, W), a view of pixels that lie as in Pillow."""
+    """Returns uint8 (3, H, W), a view of pixels that lie as in Pillow."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    """uint8 (..., 3, H, W) as float32."""
+    """Normalises uint8 (..., 3, H, W) to float32."""
     return (pixels.float() / 255 - _MEAN) / _STD

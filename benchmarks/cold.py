@@ -1,9 +1,9 @@
-"""How fast a set that is not in the page cache is read, by each engine, beside a plain loop of O_DIRECT reads.
+"""The speed of reading a set that is not in the page cache, with each `io`, beside a plain loop of O_DIRECT reads.
 
-Before each measurement the set's files leave the page cache. The reference is what the disk gives: threads that read
-whole random samples by preadv with O_DIRECT into buffers of their own, without loader, order or labels: the same as in
-`shardio bench`. "read/wanted" is what came from the disk (read_bytes of /proc/self/io) over what was delivered: more
-than 1.0 is read in vain.
+Before each measurement the set's files leave the page cache. The reference is the limit of the disk: threads that read
+whole random samples by preadv with O_DIRECT into buffers of their own, without loader, order or labels, as in `shardio
+bench`. "read/wanted" is the bytes that came from the disk (read_bytes of /proc/self/io) over those that were delivered:
+more than 1.0 is read in vain.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def bytes_from_disk() -> int:
 
 
 def plain_direct(path: Path, count: int, seed: int) -> int:
-    """At least `count` random samples by O_DIRECT; bytes."""
+    """Reads at least `count` random samples by O_DIRECT. Returns how many bytes."""
     shards = open_shards(path)
     done = 0
     with closing(direct_reads(shards, seed)) as steps:

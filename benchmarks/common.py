@@ -1,4 +1,4 @@
-"""What the benchmarks share: a generated set, rounds in turn, medians, and a line about the machine."""
+"""The shared part of the benchmarks: a generated set, rounds in turn, medians, and a line about the machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def describe_gpu(device: torch.device) -> str:
 
 
 def generated_set(num_samples: int, size: int, shard_nbytes: int = 1 << 30) -> Path:
-    """A set of random pixels, `size` x `size` x 3, in 1000 classes: written once, and found again after that."""
+    """Returns a set of random pixels, `size` x `size` x 3, in 1000 classes. It is written once, and then found."""
     out = BUILD / f"generated-{num_samples}-{size}-{shard_nbytes}"
     if not (out / MANIFEST_NAME).exists():
         rng = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def generated_set(num_samples: int, size: int, shard_nbytes: int = 1 << 30) -> P
 
 
 def in_turn(ways: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Items per second of each way, once per round, A B C A B C ... Each way returns how many items it did."""
+    """Returns items per second of each way, once per round, A B C A B C ... Each way returns how many items it did."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -63,7 +63,7 @@ def in_turn(ways: Mapping[str, Callable[[], int]], rounds: int) -> dict[str, lis
 
 
 def print_ratios(rates: Mapping[str, list[float]], reference: str, unit: str) -> None:
-    """Median rate, and the median of the round-by-round ratios to `reference`, with their range."""
+    """Prints median rates, and the median of the round-by-round ratios to `reference`, with their range."""
     width = max(map(len, rates))
     for name, values in rates.items():
         ratios = [a / b for a, b in zip(values, rates[reference], strict=True)]

@@ -1,4 +1,4 @@
-"""`convert` beside a bare decode-and-resize loop, and beside what others do, on the same images and as many cores.
+"""`convert` beside a bare decode-and-resize loop, and beside other tools, on the same images and as many cores.
 
 The bare loop reads a file, decodes it with simplejpeg, resizes it with torch, and drops the result. It runs in one
 process, and in one process per core at the same time, which is what the machine allows at most. The Pillow path is what
@@ -98,7 +98,7 @@ def ffcv_writer(files: list[Path], workers: int) -> Run:
 
 
 def plain_writes(count: int) -> Run:
-    """Blocks of pixels to the disk, past the page cache, one after the other: as many images as they would hold."""
+    """Writes blocks of pixels past the page cache, one after the other. Counts the images that they would hold."""
     OUT.mkdir(parents=True)
     memory = np.zeros(BLOCK_NBYTES + 4096, np.uint8)
     start = -memory.ctypes.data % 4096
@@ -118,7 +118,7 @@ def plain_writes(count: int) -> Run:
 
 
 def repeat_images(images: Path, count: int) -> Path:
-    """A tree of `count` links to the JPEGs of `images`, in their class folders: a longer run from a small sample."""
+    """Makes a tree of `count` links to the JPEGs of `images`, in their class folders, for a longer run."""
     tree = BUILD / f"repeated-{count}"
     shutil.rmtree(tree, ignore_errors=True)
     files = [file for file in sorted(images.rglob("*")) if file.is_file() and simplejpeg.is_jpeg(file.read_bytes())]
@@ -134,7 +134,7 @@ def repeat_images(images: Path, count: int) -> Path:
 
 
 def in_turn(ways: dict[str, Callable[[], Run]], rounds: int) -> Iterator[tuple[str, float, float]]:
-    """(way, images per second, CPU microseconds per image) of each way once per round, A B C A B C ..."""
+    """Yields (way, images per second, CPU microseconds per image) of each way once per round, A B C A B C ..."""
     for _ in range(rounds):
         for name, way in ways.items():
             shutil.rmtree(OUT, ignore_errors=True)

@@ -39,7 +39,7 @@ def rows(shards: ShardSet, indices: NDArray[np.int64], out: NDArray[np.uint8]) -
         flat[i] = arrays[number][position]
 
 
-# Two for each of two threads, in turn.
+# Two threads use two buffers each, in turn.
 _BUFFERS = 4
 
 COPIES: dict[str, Copy] = {"np.take": take, "rows": rows}

@@ -1,10 +1,10 @@
-"""How fast batches get into the memory of a GPU: beside bare pinned copies, and by ways that the loader does not go.
+"""The speed of batches on their way to a GPU: beside bare pinned copies, and by ways that the loader does not go.
 
 bus       `shardio bench --device cuda`: the loader beside copies of as large batches from pinned memory, and nothing
           else. The aim is 0.85 of them.
 mapping   Is the copy into pinned slots needed? The mapped shards are registered with CUDA, read-only, and each sample,
           or the rows of its window, is copied to the device right out of the page cache. Drivers may refuse this.
-numa      The loader with its slots on each NUMA node, and where they come to lie without a word about it.
+numa      The loader with its slots on each NUMA node, and where they lie by default.
 
 Everything that is compared takes turns. Exit code 2 where there is no GPU.
 """
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from shardio.format.layout import sample_nbytes
 from shardio.loading.cuda import numa_node
 from shardio.loading.loader import ShardLoader
-from shardio.measure.bench import bench
+from shardio.measure.bench import Sweep, bench
 from shardio.measure.limits import pinned_copies
 from shardio.reading.shardset import ShardSet, open_shards
 
@@ -43,11 +43,11 @@ HOST_TO_DEVICE = 1
 
 
 class CudaError(Exception):
-    """A call of the CUDA runtime that failed."""
+    """A call of the CUDA runtime failed."""
 
 
 class Runtime:
-    """The CUDA runtime that torch has loaded: what torch has no words for."""
+    """The CUDA runtime that torch has loaded, for calls that torch does not offer."""
 
     def __init__(self) -> None:
         major = (torch.version.cuda or "").partition(".")[0]
@@ -75,15 +75,8 @@ class Runtime:
 
 
 def measure_bus(path: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    report = bench(
-        path,
-        devices=["cuda"],
-        crops=CROPS,
-        batch_sizes=options.batch_sizes,
-        num_threads=options.threads,
-        rounds=options.rounds,
-        seconds=options.seconds,
-    )
+    sweep = Sweep(devices=["cuda"], crops=CROPS, batch_sizes=options.batch_sizes, num_threads=options.threads)
+    report = bench(path, sweep, rounds=options.rounds, seconds=options.seconds)
     rows = []
     for loader in report.loaders:
         asked = loader.combination
@@ -107,7 +100,7 @@ def from_the_mapping(
     batches: int,
     device: torch.device,
 ) -> Iterator[int]:
-    """Random samples, or their windows in the centre: `batches` batches at a step."""
+    """Copies random samples, or their windows in the centre: `batches` batches at a step."""
     height, width, channels = shards.sample_shape
     window_height, window_width = crop or (height, width)
     pitch, window_pitch = width * channels, window_width * channels

@@ -1,6 +1,6 @@
-"""What the order costs: microseconds per batch over a whole run, and any batch of any epoch at once.
+"""The cost of the order: microseconds per batch over a whole run, and for any batch of any epoch at once.
 
-Beside numpy's Generator.permutation, which needs an array of all samples and cannot begin in the middle.
+The peer is numpy's Generator.permutation, which needs an array of all samples and cannot begin in the middle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What torch's uint8 kernel, and `--quality fast`, change against Pillow: full decode, the same box, the same filter.
+"""The difference of torch's uint8 kernel and of `--quality fast` to Pillow: full decode, the same box and filter.
 
 `fast` changes only JPEGs of at least four times the size, of which ImageNet has few: --size 64 shows what it does to
 most of them. Its figures are over the images that it changes.
@@ -35,7 +35,7 @@ def pillow_sample(data: bytes, fit: Fit) -> NDArray[np.uint8]:
 
 
 def decibels(sample: NDArray[np.uint8], reference: NDArray[np.uint8]) -> float:
-    """PSNR over the sample's pixels; infinite if they are equal."""
+    """Returns PSNR over the sample's pixels, which is infinite if they are equal."""
     error = np.mean((sample.astype(float) - reference) ** 2)
     return float(10 * np.log10(255**2 / error)) if error else float("inf")
 

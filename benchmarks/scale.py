@@ -1,4 +1,4 @@
-"""Whether the loader's costs stay the same from 10^4 to 10^7 samples, and from 1 to 4,096 shards.
+"""The loader's costs from 10^4 to 10^7 samples, and from 1 to 4,096 shards, which should be the same.
 
 Sets are sparse files: they have every size and no content, and reading them costs what reading any cached file does.
 Each measurement is a process of its own that may open 64 files: it opens a set, waits for the first batch, and then
@@ -37,7 +37,7 @@ from shardio.format.manifest import IndexEntry, Manifest, RejectsEntry, ShardEnt
 SHAPE = (64, 64, 3)
 KEY_NBYTES = key_field_nbytes(30)
 BATCH_SIZE = 256
-BATCHES = 39  # of which 10^4 samples give so many
+BATCHES = 39  # 10^4 samples give so many
 CASES = [(10**4, 32), (10**5, 32), (10**6, 32), (10**7, 32), (10**6, 1), (10**6, 64), (10**6, 1024), (10**6, 4096)]
 UNKNOWN = "0" * 64  # checksums are for `shardio verify`
 
@@ -60,13 +60,13 @@ def make_sparse_set(path: Path, num_samples: int, num_shards: int) -> None:
 
 
 def private_nbytes() -> int:
-    """Memory of this process alone. (Pages of the set are the page cache's, even if nobody else has mapped them.)"""
+    """Returns the memory of this process alone. Pages of the set belong to the page cache, not to it."""
     lines = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines())
     return next(int(words[1]) << 10 for words in lines if words[0] == "Private_Dirty:")
 
 
 def measure(path: str, io: str) -> dict[str, float]:
-    """In a process of its own."""
+    """Measures in a process of its own."""
     from shardio.loading.loader import ShardLoader
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

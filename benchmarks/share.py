@@ -1,4 +1,4 @@
-"""Many processes on one set, as the jobs of a node have it: what memory they share, and how fast they are together.
+"""Many processes on one set, as the jobs of a node have it: the memory that they share, and their speed together.
 
 Each process has a loader of its own, over all samples. All read a whole epoch, so that all have touched every page, and
 then look at their memory (/proc/PID/smaps):
@@ -6,8 +6,8 @@ then look at their memory (/proc/PID/smaps):
     set         pages of the set, each divided by the number of processes that have mapped it (PSS), over all processes:
                 the size of the split if everything is shared, whatever their number
     ring        the slots of the loaders
-    private     what belongs to a process alone (dirty pages), without its ring, and without what a process has that has
-                imported torch and shardio: the most of any process
+    private     the pages of a process alone (dirty pages), without its ring, and without those of a process that has
+                only imported torch and shardio: the most of any process
     page tables also of a process alone (VmPTE), likewise
 
 Then all read at the same time, and all copy blocks of memory at the same time, in turn: memcpy is the limit. Samples
@@ -35,11 +35,11 @@ from shardio.reading.shardset import open_shards
 from shardio.system.machine import usable_cores
 
 MOST_PRIVATE_NBYTES = 30_000_000
-"""What docs/cluster.md promises, for each process."""
+"""The promise of docs/cluster.md for each process."""
 
 
 def memory(folder: Path) -> dict[str, int]:
-    """Bytes of this process."""
+    """The memory of this process in bytes."""
     pss = of_set = dirty = 0
     in_set = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -57,7 +57,7 @@ def memory(folder: Path) -> dict[str, int]:
 
 
 def serve(path: Path, io: str, batch_size: int, num_threads: int) -> None:
-    """A process of its own: does what the lines on stdin say, and answers each with one line of JSON."""
+    """In a process of its own: does what the lines on stdin say, and answers each with one line of JSON."""
     loader: ShardLoader | None = None
     nbytes = 0
     before = memory(path)

@@ -3,8 +3,8 @@
     python benchmarks/stage.py [--samples 20000] [--cache FOLDER]
 
 A copy that is staged is verified (sha256) and durable, file by file. `cp` is neither; `cp` and `sync` is durable. The
-source is in the page cache, or with --cold is dropped from it before each turn; the copies are removed, and what is
-left of them brought to the disk, before the next turn begins.
+source is in the page cache, or with --cold is dropped from it before each turn; the copies are removed, and the
+removal brought to the disk, before the next turn begins.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
         ways[f"stage, {workers} workers"] = partial(stage, source, target, workers=workers)
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(options.rounds):
-        # In another order each time: what the disk still does after a turn falls on whoever comes next.
+        # The order is another one each time: what the disk still does after a turn slows the next one down.
         for name in random.Random(turn).sample(list(ways), len(ways)):
             shutil.rmtree(target, ignore_errors=True)
             sync_filesystem(options.cache)
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def timed(way: Callable[[], object]) -> float:
-    """Seconds."""
+    """Returns the seconds of a turn."""
     start = time.perf_counter()
     way()
     return time.perf_counter() - start

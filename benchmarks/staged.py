@@ -27,7 +27,7 @@ CACHE = BUILD / "cache"
 
 
 class Line:
-    """What all threads of the process get from the source together."""
+    """A source that gives all threads of the process so many bytes a second together."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -56,10 +56,10 @@ def slow_source(path: Path, rate: float) -> Iterator[None]:
 
 
 def epochs(path: Path, batch_size: int, count: int) -> list[float]:
-    """Images per second of each of so many epochs through the cache, whatever is in it."""
+    """Returns images per second of each of so many epochs through the cache, whatever is in it."""
     rates = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is no room, which is what is wanted of the source alone
+        warnings.simplefilter("ignore")  # it says that there is no room, which makes the loader read the source alone
         with ShardLoader(path, batch_size, device="cpu", cache=CACHE) as loader:
             for _ in range(count):
                 start = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What it costs to see: the loader's counting and its ranges for torch.profiler, beside reading a batch.
+"""The cost of the loader's counting and of its ranges for torch.profiler, beside reading a batch.
 
-On samples of one byte a batch costs nothing but its handling. What is added by `stats()` and by the ranges is the
-difference to a loader in which both are taken out; it is given as a share of what a batch of 256 samples of
-256 x 256 x 3 costs on the same machine.
+On samples of one byte a batch costs nothing but its handling. The cost of `stats()` and of the ranges is the difference
+to a loader in which both are taken out, as a share of the cost of a batch of 256 samples of 256 x 256 x 3 on
+the same machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make_set(folder: Path, shape: tuple[int, int, int], num_samples: int) -> Pat
 
 
 def seconds_per_batch(path: Path, batches: int) -> float:
-    """CPU seconds of the whole process."""
+    """Returns CPU seconds of the whole process."""
     with ShardLoader(path, BATCH_SIZE, num_threads=1, io="mmap", device="cpu") as loader:
         next(iter(loader))
         used, done = time.process_time(), 0

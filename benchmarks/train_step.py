@@ -1,11 +1,11 @@
-"""What feeding a ResNet-50 costs its training: steps on batches of the loader beside the same steps on one batch.
+"""The cost of feeding a ResNet-50 in training: steps on batches of the loader beside the same steps on one batch.
 
 The model is trained in bfloat16 and channels_last with SGD; images are normalised on the device. Both ways take turns.
 The first steps of each turn do not count, nor does the first round, which compiles and tries algorithms. A step's time
-is by the device's clock, from the end of the step before it to its own. The loss is that of the mean, in which a batch
-that comes late now and then shows; a median would hide it. The aim is a loss below 1%.
+is by the device's clock, from the end of the step before it to its own. The loss is that of the mean, which shows a
+batch that comes late now and then; a median would hide it. The aim is a loss below 1%.
 
-On a CPU (--device cpu, and small sizes), in float32, it shows only that it runs.
+On a CPU (--device cpu, and small sizes), in float32, this shows only that it runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from resnet import resnet50
 
 Batch = tuple[torch.Tensor, ...]
 WAYS = ("one batch", "loader")
-# Of ImageNet, in units of a pixel.
+# Statistics of ImageNet, in units of a pixel.
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
 
@@ -54,7 +54,7 @@ def make_step(device: torch.device, compiled: bool) -> Callable[[Batch], None]:
 def step_seconds(
     step: Callable[[Batch], None], batches: Iterator[Batch], uncounted: int, count: int, device: torch.device
 ) -> list[float]:
-    """Of each of `count` steps, after some that do not count."""
+    """Returns the time of each of `count` steps, after some that do not count."""
     for batch in islice(batches, uncounted):
         step(batch)
     if device.type == "cpu":
@@ -78,7 +78,7 @@ def endless(loader: ShardLoader) -> Iterator[Batch]:
 
 
 def trace(step: Callable[[Batch], None], batches: Iterator[Batch], count: int, path: Path) -> None:
-    """For chrome://tracing or ui.perfetto.dev: look there for gaps between steps."""
+    """Writes a trace for chrome://tracing or ui.perfetto.dev, which show gaps between steps."""
     with torch.profiler.profile() as profile:
         for batch in islice(batches, count):
             step(batch)

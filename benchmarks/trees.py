@@ -1,4 +1,4 @@
-"""What a tree costs by its shape: folders of very many images, very many classes, long paths.
+"""The costs of trees by their shape: folders of very many images, very many classes, long paths.
 
 Every image is a link to one of a few files, so that little but names is in a tree. `convert`, `plan`, `info` and
 opening are processes of their own. The first tree is a usual one of as many images.
@@ -19,7 +19,7 @@ import simplejpeg
 from common import BUILD, describe_machine
 
 SIZE = 8
-_LINKS = 30_000  # a file may have, on any filesystem
+_LINKS = 30_000  # a file may have so many, on any filesystem
 
 OPEN = """
 import sys
@@ -29,7 +29,7 @@ assert len(shards.classes) > int(shards.labels.max()) and shards[len(shards) - 1
 """
 
 
-# A small process between: at first a process counts the memory of the one that started it as its own.
+# A small process lies between, as a process at first counts the memory of its parent as its own.
 MEASURE = """
 import resource, subprocess, sys, time
 start = time.perf_counter()
@@ -39,7 +39,7 @@ print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN).
 
 
 def names(shape: str, images: int) -> Iterator[str]:
-    """The paths of so many images."""
+    """Yields the paths of so many images."""
     for i in range(images):
         if shape == "usual":
             yield f"n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG"
@@ -68,7 +68,7 @@ def make_tree(root: Path, shape: str, images: int) -> None:
 
 
 def measure(command: list[str]) -> tuple[float, float]:
-    """(seconds, the most megabytes of memory) of a process."""
+    """Returns the seconds of a process, and its most megabytes of memory."""
     done = subprocess.run([sys.executable, "-c", MEASURE, *command], check=True, capture_output=True, text=True)
     seconds, kilobytes = done.stdout.split()
     return float(seconds), float(kilobytes) / 1e3

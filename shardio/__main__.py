@@ -1,6 +1,6 @@
 """`python -m shardio` is the command `shardio`."""
 
-from shardio.cli.commands import main
+from shardio.cli.main import main
 
 if __name__ == "__main__":
     main()

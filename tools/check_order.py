@@ -1,4 +1,4 @@
-"""Who reads what, in every small case and in many large ones: the long form of the tests of order and resumption.
+"""Check what each rank reads, in every small case and in many large ones: the long form of the tests of order.
 
     python tools/check_order.py --exhaustive 64 8 9     every number of samples, ranks, batch size up to these
     python tools/check_order.py --random 10000          larger cases at random
@@ -46,7 +46,7 @@ ORDERS: dict[str, Callable[[int, int], Order]] = {
 
 
 def check_epoch(order: Order, batch_size: int, world_size: int, tail: Tail) -> None:
-    """All that is promised of one epoch, over all ranks; AssertionError names the case."""
+    """Checks all that is promised of one epoch, over all ranks. AssertionError names the case."""
     n = order.num_samples
     case = f"{order} {batch_size=} {world_size=} {tail=}"
     samplers = [Sampler(order, batch_size, rank, world_size, tail) for rank in range(world_size)]
@@ -80,7 +80,7 @@ def check_epoch(order: Order, batch_size: int, world_size: int, tail: Tail) -> N
 
 
 def check_cover(order: Order) -> None:
-    """A whole epoch has each sample exactly once, and any of its positions can be had alone."""
+    """Checks that an epoch has each sample exactly once, and that each position can be computed alone."""
     n = order.num_samples
     whole = order(EPOCH, np.arange(n))
     assert np.array_equal(np.sort(whole), np.sort(order_members(order))), order
@@ -96,7 +96,7 @@ def order_members(order: Order) -> NDArray[np.int64]:
 
 
 def check_exhaustively(most_samples: int, most_ranks: int, most_batch: int) -> Iterator[int]:
-    """Every case up to these; yields the number of cases done."""
+    """Checks every case up to these. Yields the number of cases done."""
     done = 0
     for n, (name, make) in product(range(1, most_samples + 1), ORDERS.items()):
         order = make(n, n)
@@ -109,7 +109,7 @@ def check_exhaustively(most_samples: int, most_ranks: int, most_batch: int) -> I
 
 
 def check_at_random(count: int, seed: int) -> Iterator[int]:
-    """`count` larger cases; yields the number of cases done."""
+    """Checks `count` larger cases. Yields the number of cases done."""
     rng = np.random.default_rng(seed)
     for done in range(1, count + 1):
         n = int(10 ** rng.uniform(1, 5))
@@ -122,7 +122,7 @@ def check_at_random(count: int, seed: int) -> Iterator[int]:
 
 
 def run_resized_job(out: Path, seed: int) -> int:
-    """One epoch of real loaders, read by a job that stops and goes on with other ranks and batch sizes.
+    """Reads one epoch of real loaders by a job that stops and goes on with other ranks and batch sizes.
 
     Returns how often it went on. AssertionError unless what was read, step by step, is the order of a loader alone.
     """
@@ -174,7 +174,7 @@ def run_resized_job(out: Path, seed: int) -> int:
 
 
 def check_resumed_jobs(count: int, seed: int) -> Iterator[int]:
-    """`count` jobs of `run_resized_job`; yields the number of jobs done."""
+    """Does `count` jobs of `run_resized_job`. Yields the number of jobs done."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "set"
         with ShardWriter(out, (2, 2, 3), shard_nbytes=4096 + 12 * 50) as writer:

@@ -74,7 +74,7 @@ def as_image(field: Floats, deviation: float) -> Image.Image:
 
 
 def spectral(rng: Generator, exponent: float) -> Floats:
-    """Noise whose amplitude falls as frequency ** -exponent; in photographs the exponent is about 1.2."""
+    """Draws noise whose amplitude falls as frequency ** -exponent; in photographs the exponent is about 1.2."""
     frequency = np.hypot(np.fft.fftfreq(FIELD)[:, None], np.fft.rfftfreq(FIELD))
     frequency[0, 0] = np.inf
     field = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(FIELD, FIELD))) * frequency**-exponent)
@@ -82,7 +82,7 @@ def spectral(rng: Generator, exponent: float) -> Floats:
 
 
 def leaves(rng: Generator) -> Floats:
-    """Blobs of all sizes covering each other: the edges that spectral noise lacks."""
+    """Draws blobs of all sizes covering each other: the edges that spectral noise lacks."""
     image = Image.new("L", (FIELD, FIELD), 128)
     pen = ImageDraw.Draw(image)
     for _ in range(3000):
@@ -104,7 +104,7 @@ def paint(tones: Image.Image, colours: Floats) -> Image.Image:
 
 
 def palette(rng: Generator, shade: float, tint: float, saturation: float) -> Floats:
-    """256 colours from dark ones of the hue ``shade`` to light ones of the hue ``tint``."""
+    """Returns 256 colours from dark ones of the hue ``shade`` to light ones of the hue ``tint``."""
     dark, light = rng.uniform(0, 0.3), rng.uniform(0.6, 1)
     stops = (
         colorsys.hsv_to_rgb(shade, saturation, dark),
@@ -123,7 +123,7 @@ def scenery(rng: Generator, width: int, height: int) -> Image.Image:
 
 
 def outline(rng: Generator, lobes: int, depth: float, stretch: float, turn: float) -> Floats:
-    """A closed, lobed and somewhat irregular curve that fits the square from -1 to 1."""
+    """Returns a closed, lobed and somewhat irregular curve that fits the square from -1 to 1."""
     angle = np.linspace(0, 2 * np.pi, 64, endpoint=False)
     radius = 1 + depth * np.cos(lobes * angle)
     for harmonic in (2, 3, 5, 8):
@@ -139,7 +139,7 @@ def blot(rng: Generator) -> Floats:
 
 
 class Kind:
-    """What the pictures of one class have in common."""
+    """The traits that the pictures of one class share."""
 
     def __init__(self, seed: int, label: int) -> None:
         rng = default_rng([seed, label, 0])  # pictures are numbered from 1
@@ -151,7 +151,7 @@ class Kind:
         self.crossed = rng.random() < 0.4
 
     def surface(self, rng: Generator, turn: float, side: int) -> Image.Image:
-        """Marked and rough, and darker towards the rim."""
+        """Draws a surface that is marked and rough, and darker towards the rim."""
         phase = np.linspace(0, 2 * np.pi * self.cycles * rng.uniform(0.85, 1.15), side)
         warp = np.asarray(crop(rng, "smooth", side, side)) * rng.uniform(0.005, 0.02)
         tone = stripes(phase, self.slant + turn, warp)
@@ -183,7 +183,7 @@ def draw(rng: Generator, kind: Kind, width: int, height: int) -> Image.Image:
 
 
 def background(rng: Generator, width: int, height: int) -> Image.Image:
-    """Two surfaces that meet along a level of a smooth field, with clutter on them, perhaps out of focus."""
+    """Draws two surfaces that meet along a level of a smooth field, with clutter, perhaps out of focus."""
     canvas = scenery(rng, width, height)
     level, steepness = rng.uniform(80, 180), rng.uniform(2, 60)
     cover = ((np.arange(256) - level) * steepness + 128).clip(0, 255).astype(int).tolist()
@@ -200,7 +200,7 @@ def clutter(rng: Generator, canvas: Image.Image) -> None:
 
 
 def place(rng: Generator, canvas: Image.Image, surface: Image.Image, curve: Floats) -> None:
-    """Paste the surface, cut along the curve, anywhere; a little of it may lie outside."""
+    """Pastes the surface, cut along the curve, anywhere; a little of it may lie outside."""
     side = surface.width
     mask = Image.new("L", (2 * side, 2 * side))
     ImageDraw.Draw(mask).polygon(((curve + 1) * side).ravel().tolist(), fill=255)
@@ -209,7 +209,7 @@ def place(rng: Generator, canvas: Image.Image, surface: Image.Image, curve: Floa
 
 
 def photograph(rng: Generator, scene: Image.Image) -> Image.Image:
-    """The scene in a coloured and uneven light, as a camera with some grain sees it."""
+    """Puts the scene in a coloured and uneven light, as a camera with some grain sees it."""
     light = np.linspace(rng.uniform(0.5, 0.8) + rng.uniform(0, 0.2, 3), rng.uniform(0.85, 1, 3), 256)
     lit = ImageChops.multiply(scene, paint(crop(rng, "smooth", *scene.size), light))
     exposed = ImageOps.autocontrast(lit, cutoff=rng.uniform(0, 1), preserve_tone=True)
@@ -275,7 +275,7 @@ def plan(out: Path, images: int, classes: int, val: float, seed: int) -> list[Pi
 
 
 def oddities(rng: Generator, images: int) -> Iterator[str]:
-    """For each image in turn its oddity, mostly none."""
+    """Returns the oddity of each image in turn, mostly none."""
     given: list[str] = []
     for oddity, share in ODDITIES.items():
         given += [oddity] * max(int(images * share), images >= ODD_FROM)
@@ -284,7 +284,7 @@ def oddities(rng: Generator, images: int) -> Iterator[str]:
 
 
 def draw_tree(out: Path, *, images: int, classes: int, val: float, seed: int, processes: int) -> int:
-    """Draw ``images`` pictures, train and val together; return how many, 0 if the tree was there already."""
+    """Draws ``images`` pictures, train and val together. Returns how many, or 0 if the tree was there already."""
     if not (1 <= classes <= images and 0 <= val < 1 and seed >= 0 and processes >= 1):
         raise ValueError("needs 1 <= classes <= images, 0 <= val < 1, seed >= 0 and processes >= 1")
     drawn = json.dumps({"images": images, "classes": classes, "val": val, "seed": seed, "version": VERSION})

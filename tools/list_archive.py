@@ -1,8 +1,8 @@
-"""How long it takes to list an archive of as many images as ImageNet has, and how much memory the list takes.
+"""Measure how long it takes to list an archive of as many images as ImageNet has, and how much memory the list takes.
 
-Writes a tar of class tars to a temporary folder (1.3 GB with the default numbers, as each image is one byte and its
-header), lists it as `shardio convert` does, and prints one JSON object. What the page cache holds is read from memory:
-on a cold disk, every image costs a read besides.
+This writes a tar of class tars to a temporary folder (1.3 GB with the default numbers, as each image is one byte and
+its header), lists it as `shardio convert` does, and prints one JSON object. Headers come from the page cache: on a cold
+disk, every image costs a read besides.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def write_archive(file: BinaryIO, num_images: int, num_classes: int) -> None:
 
 
 def resident_nbytes() -> int:
-    """Of this process, now."""
+    """Returns the memory of this process, now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 

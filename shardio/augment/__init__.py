@@ -3,14 +3,14 @@
     transform = Compose([RandomResizedCrop(224), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)])
     loader = ShardLoader("out/", batch_size=256, transform=transform)
 
-What is random depends on (seed, epoch, sample, view) alone: the same augmented pixels after a resume, on any number of
-ranks or threads, on the CPU and on a GPU. (Mixup, CutMix and RandomChoice depend on the batch as well.)
+Random numbers depend on (seed, epoch, sample, view) alone: the augmented pixels are the same after a resume, on any
+number of ranks or threads, on the CPU and on a GPU. (Mixup, CutMix and RandomChoice depend on the batch as well.)
 
 Crops, resizes and flips that follow each other are one pass over the pixels; on CUDA with Triton, and on the CPU with
 the kernel in C, normalising is part of it.
 
 Pictures that were squashed to one shape (`shardio convert --fit squash`) are treated as if they had not been: crops are
-boxes of the true picture, in its own pixels, and what comes of them is undistorted.
+boxes of the true picture, in its own pixels, and the result is undistorted.
 """
 
 from shardio.augment.batch import Compose as Compose

@@ -1,7 +1,7 @@
-"""What a transform of batches is, and how several become one pass over the pixels.
+"""Transforms of batches, and the batch that makes several of them one pass over the pixels.
 
-A batch on its way through transforms has its pixels as they were stored, and knows what is wanted of them: a region, a
-size, a mirror image, a mean, a dtype. Only where a transform needs the pixels themselves, and at the end, is that done.
+A batch on its way through transforms has its pixels as they were stored, and notes what is wanted of them: a region, a
+size, a mirror image, a mean, a dtype. The pixels are computed where a transform needs them, and at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import overload
+from typing import TYPE_CHECKING, TypedDict, overload
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from shardio.augment.resample import Interpolation, Statistics, normalized, resa
 from shardio.system.eager import eager, is_recorded
 from shardio.system.kernels import warn_of_missing_kernels
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 
 
@@ -29,9 +32,9 @@ Images = torch.Tensor | tuple[torch.Tensor, ...]
 class Batch:
     """Pictures of `sizes`, int64 (B, 2), height and width: those that `boxes` of `images`, (B, C, H, W), become.
 
-    Until something is done to them, they are what the images show, be that squashed. The filter sees no pixel outside
-    of `within`. Where `flips`, (B,), they are mirrored. `statistics`, mean and standard deviation of each channel, are
-    to be normalised by, and then everything cast to `dtype`. None is as it is.
+    A new batch is what the images show, which may be squashed. The filter sees no pixel outside of `within`. Pictures
+    are mirrored where `flips`, (B,), is true, normalised by `statistics`, mean and standard deviation of each channel,
+    and then cast to `dtype`. None leaves them as they are.
     """
 
     images: torch.Tensor
@@ -51,25 +54,24 @@ class Batch:
         return len(self.images)
 
     def cropped(self, boxes: Boxes) -> Batch:
-        """Of each picture a box, in its own pixels."""
+        """Takes a box of each picture, in the picture's own pixels."""
         self._check_uint8()
-        if self.flips is not None:  # as in a mirror: what is cropped is mirrored after that
+        if self.flips is not None:  # crops come before flips in the end, so that this box is taken as in a mirror
             lefts = np.where(self.flips, self.sizes[:, 1] - boxes.lefts - boxes.widths, boxes.lefts)
             boxes = replace(boxes, lefts=lefts)
         part = boxes.inside_of(self.region, self.sizes)
         sizes = np.stack([boxes.heights, boxes.widths], axis=1).astype(np.int64)
-        # What was resized before it was cropped was made of pixels beyond the crop, too.
+        # A picture that was resized before its crop was made of pixels beyond the crop, too.
         return replace(self, boxes=part, within=self.within if self.resized else part, sizes=sizes)
 
     def resized_to(self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool) -> Batch:
         self._check_uint8()
         if self.resized:
             return self.finished().resized_to(sizes, interpolation, antialias)
-        within = self.within or self.region
         return replace(
             self,
             boxes=self.region,
-            within=within,
+            within=self.within or self.region,
             sizes=sizes,
             resized=True,
             interpolation=interpolation,
@@ -82,20 +84,20 @@ class Batch:
 
     @property
     def is_cast(self) -> bool:
-        """Whether the pictures are no longer uint8, or will not be."""
+        """True if the pictures are not uint8, or will not be in the end."""
         return self.statistics is not None or self.dtype is not None or self.images.dtype != torch.uint8
 
     def _check_uint8(self) -> None:
         if self.is_cast:
-            raise ValueError("crops, resizes and flips are of uint8 images: they come before Normalize and ToDtype")
+            raise ValueError("crops, resizes and flips take uint8 images: they come before Normalize and ToDtype")
 
     @property
     def region(self) -> Boxes:
-        """Where in `images` the pictures are."""
+        """The boxes of `images` that the pictures are."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
     def finished(self) -> Batch:
-        """With what is wanted in `images`. ValueError if that is pictures of several sizes."""
+        """Computes the pixels. Raises ValueError if the pictures have several sizes."""
         images = self._done()
         if images is self.images:
             return self
@@ -138,7 +140,7 @@ class Batch:
         return images if self.dtype is None else images.to(self.dtype)
 
     def _common_size(self) -> tuple[int, int]:
-        if self.boxes is None:  # mirrored only: as they were stored
+        if self.boxes is None:  # mirrored only: pictures have the size in which they were stored
             height, width = self.images.shape[2:]
             return height, width
         height, width = self.sizes[0].tolist() if len(self) else (1, 1)
@@ -156,7 +158,7 @@ def _sizes_of(images: torch.Tensor) -> NDArray[np.int64]:
 
 
 class _NoDraws(Draws):
-    """While torch.export records a program, in which random numbers would be constants."""
+    """Refuses to draw while torch.export records a program, in which random numbers would be constants."""
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
         raise ValueError(
@@ -165,32 +167,24 @@ class _NoDraws(Draws):
         )
 
 
+class _Samples(TypedDict, total=False):
+    """The arguments by which a ShardLoader tells a transform about the samples of a batch."""
+
+    indices: ArrayLike | None
+    seed: int
+    epoch: int
+    view: int
+    sizes: ArrayLike | None
+
+
 class Transform(ABC):
-    """What is done to each picture of a batch, in any number of threads at the same time."""
+    """A change of each picture of a batch. Any number of threads may use one at the same time."""
 
     @overload
-    def __call__(
-        self,
-        images: torch.Tensor,
-        labels: None = None,
-        *,
-        indices: ArrayLike | None = None,
-        seed: int = 0,
-        epoch: int = 0,
-        view: int = 0,
-        sizes: ArrayLike | None = None,
-    ) -> Images: ...
+    def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Samples]) -> Images: ...
     @overload
     def __call__(
-        self,
-        images: torch.Tensor,
-        labels: torch.Tensor,
-        *,
-        indices: ArrayLike | None = None,
-        seed: int = 0,
-        epoch: int = 0,
-        view: int = 0,
-        sizes: ArrayLike | None = None,
+        self, images: torch.Tensor, labels: torch.Tensor, **samples: Unpack[_Samples]
     ) -> tuple[Images, torch.Tensor]: ...
     @eager
     def __call__(
@@ -204,18 +198,19 @@ class Transform(ABC):
         view: int = 0,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor]:
-        """What becomes of uint8 images (B, C, H, W): (B, C, *size) on the same device, uint8 unless normalised or cast.
+        """Returns (B, C, *size) for uint8 images (B, C, H, W), on the same device, uint8 unless normalised or cast.
 
-        What is cropped, resized or mirrored is in channels_last memory, and everything if the images are.
+        The result is in channels_last memory if it is cropped, resized or mirrored, or if `images` are.
 
-        With `labels`, int64 (B,), the pair of images and labels: of Mixup and CutMix these are float32 (B, classes).
+        With `labels`, int64 (B,), returns the pair of images and labels. Mixup and CutMix make the labels float32
+        (B, classes).
 
         Random numbers depend on `seed`, `epoch`, `view` and each sample's number in `indices`, (B,), by default 0 to
         B - 1; another `view` is an independent augmentation of the same samples. `sizes`, (B, 2), are the heights and
         widths that the pictures had before they were squashed to one shape: with them, they are treated as if they had
         never been. A ShardLoader gives all of that.
 
-        The images are only read, and may be what is returned if nothing is to be done to them.
+        The images are only read. They are returned themselves if nothing is to be done to them.
         """
         if not isinstance(images, torch.Tensor) or not isinstance(labels, torch.Tensor | None):
             found_types = f"{type(images).__name__} and {type(labels).__name__}"
@@ -245,12 +240,12 @@ class Transform(ABC):
 
     @abstractmethod
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        """The batch after this transform. Random numbers are drawn for `purpose`, which tells apart several transforms
-        of one class."""
+        """Returns the batch after this transform. `purpose` keys the random numbers, so that several transforms of one
+        class draw different ones."""
 
 
 def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
-    """As a tuple, if all of them may be parts of another transform."""
+    """Returns a tuple. Raises ValueError if one of them may not be part of another transform."""
     if not isinstance(transforms, Iterable):
         raise TypeError(f"transforms must be a list of them; found {transforms!r}")
     parts = tuple(transforms)
@@ -261,7 +256,7 @@ def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
 
 
 def check_number(name: str, value: object) -> None:
-    """TypeError if it is none. A tensor or an array of one number is one."""
+    """Raises TypeError unless `value` is a number. A tensor or an array of one number is one."""
     if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
         raise TypeError(f"{name} must be a number; found {value!r}")
 
@@ -280,7 +275,7 @@ class Compose(Transform):
         object.__setattr__(self, "transforms", checked(self.transforms))
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        # Numbered among those of its class, so that a transform without randomness may come or go in front of it.
+        # A transform is numbered among those of its class, so that one without randomness may come or go before it.
         numbers = Counter[str]()
         for transform in self.transforms:
             name = type(transform).__name__

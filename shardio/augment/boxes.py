@@ -1,4 +1,4 @@
-"""Which part of each picture a crop takes: for whole batches at once, from stateless random numbers.
+"""The part of each picture that a crop takes: for whole batches at once, from stateless random numbers.
 
 All formulas are torchvision's, whose classes of the same names take one picture at a time.
 """
@@ -15,14 +15,14 @@ from shardio.order.rng import make_keys, uniform
 
 # torchvision draws so often before it gives up and takes the centre.
 _TRIES = 10
-# Numbers that one purpose may draw for one sample.
+# One purpose may draw so many numbers for one sample.
 _MOST_DRAWS = 32
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Random numbers for the samples `indices`, int64 (B,): the same whenever, wherever and beside whatever they are
-    drawn. `view` tells apart several independent augmentations of the same sample in one epoch."""
+    """Random numbers for the samples `indices`, int64 (B,). A sample's numbers do not depend on when, where and beside
+    which samples they are drawn. Another `view` is another independent augmentation of the sample in one epoch."""
 
     seed: int
     epoch: int
@@ -30,7 +30,7 @@ class Draws:
     view: int = 0
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
-        """From [0, 1): (count, B). Another purpose has other numbers."""
+        """Returns (count, B) numbers from [0, 1). Another purpose has other numbers."""
         if not 0 < count <= _MOST_DRAWS:
             raise ValueError(f"count must be from 1 to {_MOST_DRAWS}; found {count}")
         if not 0 <= self.view < 1 << 32:
@@ -51,11 +51,11 @@ class Boxes:
 
     @classmethod
     def whole(cls, count: int, height: int, width: int) -> Boxes:
-        """All of `count` pictures."""
+        """Returns boxes that are all of `count` pictures."""
         return cls(*(np.full(count, float(value)) for value in (0, 0, height, width)))
 
     def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
-        """Where these boxes of pictures of `sizes`, (B, 2), are, if the pictures are `outer`, shrunk or stretched."""
+        """Returns these boxes, of pictures of `sizes`, (B, 2), as parts of `outer`, which the pictures show."""
         by_height, by_width = outer.heights / sizes[:, 0], outer.widths / sizes[:, 1]
         return Boxes(
             outer.tops + self.tops * by_height,
@@ -73,10 +73,10 @@ def random_resized_boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Boxes:
-    """RandomResizedCrop.get_params of torchvision, for pictures of these sizes in pixels, each (B,).
+    """Draws boxes as torchvision's RandomResizedCrop.get_params, for pictures of these sizes in pixels, each (B,).
 
     The area is a share of the picture's, uniform in `scale`; the aspect ratio, width to height, is uniform in `ratio`
-    on a logarithmic scale; and the place is uniform among whole pixels. If none of ten such boxes fits, it is the
+    on a logarithmic scale; and the place is uniform among whole pixels. If none of ten such boxes fits, the box is the
     largest in the centre whose ratio is allowed.
     """
     numbers = draws.uniform(purpose, 2 * _TRIES + 2)
@@ -88,7 +88,7 @@ def random_resized_boxes(
     fits = (box_widths > 0) & (box_widths <= widths) & (box_heights > 0) & (box_heights <= heights)
     chosen = (fits.argmax(axis=0), np.arange(fits.shape[1]))
     found = fits.any(axis=0)
-    # What is left: as wide or as high as the picture, whichever keeps the ratio within its bounds.
+    # Otherwise a box is as wide or as high as the picture, whichever keeps the ratio within its bounds.
     own = widths / heights
     widest, highest = np.maximum(np.rint(heights * ratio[1]), 1), np.maximum(np.rint(widths / ratio[0]), 1)
     box_width = np.where(found, box_widths[chosen], np.where(own > ratio[1], widest, widths))

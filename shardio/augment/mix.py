@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shardio.augment.batch import Batch, Transform, check_number, checked
 from shardio.augment.boxes import Draws
@@ -24,20 +25,21 @@ from shardio.augment.resample import to_device
 from shardio.order.orders import as_integer
 
 Partner = Literal["roll", "flip"]
+Floats = NDArray[np.float64]
 
 
-def beta_quantiles(alpha: float, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of the distribution Beta(alpha, alpha): random numbers from it, if `uniform` are from [0, 1)."""
+def beta_quantiles(alpha: float, uniform: Floats) -> Floats:
+    """Turns random numbers from [0, 1) into random numbers from the distribution Beta(alpha, alpha)."""
     logits, shares = _beta_table(alpha)
-    values: NDArray[np.float64] = 1 / (1 + np.exp(-np.interp(uniform, shares, logits)))
+    values: Floats = 1 / (1 + np.exp(-np.interp(uniform, shares, logits)))
     return values
 
 
 @lru_cache(16)
-def _beta_table(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The distribution function of log(x / (1 - x)), whose density is proportional to (x * (1 - x)) ** alpha.
+def _beta_table(alpha: float) -> tuple[Floats, Floats]:
+    """Tabulates the distribution function of log(x / (1 - x)), whose density is proportional to (x * (1 - x)) ** alpha.
 
-    That is smooth and falls exponentially on both sides, so that sums over equal steps are exact for all purposes.
+    The density is smooth and falls exponentially on both sides, so that sums over equal steps are as good as exact.
     """
     reach = min(40 / alpha + 5, 700.0)  # beyond that, shares are 0 or 1 to all digits
     logits = np.linspace(-reach, reach, 1 << 16)
@@ -49,7 +51,7 @@ def _beta_table(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class _Mix(Transform):
-    """What Mixup and CutMix have in common."""
+    """Mixes each picture with its partner. Mixup and CutMix differ in how."""
 
     num_classes: int
     alpha: float = 1.0
@@ -86,20 +88,14 @@ class _Mix(Transform):
         return replace(batch, images=images, labels=targets * share + self._partners(targets) * (1 - share))
 
     @abstractmethod
-    def _mix(
-        self,
-        images: torch.Tensor,
-        others: torch.Tensor,
-        shares: NDArray[np.float64],
-        places: NDArray[np.float64],
-    ) -> tuple[torch.Tensor, NDArray[np.float64]]:
-        """The mixed images, and the shares that each has of its own. `places` are from [0, 1), (2, B) or (2, 1)."""
+    def _mix(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Floats]:
+        """Returns the mixed images and each one's share of itself. `places` are from [0, 1), (2, B) or (2, 1)."""
 
-    def _partners(self, tensor: torch.Tensor) -> torch.Tensor:
-        # Not by roll(), which on CUDA gives up channels_last memory.
+    def _partners(self, tensor: Tensor) -> Tensor:
+        # roll() would give up channels_last memory on CUDA.
         return torch.cat([tensor[-1:], tensor[:-1]]) if self.partner == "roll" else tensor.flip(0)
 
-    def _smooth(self, labels: torch.Tensor) -> torch.Tensor:
+    def _smooth(self, labels: Tensor) -> Tensor:
         shape, share = (len(labels), self.num_classes), self.label_smoothing / self.num_classes
         targets = torch.full(shape, share, dtype=torch.float32, device=labels.device)
         own = torch.full_like(targets[:, :1], 1 - self.label_smoothing)
@@ -115,20 +111,14 @@ class Mixup(_Mix):
     or the one that is as far from its end, with "flip". Labels, int64 (B,), become float32 (B, num_classes): 1 for a
     class that is the only one. With `label_smoothing` that share is spread evenly over all classes.
 
-    What is drawn for the batch depends on (seed, epoch, view) and its first sample; what is drawn per sample, on the
-    sample. The partner is whoever is in the same batch of the same rank.
+    A number that is drawn for the batch depends on (seed, epoch, view) and the batch's first sample; a number that is
+    drawn per sample, on the sample. The partner always comes from the same batch of the same rank.
     """
 
-    def _mix(
-        self,
-        images: torch.Tensor,
-        others: torch.Tensor,
-        shares: NDArray[np.float64],
-        places: NDArray[np.float64],
-    ) -> tuple[torch.Tensor, NDArray[np.float64]]:
+    def _mix(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Floats]:
         if not images.dtype.is_floating_point:
             raise ValueError(f"Mixup takes images of a floating point type, found {images.dtype}: let it follow a cast")
-        # In float32 throughout: shares of 8 bits would not be those of the labels.
+        # All of it is float32: shares of 8 bits would not be those of the labels.
         mixed = torch.lerp(others.float(), images.float(), _column(shares, images))
         return mixed.to(images.dtype), shares
 
@@ -140,13 +130,7 @@ class CutMix(_Mix):
     The options are those of Mixup; a window that is not all inside the picture leaves a larger share than was drawn.
     """
 
-    def _mix(
-        self,
-        images: torch.Tensor,
-        others: torch.Tensor,
-        shares: NDArray[np.float64],
-        places: NDArray[np.float64],
-    ) -> tuple[torch.Tensor, NDArray[np.float64]]:
+    def _mix(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Floats]:
         height, width = images.shape[2:]
         half = 0.5 * np.sqrt(1 - shares)
         inside, covered = [], np.ones(len(images))
@@ -188,7 +172,7 @@ def _draws(batch: Batch, per_sample: bool) -> Draws:
     return batch.draws if per_sample else replace(batch.draws, indices=batch.draws.indices[:1])
 
 
-def _labels_of(batch: Batch) -> torch.Tensor:
+def _labels_of(batch: Batch) -> Tensor:
     labels = batch.labels
     if labels is None or labels.ndim != 1 or labels.dtype != torch.int64:
         found = "none" if labels is None else f"{labels.dtype} of shape {tuple(labels.shape)}"
@@ -198,7 +182,7 @@ def _labels_of(batch: Batch) -> torch.Tensor:
     return labels
 
 
-def _column(shares: NDArray[np.float64], like: torch.Tensor) -> torch.Tensor:
-    """One number for each sample, to be multiplied with what has them along its first axis."""
+def _column(shares: Floats, like: Tensor) -> Tensor:
+    """Shapes one number for each sample so that it multiplies a tensor with samples along its first axis."""
     values = to_device(torch.from_numpy(np.array(shares, np.float32)), like.device)
     return values.view(-1, *[1] * (like.ndim - 1))

@@ -1,7 +1,7 @@
 """A box of each picture of a batch, resampled to one size: natively on the CPU, or by operations of torch anywhere.
 
-What comes out is what Pillow's `crop` and `resize` give, within one grey level: an antialiased filter, computed along
-the columns and the lines one after the other. Boxes need not be whole pixels, as those in a picture that was squashed.
+The result is that of Pillow's `crop` and `resize`, within one grey level: an antialiased filter, computed along the
+columns and the lines one after the other. Boxes need not be whole pixels, as those in a picture that was squashed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Interpolation = Literal["bilinear", "bicubic"]
 Statistics = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of pixels from 0 to 1."""
 
-# A thread for fewer is not worth its start.
+# Fewer images are not worth the start of a thread.
 _LEAST_IMAGES = 4
 
-# Of a pixel, by which rounding may put a box beyond its limits.
+# Rounding may put a box beyond its limits by this share of a pixel.
 _SLACK = 1e-6
 
 
@@ -43,12 +43,12 @@ def resample(
     statistics: Statistics | None = None,
     native: bool = _native is not None,
 ) -> torch.Tensor:
-    """The boxes of `images`, uint8 (B, C, H, W) on any device, as uint8 (B, C, *size) in channels_last memory.
+    """Returns the boxes of `images`, uint8 (B, C, H, W) on any device, as uint8 (B, C, *size) in channels_last memory.
 
     Where `flips`, (B,), is true, the result is mirrored. With `statistics` it is normalised, and float32. The filter
-    sees nothing beyond `within`, boxes around these ones, or beyond themselves. IndexError if a box is not inside its
-    picture, or not inside of `within`. On the CPU the native kernel does it, if `native`, in as many threads as torch
-    has.
+    sees nothing beyond `within`, boxes around these ones, or beyond themselves. Raises IndexError if a box is not
+    inside its picture, or not inside of `within`. With `native`, the native kernel does it on the CPU, in as many
+    threads as torch has.
     """
     spans = make_spans(boxes, within or boxes, *images.shape[2:])
     # torch.export records operations of torch, and no kernel of ours.
@@ -63,7 +63,7 @@ def resample(
     )
     mirrored = to_device(torch.from_numpy(flips), images.device)
     columns = torch.where(mirrored[:, None, None], columns.flip(1), columns)
-    # (B, H, W, C): first along the lines, then along the columns.
+    # (B, H, W, C) is resampled along the lines first, then along the columns.
     pixels = images.permute(0, 2, 3, 1).to(torch.float32)
     with torch.autocast(images.device.type, enabled=False):  # which would do this in 8 bits
         lines = torch.einsum("bxw,bhwc->bhxc", columns, pixels)
@@ -73,19 +73,19 @@ def resample(
 
 
 def affine_of(statistics: Statistics) -> torch.Tensor:
-    """What the grey levels of each channel are multiplied by, and what is then added: float32 (2, C)."""
+    """Returns factor and offset of the grey levels of each channel: float32 (2, C)."""
     mean, std = (torch.tensor(values, dtype=torch.float64, device="cpu") for values in statistics)
     return torch.stack([1 / (255 * std), -mean / std]).float()
 
 
 def normalized(images: torch.Tensor, statistics: Statistics) -> torch.Tensor:
-    """(x / 255 - mean) / std of uint8 images, as float32."""
+    """Returns (x / 255 - mean) / std of uint8 images, as float32."""
     factor, offset = to_device(affine_of(statistics), images.device)[:, :, None, None]
     return torch.addcmul(offset, images.to(torch.float32), factor)
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A small tensor of the host; on CUDA by way of pinned memory, so that the host does not wait for the device."""
+    """Copies a small tensor of the host; to CUDA through pinned memory, so that the host need not wait."""
     if device.type != "cuda":
         return values.to(device)
     with torch.cuda.device(device):
@@ -93,8 +93,10 @@ def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[np.float64]:
-    """Along both axes, for each picture: where its box begins, how long it is, and from where to where the filter may
-    look: (2, B, 4). IndexError unless all boxes lie in theirs, and these in pictures of this size."""
+    """Returns (2, B, 4): for both axes and each picture the box's start and length, and the limits of the filter.
+
+    Raises IndexError unless all boxes lie in their limits, and these in pictures of this size.
+    """
     spans = []
     for limit, start, length, low, room in (
         (height, boxes.tops, boxes.heights, within.tops, within.heights),
@@ -104,7 +106,7 @@ def make_spans(boxes: Boxes, within: Boxes, height: int, width: int) -> NDArray[
         inside = (length > 0) & (low >= 0) & (start >= low - _SLACK)
         if not (inside & (start + length <= high + _SLACK) & (high <= limit + _SLACK)).all():
             raise IndexError("a box that is not inside its picture")
-        # What rounding has left of whole pixels is none.
+        # A limit that rounding has put beside a whole pixel is that pixel.
         spans.append(np.stack([start, length, np.floor(low + 1e-9), np.minimum(np.ceil(high - 1e-9), limit)], axis=1))
     return np.stack(spans)
 
@@ -160,7 +162,7 @@ def filter_radius(interpolation: Interpolation) -> float:
 
 
 def _most_taps(spans: NDArray[np.float64], size: int, interpolation: Interpolation, antialias: bool) -> int:
-    """More inputs than any output of these pictures is made of."""
+    """Returns at least the number of inputs that any output of these pictures is made of."""
     most = float(spans[:, 1].max(initial=0)) / size
     return int(2 * filter_radius(interpolation) * (max(most, 1.0) if antialias else 1.0)) + 2
 
@@ -168,10 +170,10 @@ def _most_taps(spans: NDArray[np.float64], size: int, interpolation: Interpolati
 def _weights(
     spans: torch.Tensor, taps: int, limit: int, size: int, interpolation: Interpolation, antialias: bool
 ) -> torch.Tensor:
-    """Of each output of each picture along one axis, the weights of all inputs: float32 (B, size, limit).
+    """Returns the weights of all inputs for each output of each picture along one axis: float32 (B, size, limit).
 
-    With `antialias` as Pillow has it: the filter is as wide as what it shrinks, and what would lie outside of its
-    limits is left out. Without, as torch has it: the pixels at the edge go on.
+    With `antialias`, as in Pillow, the filter is as wide as what it shrinks, and it leaves out pixels outside of its
+    limits. Without, as in torch, the pixels at the edge are repeated outside.
     """
     starts, lengths, low, high = (values[:, None] for values in spans.unbind(1))
     radius = filter_radius(interpolation)

@@ -25,14 +25,14 @@ try:
 except Exception:  # there are wheels for Linux only; torch for CUDA brings them
     triton = None
 
-# Of a line: some are held in the registers of one program.
+# The most bytes of a line: the registers of one program hold some lines.
 _MOST_NBYTES = 2048
 # Lines of the output that one program makes.
 _ROWS = 4
 
 
 def can_fuse(images: torch.Tensor, size: tuple[int, int]) -> bool:
-    """Whether `resample_fused` makes pictures of this size of these images."""
+    """Tells whether `resample_fused` can make pictures of this size from these images."""
     line_nbytes = images.shape[1] * max(images.shape[3], size[1])
     fits = images.is_cuda and line_nbytes <= _MOST_NBYTES and images.numel() > 0
     return fits and triton is not None and not is_recorded(images) and _works(images.device)
@@ -40,7 +40,7 @@ def can_fuse(images: torch.Tensor, size: tuple[int, int]) -> bool:
 
 @cache
 def _works(device: torch.device) -> bool:
-    """Whether Triton can make a kernel for this device: it wants a C compiler, say. Tried once."""
+    """Tries once whether Triton can make a kernel for this device. It needs a C compiler, for one thing."""
     try:
         whole = Boxes.whole(1, 2, 2)
         images = torch.zeros(1, 3, 2, 2, dtype=torch.uint8, device=device)
@@ -81,7 +81,7 @@ if triton is not None:
         IN_BLOCK: tl.constexpr,
         OUT_BLOCK: tl.constexpr,
     ):
-        """ROWS lines of the output: the weights along them are the same for all, and made once."""
+        """Makes ROWS lines of the output. The weights along them are the same for all, and made once."""
         picture = tl.program_id(0).to(tl.int64)
         y = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         mine = parameters + picture * 9
@@ -98,7 +98,7 @@ if triton is not None:
         first = tl.floor(centre - RADIUS * stretch + 0.5)
         last = tl.floor(centre + RADIUS * stretch + 0.5)
         place = tl.arange(0, IN_BLOCK)
-        # In steps of 16 bytes, so that the compiler can load as many at once.
+        # These are multiples of 16 bytes, so that the compiler can load as many at once.
         begin = (low_x.to(tl.int32) * CHANNELS) // 16 * 16
         end = (high_x.to(tl.int32) * CHANNELS + 15) // 16 * 16
         seen = (place >= begin) & (place < end) & (place < WIDTH * CHANNELS)
@@ -164,16 +164,16 @@ def resample_fused(
     statistics: Statistics | None,
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """As `resample`; and with `statistics`, mean and standard deviation of each channel, normalised; and cast.
+    """Does what `resample` does, and casts the result to `dtype`, without waiting for the device.
 
-    (B, C, *size) in channels_last memory: float32 if normalised, or of `dtype`, or else uint8. Does not wait for the
-    device. IndexError as `resample`.
+    Returns (B, C, *size) in channels_last memory: of `dtype`, or else float32 if normalised, or else uint8. Raises
+    IndexError as `resample` does.
     """
     count, channels, height, width = images.shape
     spans = make_spans(boxes, within, height, width)
     packed = np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
     parameters = to_device(torch.from_numpy(packed), images.device)
-    affine = parameters  # of no use
+    affine = parameters  # the kernel does not read it
     if statistics is not None:
         affine = to_device(affine_of(statistics), images.device)
     made = dtype or (torch.uint8 if statistics is None else torch.float32)

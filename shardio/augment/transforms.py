@@ -37,7 +37,7 @@ def _check_interpolation(name: str) -> None:
 class RandomResizedCrop(Transform):
     """A box of random area and aspect ratio at a random place, resized: as torchvision's class of this name.
 
-    `scale` is of the share of the picture's area, `ratio` of width to height.
+    `scale` bounds the share of the picture's area, `ratio` the box's width to height.
     """
 
     size: Size
@@ -60,7 +60,7 @@ class RandomResizedCrop(Transform):
                 raise ValueError(f"{name} must be (least, most), both above 0; found {(low, high)}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
-        if batch.resized:  # the box is of what comes of that
+        if batch.resized:  # the box is a part of the resized picture
             batch = batch.finished()
         heights, widths = batch.sizes.T
         boxes = random_resized_boxes(batch.draws, purpose, heights, widths, self.scale, self.ratio)
@@ -107,7 +107,7 @@ class RandomCrop(Transform):
 class CenterCrop(Transform):
     """A window of so many pixels, height and width, in the centre; nothing is resized.
 
-    A smaller picture is a ValueError; torchvision would pad it. (Of a squashed set, the true picture counts.)
+    A smaller picture is a ValueError; torchvision would pad it. (In a squashed set, the true picture counts.)
     """
 
     size: Size
@@ -120,7 +120,7 @@ class CenterCrop(Transform):
 
 
 def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | None) -> Batch:
-    """Windows at `places`, (2, B), from 0 to 1 along both axes, or in the centre, where torchvision has it."""
+    """Takes windows at `places`, (2, B), from 0 to 1 along both axes, or in the centre, where torchvision has it."""
     room = (batch.sizes - np.array(size)).T
     if room.size and room.min() < 0:
         height, width = batch.sizes[room.min(axis=0).argmin()].tolist()
@@ -163,8 +163,8 @@ def _numbers(name: str, values: object) -> tuple[float, ...]:
 class Normalize(Transform):
     """(x / 255 - mean) / std for each channel, as float32: torchvision's ToTensor is part of it.
 
-    Each of them is one number for every channel, or a number for each. `mean` may be a name, "imagenet", that stands
-    for both.
+    `mean` and `std` are one number for every channel, or a number for each. The name "imagenet" as `mean` stands for
+    both.
     """
 
     mean: str | float | Sequence[float] = "imagenet"

@@ -1,108 +1,37 @@
-"""The main job on a real set, to be read as an example: some epochs at full speed, then a small network that learns."""
+"""`shardio demo`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from itertools import pairwise
+import tempfile
 from pathlib import Path
 
-import torch
-from torch import nn
+import click
 
-from shardio.loading.loader import ShardLoader
-from shardio.reading.shardset import open_shards
-
-_EPOCHS = 3
-_TRAIN_PIXELS = 64
-_REPORTS = 6
+from shardio.cli.convert import run_convert
+from shardio.cli.info import info
+from shardio.cli.options import folder, size_option
+from shardio.errors import printable
 
 
-def run_demo(out: Path, steps: int, say: Callable[[str], None]) -> None:
-    """Read and train on the set in `out`; `say` prints a line."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    _read(out, device, say)
-    _train(out, device, steps, say)
+@click.command(short_help="Convert, read and train on a folder of images.")
+@click.argument("images", type=folder)
+@click.option("--out", type=folder, help="Keep the set in this folder.  [default: a temporary one, removed at the end]")
+@click.option("--steps", type=click.IntRange(1), default=300, show_default=True, help="Training steps.")
+@size_option
+@click.pass_context
+def demo(context: click.Context, images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> None:
+    """Show the main job on a folder of IMAGES: convert, read some epochs, train a small network.
 
+    The command uses the GPU if there is one. Without --out nothing is kept; TMPDIR chooses the disk then.
+    """
+    from shardio.cli.demo_run import run_demo
 
-def _read(out: Path, device: torch.device, say: Callable[[str], None]) -> None:
-    say(f"\nreading {_EPOCHS} epochs to {device}, batches of 256")
-    with ShardLoader(out, batch_size=256, tail="short", device=device) as loader:
-        for epoch in range(_EPOCHS):
-            start = time.perf_counter()
-            count = nbytes = 0
-            for images, _labels in loader:
-                count += len(images)
-                nbytes += images.nbytes
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - start
-            say(f"  epoch {epoch}: {count / seconds:>10,.0f} images/s  {nbytes / seconds / 1e9:>6.2f} GB/s")
-
-
-class SmallNet(nn.Module):
-    """Four convolutions on pictures of _TRAIN_PIXELS: enough to see that the labels belong to the pictures."""
-
-    def __init__(self, channels: int, num_classes: int) -> None:
-        super().__init__()
-        widths = (channels, 32, 64, 128, 128)
-        layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            layers += [
-                nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(inplace=True),
-            ]
-        self.features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.head = nn.Linear(widths[-1], num_classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """`images` are uint8 (B, C, H, W), as the loader gives them."""
-        small = nn.functional.interpolate(images.float(), _TRAIN_PIXELS, mode="area")
-        logits: torch.Tensor = self.head(self.features((small - 128) / 64))
-        return logits
-
-
-def _train(out: Path, device: torch.device, steps: int, say: Callable[[str], None]) -> None:
-    shards = open_shards(out)
-    num_classes = len(shards.classes)
-    torch.manual_seed(0)
-    model = SmallNet(shards.sample_shape[2], num_classes).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
-    batch_size = min(64, len(shards))
-    say(f"\ntraining a small network on {device}: {steps} steps, batches of {batch_size}, {num_classes} classes")
-    losses: list[float] = []
-    start = time.perf_counter()
-    with ShardLoader(out, batch_size=batch_size, device=device) as loader:
-        while len(losses) < steps:
-            for images, labels in loader:
-                loss = nn.functional.cross_entropy(model(images), labels)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                schedule.step()
-                losses.append(loss.item())
-                if len(losses) % max(1, steps // _REPORTS) == 0:
-                    recent = losses[-max(1, steps // _REPORTS) :]
-                    say(f"  step {len(losses):>5}: loss {sum(recent) / len(recent):.3f}")
-                if len(losses) == steps:
-                    break
-        waited = loader.stats()["wait_seconds"]
-    seconds = time.perf_counter() - start
-    say(f"  {steps} steps in {seconds:.1f} s, of which {waited / seconds:.1%} waiting for data")
-    if "val" in shards.manifest.splits:
-        accuracy = _evaluate(model, out, device)
-        say(f"  accuracy on val: {accuracy:.1%} (chance {1 / num_classes:.1%})")
-
-
-@torch.inference_mode()
-def _evaluate(model: nn.Module, out: Path, device: torch.device) -> float:
-    """The share of `val` that is recognised; tail="short" gives each sample exactly once."""
-    model.eval()
-    right = total = 0
-    with ShardLoader(out, batch_size=256, split="val", shuffle=False, tail="short", device=device) as loader:
-        for images, labels in loader:
-            right += int((model(images).argmax(1) == labels).sum())
-            total += len(labels)
-    return right / total
+    if is_temporary := out is None:
+        out = Path(context.with_resource(tempfile.TemporaryDirectory(prefix="shardio-demo-")), "shards")
+    click.secho(printable(f"$ shardio convert {images} {out} --size {size[0]}x{size[1]}"), bold=True)
+    run_convert(images, out, as_json=False, size=size)
+    click.secho("\n" + printable(f"$ shardio info {out}"), bold=True)
+    context.invoke(info, out=str(out), as_json=False)
+    run_demo(out, steps, click.echo)
+    if is_temporary:
+        click.echo("\n" + printable(f"{out} is removed now; `--out FOLDER` keeps the set"))

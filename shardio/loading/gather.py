@@ -11,7 +11,6 @@ import queue
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from shardio.loading.ring import Slot
 from shardio.order.windows import Windows
 from shardio.reading.reader import Reader
-from shardio.system.threads import DaemonThread
+from shardio.system.threads import DaemonThread, Flag
 
 
 class Pending:
@@ -135,13 +134,6 @@ _Job = tuple[Pending | Hints, Callable[[], None]]
 _Jobs: TypeAlias = "queue.SimpleQueue[_Job | weakref.ref[GatherThreads] | None]"
 
 
-@dataclass
-class _Switch:
-    """Threading's Event has a lock, which a Ctrl-C in the middle of set() would leave locked."""
-
-    on: bool = False
-
-
 class GatherThreads:
     """`num_threads` daemon threads that serve one queue. Thread safe.
 
@@ -153,7 +145,7 @@ class GatherThreads:
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self._jobs: _Jobs = queue.SimpleQueue()
-        self._closed = _Switch()
+        self._closed = Flag()
         serve = partial(_serve, self._jobs, self._closed, weakref.ref(self, self._jobs.put))
         self._threads = [DaemonThread(serve, f"shardio-gather-{i}") for i in range(num_threads)]
         try:
@@ -181,7 +173,7 @@ class GatherThreads:
         pending = Pending(slot, size, parts, finish)
         for start, stop in pairwise(bounds):
             self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop, windows)))
-        if self._closed.on:  # perhaps since a moment ago, and no thread serves the queue any more
+        if self._closed.is_set():  # perhaps since a moment ago, and no thread serves the queue any more
             _refuse_queued(self._jobs)
         return pending
 
@@ -190,11 +182,11 @@ class GatherThreads:
         self._jobs.put((hints, partial(reader.will_read, indices, windows)))
 
     def close(self) -> None:
-        """End the threads and wait for them: no longer than they need for what they are copying. Idempotent.
+        """End the threads, and wait as long as they need for what they are copying.
 
-        May be called again where it was interrupted, and by a finaliser, in any thread.
+        May be called again, also where it was interrupted, and by a finaliser, in any thread.
         """
-        self._closed.on = True
+        self._closed.set()
         self._jobs.put(None)
         for thread in self._threads:
             thread.wait()
@@ -222,11 +214,11 @@ def _refuse_queued(jobs: _Jobs) -> None:
         jobs.put(None)  # one may have been taken from a thread that has not seen it yet
 
 
-def _serve(jobs: _Jobs, closed: _Switch, owner: weakref.ref[GatherThreads]) -> None:
+def _serve(jobs: _Jobs, closed: Flag, owner: weakref.ref[GatherThreads]) -> None:
     """`owner` is only kept here."""
     while isinstance(job := jobs.get(), tuple):
         pending, copy = job
-        pending.run_part(_refuse if closed.on else copy)
+        pending.run_part(_refuse if closed.is_set() else copy)
         # Or this frame would keep the batch's memory alive while it waits for the next job.
         del job, pending, copy
     jobs.put(None)  # the next thread's

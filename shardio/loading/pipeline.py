@@ -132,7 +132,7 @@ class Pipeline:
         self._is_over = True
 
     def begin_epoch(self) -> bool:
-        """Returns whether batches of the epoch are worth announcing. From here on a complete copy is read as one."""
+        """Decide how the reader reads this epoch. Returns whether its batches are worth announcing."""
         return self._reader.begin_epoch()
 
     def last_step(self, epoch: int) -> Finish | None:

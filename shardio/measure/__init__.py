@@ -1,4 +1,4 @@
-"""What the machine gives, what the loader makes of it, and how random an order is.
+"""Limits of the machine, speeds of the loader beside them, and the randomness of an order.
 
 It times `loading` and `reading` beside limits that are measured in the same run.
 """

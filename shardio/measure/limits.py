@@ -1,4 +1,4 @@
-"""What this machine gives to whoever moves samples without a loader: by memcpy, by np.take, from the disk, to the GPU.
+"""The limits of this machine for moving samples without a loader: by memcpy, by np.take, from the disk, to the GPU.
 
 Each limit is an endless generator of steps: it moves some images, yields how many, and so on. Its memory, threads and
 descriptors are there from its first step until it is closed.
@@ -27,22 +27,22 @@ from shardio.system.threads import ThreadPool
 
 Steps = Generator[int, None, None]
 
-# As many as a loader with its default prefetch has: two ahead, one being filled, two in the consumer's hands.
+# A loader with its default prefetch has as many: two ahead, one being filled, two in the consumer's hands.
 SLOTS_IN_TURN = 5
-# So large that no cache holds it, and that the C library bypasses the caches.
+# A block is so large that no cache holds it, and that the C library bypasses the caches.
 BLOCK_NBYTES = 256 << 20
 DIRECT_THREADS = 8
-# A set of more files is read from these alone, as a process may open 1024 on many machines.
+# A set of more files is read from the first ones alone, as a process may open 1024 on many machines.
 _MOST_FILES = 256
-# What a thread reads before it says so, and how often it may say so until it draws more samples: both take it time.
+# A thread reads so much before it reports, and reports so often before it draws more samples: both take it time.
 _DIRECT_STEP_NBYTES = 1 << 20
 _STEPS_DRAWN = 64
-# What it costs to wait for the device is spread over so many.
+# The cost of a wait for the device is spread over so many copies.
 _COPIES_IN_A_STEP = 32
 
 
 def memcpy(image_nbytes: int) -> Steps:
-    """Copy one large block, of whole images, to another: there are no scattered samples to find."""
+    """Copies one large block, of whole images, to another: there are no scattered samples to find."""
     num_images = max(1, BLOCK_NBYTES // image_nbytes)
     source, target = (aligned_empty((num_images, image_nbytes)) for _ in range(2))
     source.fill(1)
@@ -52,19 +52,19 @@ def memcpy(image_nbytes: int) -> Steps:
 
 
 def slots(batch_size: int, image_nbytes: int) -> list[NDArray[np.uint8]]:
-    """Memory as the loader's slots are: aligned, and as many as it uses in turn."""
+    """Returns memory like the loader's slots: aligned, and as many as it uses in turn."""
     return [aligned_empty((batch_size, image_nbytes)) for _ in range(SLOTS_IN_TURN)]
 
 
 def one_buffer(batch_size: int, image_nbytes: int) -> list[NDArray[np.uint8]]:
-    """Memory as numpy allocates it: not aligned, and if it is small, never out of the processor's caches."""
+    """Returns memory as numpy allocates it: not aligned, and if it is small, always in the processor's caches."""
     return [np.empty((batch_size, image_nbytes), np.uint8)]
 
 
 def take(shards: ShardSet, batch_size: int, make: Callable[[int, int], list[NDArray[np.uint8]]], seed: int) -> Steps:
-    """np.take(out=, mode="clip") of random samples of one random shard, into the buffers that `make` makes, in turn.
+    """Does np.take(out=, mode="clip") of random samples of one random shard, into the buffers of `make` in turn.
 
-    The least that copying a batch costs without native code. Whole samples: np.take knows no windows.
+    No copy of a batch without native code costs less. Samples are whole: np.take knows no windows.
     """
     rng = np.random.default_rng(seed)
     arrays = shards.shard_arrays
@@ -76,7 +76,7 @@ def take(shards: ShardSet, batch_size: int, make: Callable[[int, int], list[NDAr
 
 
 def why_no_direct_reads(shards: ShardSet) -> str | None:
-    """Why `direct_reads` cannot be, or None if it can."""
+    """Returns the reason why `direct_reads` cannot work, or None if it can."""
     alignment = direct_alignment(_shard_paths(shards)[0])
     nbytes = sample_nbytes(shards.sample_shape)
     if alignment is None:
@@ -87,9 +87,9 @@ def why_no_direct_reads(shards: ShardSet) -> str | None:
 
 
 def direct_reads(shards: ShardSet, seed: int) -> Steps:
-    """Random whole samples, by DIRECT_THREADS threads, each by one preadv with O_DIRECT into a buffer of its thread.
+    """Reads random whole samples in DIRECT_THREADS threads, each by one preadv with O_DIRECT into its thread's buffer.
 
-    What the disk gives, whatever is in the page cache. OSError where `why_no_direct_reads` has an answer.
+    They come from the disk, whatever is in the page cache. Raises OSError where `why_no_direct_reads` gives a reason.
     """
     nbytes = sample_nbytes(shards.sample_shape)
     paths = _shard_paths(shards)
@@ -150,7 +150,7 @@ def _shard_paths(shards: ShardSet) -> list[Path]:
 
 
 def pinned_copies(device: torch.device, batch_size: int, image_nbytes: int) -> Steps:
-    """Copies of batches from pinned memory to a CUDA device, one after the other, and nothing else."""
+    """Copies batches from pinned memory to a CUDA device, one after the other, and does nothing else."""
     shape = (batch_size, image_nbytes)
     sources = cycle([pinned_empty(shape) for _ in range(SLOTS_IN_TURN)])
     target = device_empty(shape, device)
@@ -170,6 +170,6 @@ def device_empty(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done everything that it was asked for. On the CPU that is always so."""
+    """Waits until the device has done everything that it was asked for. On the CPU that is always so."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

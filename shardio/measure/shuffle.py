@@ -1,7 +1,7 @@
-"""How good is a shuffle? Statistics of its orders, each with what a true random permutation would give.
+"""The quality of a shuffle: statistics of its orders, each beside that of a true random permutation.
 
 Expectations and variances are those of a uniformly random permutation, exact unless said otherwise, so that z is about
-normal for a good shuffle. Orders are taken whole, short ones over many epochs; of very long ones, random positions.
+normal for a good shuffle. Short orders are taken whole over many epochs, very long ones at random positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardio.order.orders import Order
 
-# Positions looked at: beyond the first, positions are drawn; below the second, epochs are added.
+# An order of more positions is sampled at random; one of fewer than the second number is looked at for more epochs.
 _MOST_WHOLE = 1 << 22
 _ENOUGH = 1 << 20
 _MOST_EPOCHS = 1 << 10
@@ -31,7 +31,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Statistic:
-    """`found` and what true randomness would give; `z`, their difference in standard deviations of true randomness."""
+    """A statistic as found and as true randomness has it. `z` is the difference in true standard deviations."""
 
     name: str
     found: float
@@ -40,7 +40,7 @@ class Statistic:
 
 
 class _Sums(NamedTuple):
-    """Of independent epochs, or of one sample of positions: what was found, and the mean and variance expected."""
+    """Sums over independent epochs, or one sample of positions: as found, and their expected mean and variance."""
 
     found: float
     mean: float
@@ -51,10 +51,10 @@ class _Sums(NamedTuple):
 
 
 def check_shuffle(order: Order, *, batch_size: int | None = None, num_classes: int | None = None) -> list[Statistic]:
-    """The statistics of an order of at least 100 samples, and of batches of `batch_size` consecutive positions.
+    """Returns the statistics of an order of at least 100 samples, and of batches of consecutive positions.
 
-    `num_classes` equal classes are supposed to be stored one after the other, the worst case; 1000, or a tenth of the
-    samples if that is less, if it is not given. Batches are of 256, or half of the samples.
+    `num_classes` equal classes are supposed to be stored one after the other, the worst case. The default is 1000, or a
+    tenth of the samples if that is less. The default `batch_size` is 256, or half of the samples if that is less.
     """
     n = order.num_samples
     if n < 100:
@@ -70,12 +70,12 @@ def check_shuffle(order: Order, *, batch_size: int | None = None, num_classes: i
 
 
 def num_epochs(n: int) -> int:
-    """Epochs that are looked at, of orders of n samples."""
+    """Returns how many epochs of an order of n samples are looked at."""
     return min(_MOST_EPOCHS, max(1, _ENOUGH // n))
 
 
 def is_sampled(n: int) -> bool:
-    """Whether positions are drawn, because the whole order of n samples is too long."""
+    """Tells whether positions are drawn, because the whole order of n samples is too long."""
     return n > _MOST_WHOLE
 
 
@@ -99,7 +99,7 @@ def _of_whole_orders(order: Order) -> Iterator[Statistic]:
 
 
 def _serial_products(indices: Indices) -> _Sums:
-    """Products of standardised circular neighbours. Moments: Wald and Wolfowitz, Ann. Math. Statist. 14 (1943)."""
+    """Sums products of standardised circular neighbours. Moments: Wald, Wolfowitz, Ann. Math. Statist. 14 (1943)."""
     n = len(indices)
     values = (indices - (n - 1) / 2) / math.sqrt((n * n - 1) / 12)
     second, fourth = float(n), float((values**4).sum())
@@ -109,14 +109,14 @@ def _serial_products(indices: Indices) -> _Sums:
 
 
 def _displacements(indices: Indices) -> _Sums:
-    """Spearman's footrule over n. Moments: Diaconis and Graham, J. R. Statist. Soc. B 39 (1977)."""
+    """Computes Spearman's footrule over n. Moments: Diaconis and Graham, J. R. Statist. Soc. B 39 (1977)."""
     n = len(indices)
     found = float(np.abs(indices - np.arange(n)).sum())
     return _Sums(found / n, (n * n - 1) / 3 / n, (n + 1) * (2 * n * n + 7) / 45 / n**2)
 
 
 def _low_bits(indices: Indices) -> _Sums:
-    """Chi-square of position modulo 16 by index modulo 16; both margins are fixed. The variance is asymptotic."""
+    """Computes chi-square of position by index, modulo 16; both margins are fixed. The variance is asymptotic."""
     n, k = len(indices), _LOW_VALUES
     table = np.bincount((np.arange(n) % k) * k + indices % k, minlength=k * k).reshape(k, k)
     margin = np.bincount(np.arange(n) % k, minlength=k)
@@ -126,7 +126,7 @@ def _low_bits(indices: Indices) -> _Sums:
 
 
 def _parity_changes(indices: Indices) -> _Sums:
-    """Runs of even and odd indices on a circle. Moments: David and Barton, Combinatorial Chance (1962)."""
+    """Counts runs of even and odd indices on a circle. Moments: David and Barton, Combinatorial Chance (1962)."""
     n = len(indices)
     even = (n + 1) // 2
     odd = n - even
@@ -136,7 +136,7 @@ def _parity_changes(indices: Indices) -> _Sums:
 
 
 def _cycles(indices: Indices) -> _Sums:
-    """Cycles of the permutation: a sum of independent indicators with probabilities 1, 1/2, ... 1/n."""
+    """Counts the permutation's cycles: a sum of independent indicators with probabilities 1, 1/2, ... 1/n."""
     following = indices.tolist()
     seen = bytearray(len(following))
     found = 0
@@ -151,7 +151,7 @@ def _cycles(indices: Indices) -> _Sums:
 
 
 def _of_sampled_positions(order: Order) -> Iterator[Statistic]:
-    """The same of random positions: so few of all that they are as good as independent."""
+    """Computes the same for random positions: so few of all that they are as good as independent."""
     n = order.num_samples
     rng = np.random.default_rng(0)
     positions = rng.integers(0, n - 1, _ENOUGH)
@@ -184,8 +184,8 @@ def _of_sampled_positions(order: Order) -> Iterator[Statistic]:
 
 
 def _poisson_z(found: int, rate: float) -> float:
-    """Where Poisson(rate) is at `found`: in standard deviations if the rate is large, else as a normal quantile, where
-    half of the cases of `found` count as below it."""
+    """Returns the place of `found` in Poisson(rate): in standard deviations if the rate is large, else as a normal
+    quantile, where half of the cases of `found` count as below it."""
     if rate > 30 or found > 30:
         return (found - rate) / math.sqrt(rate)
     terms = [math.exp(-rate)]
@@ -196,11 +196,11 @@ def _poisson_z(found: int, rate: float) -> float:
 
 
 def _of_batches(order: Order, batch_size: int, num_classes: int) -> Iterator[Statistic]:
-    """Of batches here and there in each epoch: who is in a batch together.
+    """Looks at batches here and there in each epoch, and at the samples that are in a batch together.
 
     The class variance is that of a class's count in a batch, over that of draws without replacement (hypergeometric).
-    How much its mean over an epoch varies is taken from epochs that numpy's generator shuffles: batches of one epoch
-    are not independent.
+    The spread of its mean over an epoch is measured on epochs that numpy's generator shuffles: batches of one epoch are
+    not independent.
     """
     n, epochs = order.num_samples, num_epochs(order.num_samples)
     class_size = -(-n // num_classes)
@@ -209,7 +209,7 @@ def _of_batches(order: Order, batch_size: int, num_classes: int) -> Iterator[Sta
     expected = float((shares * (1 - shares)).sum()) * batch_size * (n - batch_size) / (n - 1)
 
     def mean_variance(batches: Indices) -> float:
-        """Of the rows of indices: the squared deviations of the class counts, summed, over those expected."""
+        """Returns the squared deviations of the rows' class counts, summed, over those expected."""
         rows = np.arange(len(batches))[:, None] * len(shares)
         counts = np.bincount((rows + batches // class_size).ravel(), minlength=len(batches) * len(shares))
         deviations = counts.reshape(len(batches), -1) - batch_size * shares
@@ -235,6 +235,6 @@ def _of_batches(order: Order, batch_size: int, num_classes: int) -> Iterator[Sta
     z = _poisson_z(neighbours, rate)
     yield Statistic(f"stored neighbours in a batch of {batch_size}", neighbours / pairs, rate / pairs, z)
     ratio, spread = statistics.fmean(found), statistics.stdev(random) / math.sqrt(epochs)
-    # Where no shuffle could change it, all epochs are the same but for rounding.
+    # If no shuffle can change the ratio, all epochs are the same but for rounding.
     z = (ratio - 1) / spread if spread > 1e-9 else 0.0
     yield Statistic(f"class variance of a batch of {batch_size}", ratio, 1.0, z)

@@ -1,4 +1,4 @@
-"""Who reads what when: pure arithmetic on (seed, epoch, rank, position). No file, no thread, no torch.
+"""The samples of each step and rank: pure arithmetic on (seed, epoch, rank, position). No file, no thread, no torch.
 
 It takes seeds and numbers, and returns arrays of sample indices, ranks, and windows.
 """

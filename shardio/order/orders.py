@@ -1,7 +1,7 @@
 """The order of an epoch: position -> sample index, for every way of shuffling. Pure arithmetic; no data is touched.
 
 An order of `num_samples` positions is a function of (epoch, positions), computed for any positions at any time and
-never stored. `describe()` says everything that it depends on, and goes into the loader's state.
+never stored. `describe()` tells everything that it depends on, and goes into the loader's state.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shardio.order.rng import make_keys, random_bits, uniform
 Shuffle = Literal["block"] | bool
 
 # Blocks of 6 MB and windows of 1.6 GB at 256 x 256 x 3: a read is long enough for the streaming rate of disks and of
-# the servers of a parallel filesystem, and the page cache of a training node can hold a window. What that costs in
-# randomness, `shardio check-shuffle` shows.
+# the servers of a parallel filesystem, and the page cache of a training node can hold a window. `shardio check-shuffle`
+# shows what that costs in randomness.
 DEFAULT_BLOCK_SIZE = 32
 DEFAULT_WINDOW_BLOCKS = 256
 
@@ -36,11 +36,11 @@ class Order(Protocol):
         ...
 
     def __call__(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sample indices (int64) at these positions of the epoch. ValueError outside of [0, num_samples)."""
+        """Returns the sample indices (int64) at these positions. Raises ValueError outside of [0, num_samples)."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """All that the order depends on besides the epoch, as JSON values. Equal descriptions are equal orders."""
+        """Returns all that the order depends on besides the epoch, as JSON. Equal descriptions are equal orders."""
         ...
 
 
@@ -98,8 +98,8 @@ class BlockShuffle:
         size = min(self.block_size, self.num_samples)
         num_blocks = -(-self.num_samples // size)
         blocks = Permutation(num_blocks, self.seed, epoch)
-        # Positions number the samples only; slots number them as if every block were full. What the last block lacks
-        # lies in slots behind `end`, which is where its samples end.
+        # Positions number the samples only; slots number them as if every block were full. The last block's samples
+        # end at slot `end`, and the slots behind it are those that the block lacks.
         lacking = num_blocks * size - self.num_samples
         end = (int(blocks.inverse(np.array([num_blocks - 1]))[0]) + 1) * size - lacking
 
@@ -107,7 +107,7 @@ class BlockShuffle:
             return positions + lacking * (positions >= end)
 
         def to_positions(slots: NDArray[np.int64]) -> NDArray[np.int64]:
-            """Of slots at the edge of a block."""
+            """Takes slots at the edge of a block only."""
             return slots - lacking * (slots > end)
 
         # `longer` windows of `length` + 1 blocks, then windows of `length`.
@@ -150,7 +150,7 @@ class WeightedDraws:
     _ends: NDArray[np.float64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        weights = np.array(self.weights, np.float64)  # a copy: nobody may change it under us
+        weights = np.array(self.weights, np.float64)  # a copy, so that the caller's changes do not reach it
         bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
         if weights.ndim != 1 or bad.size or not weights.any():
             found = f"; found {weights[bad[0]]} at {bad[0]}, {bad.size} such" if weights.ndim == 1 and bad.size else ""
@@ -188,7 +188,7 @@ class WeightedDraws:
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """An order of the numbers of `indices`, whatever it is, as the order of the samples they name."""
+    """An order of the places in `indices`, turned into an order of the samples that stand there."""
 
     order: Order
     indices: NDArray[np.int64]
@@ -212,19 +212,17 @@ class Subset:
 def make_order(
     set_size: int,
     *,
+    indices: ArrayLike | None = None,
     shuffle: Shuffle = True,
     seed: int = 0,
-    block_size: int | None = None,
-    window_blocks: int | None = None,
     weights: ArrayLike | None = None,
     num_draws: int | None = None,
-    indices: ArrayLike | None = None,
+    block_size: int | None = None,
+    window_blocks: int | None = None,
 ) -> Order:
-    """The order that a user's options ask for, of a split of `set_size` samples. ValueError says what contradicts what.
+    """Returns the order of a split of `set_size` samples. The options are those of ShardLoader, which explains them.
 
-    `indices`: the samples to read, of `set_size`; one that is given twice is read twice. `weights`: one for each of
-    `indices`, or for each sample of the split; `num_draws` make an epoch, as many as there are weights if it
-    is not given.
+    Raises ValueError if options contradict each other. Without `num_draws`, an epoch has as many draws as `weights`.
     """
     if isinstance(shuffle, np.bool_):
         shuffle = bool(shuffle)
@@ -263,7 +261,7 @@ def make_order(
 
 
 def as_integer(name: str, value: SupportsIndex) -> int:
-    """A Python int, as JSON wants it, of whatever is an integer. TypeError if it is none."""
+    """Returns an integer of any type as a Python int, as JSON wants it. Raises TypeError if `value` is none."""
     try:
         return int(operator.index(value))
     except TypeError:
@@ -280,11 +278,11 @@ def _checked_indices(indices: ArrayLike, set_size: int) -> NDArray[np.int64]:
         )
     if found.min() < 0 or found.max() >= set_size:
         raise ValueError(f"indices must be from 0 to {set_size - 1}; found {found.min()} to {found.max()}")
-    return found.astype(np.int64)  # a copy: nobody may change it under us
+    return found.astype(np.int64)  # a copy, so that the caller's changes do not reach it
 
 
 def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """(values, which) with values[which] == numbers; few values where the numbers, as in a sampler's, lie close by."""
+    """Returns (values, which) with values[which] == numbers. Values are few if the numbers lie close together."""
     low, high = int(numbers.min()), int(numbers.max())
     if high - low < len(numbers):
         return np.arange(low, high + 1), numbers - low
@@ -292,5 +290,5 @@ def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _digest_of(array: NDArray[Any]) -> str:
-    """Of the numbers, the same on every machine."""
+    """Returns a hash of the numbers that is the same on every machine."""
     return hashlib.blake2b(array.astype(array.dtype.newbyteorder("<")).tobytes(), digest_size=16).hexdigest()

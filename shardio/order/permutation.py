@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shardio.order.rng import make_keys, scramble
 
 VERSION = 1
-"""Of the orders that (seed, epoch) stand for, this one and those of shardio.order.orders."""
+"""The version of what (seed, epoch) stand for, here and in shardio.order.orders."""
 
 # 4 rounds pass every test that was tried, 3 fail in the low bits; 6 leave a margin at little cost.
 ROUNDS = 6
@@ -31,11 +31,11 @@ _SHIFT_HIGH = np.uint64(32)
 
 Integer = TypeVar("Integer", np.int64, np.uint64)
 Key = np.uint64 | NDArray[np.uint64]
-"""Of one round: one for all numbers, or one for each."""
+"""The key of one round: one for all numbers, or one for each."""
 
 
 def round_keys(seed: int, epoch: int, purpose: str = "permutation") -> tuple[np.uint64, ...]:
-    """ROUNDS independent 64-bit keys. Any change of purpose, seed or epoch changes all of them."""
+    """Returns ROUNDS independent 64-bit keys. Any change of purpose, seed or epoch changes all of them."""
     return make_keys(b"shardio %s %d" % (purpose.encode(), VERSION), seed, epoch, ROUNDS)
 
 
@@ -54,16 +54,16 @@ class Permutation:
         object.__setattr__(self, "_keys", round_keys(self.seed, self.epoch))
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers at these positions: int64 of the same (one-dimensional) shape. ValueError outside of [0, n)."""
+        """Returns the numbers (int64) at these positions, a one-dimensional array. Raises ValueError outside [0, n)."""
         return permute(check_below(self.n, positions), self.n, self._keys)
 
     def inverse(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions of these numbers, as `__call__` gives the numbers at positions."""
+        """Returns the positions of these numbers, as `__call__` returns the numbers at positions."""
         return _walk(_decrypt, check_below(self.n, numbers), self.n, self._keys)
 
 
 def check_below(n: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`positions` as int64. ValueError unless all are from 0 to n - 1."""
+    """Returns `positions` as int64. Raises ValueError unless all are from 0 to n - 1."""
     positions = np.asarray(positions, np.int64)
     if positions.size and not (positions.min() >= 0 and positions.max() < n):
         raise ValueError(f"positions must be from 0 to {n - 1}")
@@ -71,7 +71,7 @@ def check_below(n: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def permute(positions: NDArray[np.int64], n: int, keys: Sequence[Key]) -> NDArray[np.int64]:
-    """The numbers at these positions of the permutation of [0, n) that `keys` stand for, unchecked.
+    """Returns the numbers at these positions, unchecked, of the permutation of [0, n) that `keys` stand for.
 
     Where `keys` are arrays, each position has keys of its own, and so a permutation of its own.
     """
@@ -79,7 +79,7 @@ def permute(positions: NDArray[np.int64], n: int, keys: Sequence[Key]) -> NDArra
 
 
 def divide(numbers: NDArray[Integer], divisor: Integer) -> tuple[NDArray[Integer], NDArray[Integer]]:
-    """np.divmod of numbers >= 0, four times as fast: numpy has a vectorised path for // by a scalar only."""
+    """Does np.divmod of numbers >= 0, four times as fast: numpy has a vectorised path for // by a scalar only."""
     quotients = numbers // divisor
     return quotients, numbers - quotients * divisor
 
@@ -123,7 +123,7 @@ def _decrypt(numbers: NDArray[np.uint64], n: int, keys: Sequence[Key]) -> NDArra
 
 
 def _hash_below(digits: NDArray[np.uint64], key: Key, radix: np.uint64) -> NDArray[np.uint64]:
-    """A hash of each digit, below `radix` <= 2**31 + 1: splitmix64's finaliser, then Lemire's multiply-and-shift."""
+    """Hashes each digit below `radix` <= 2**31 + 1: splitmix64's finaliser, then Lemire's multiply-and-shift."""
     mixed = scramble(digits + key)
     mixed >>= _SHIFT_HIGH
     mixed *= radix

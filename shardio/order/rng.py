@@ -1,7 +1,7 @@
-"""Random numbers without a state: each is a hash of keys and a counter, so that any of them can be had at any time.
+"""Random numbers without a state: each is a hash of keys and a counter, so that any of them can be computed alone.
 
 The keys stand for (purpose, seed, epoch), the counter for a position or a sample (Salmon, Moraes, Dror, Shaw, "Parallel
-random numbers: as easy as 1, 2, 3", SC 2011). Nothing depends on what was drawn before, or by whom.
+random numbers: as easy as 1, 2, 3", SC 2011). No number depends on what was drawn before, or by which process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHIFT_TO_53_BITS = np.uint64(11)
 
 
 def make_keys(purpose: bytes, seed: int, epoch: int, count: int) -> tuple[np.uint64, ...]:
-    """`count` (at most 8) independent 64-bit keys. Any change of purpose, seed or epoch changes all of them."""
+    """Returns `count` (at most 8) independent 64-bit keys. Another purpose, seed or epoch changes all of them."""
     if not 0 <= seed < 1 << 64 or not 0 <= epoch < 1 << 64:
         raise ValueError(f"seed and epoch must be from 0 to 2**64 - 1; found seed {seed}, epoch {epoch}")
     digest = hashlib.blake2b(purpose + struct.pack("<QQ", seed, epoch), digest_size=8 * count).digest()
@@ -29,7 +29,7 @@ def make_keys(purpose: bytes, seed: int, epoch: int, count: int) -> tuple[np.uin
 
 
 def scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """All but the last shift of splitmix64's finaliser, in place. That shift would not change the high 31 bits."""
+    """Applies splitmix64's finaliser in place, without its last shift, which does not change the high 31 bits."""
     numbers ^= numbers >> _SHIFT_1
     numbers *= _MIX_1
     numbers ^= numbers >> _SHIFT_2
@@ -38,12 +38,12 @@ def scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def random_bits(key: np.uint64, counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64 random bits for each counter: the splitmix64 generator that began at `key`, at that number of its steps."""
+    """Returns 64 random bits for each counter: those of splitmix64 after so many steps from `key`."""
     bits = scramble(key + (counters + np.uint64(1)) * _GAMMA)
     bits ^= bits >> _SHIFT_3
     return bits
 
 
 def uniform(key: np.uint64, counters: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """A random number in [0, 1) for each counter, a multiple of 2**-53."""
+    """Returns a random number in [0, 1) for each counter, a multiple of 2**-53."""
     return (random_bits(key, counters) >> _SHIFT_TO_53_BITS).astype(np.float64) * 2.0**-53

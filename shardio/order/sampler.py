@@ -1,4 +1,4 @@
-"""Which samples come when: (order, epoch, rank, world_size, batch_size) -> index batches.
+"""The samples of each batch: (order, epoch, rank, world_size, batch_size) -> index batches.
 
 Pure arithmetic; no data is touched. Step s of an epoch is the positions [s * G, (s + 1) * G) of the epoch's order, with
 G = batch_size * world_size, and each rank takes its fixed part of them. So the samples of a step are the same for every
@@ -26,13 +26,13 @@ _CHUNK = 1 << 15
 class Sampler:
     """One rank's part of each batch of an order. Immutable; any number of threads may use one.
 
-    `tail` is what becomes of a last global batch of fewer than batch_size * world_size samples. Every rank has the same
-    number of batches in each case:
-    "drop" leaves it out, "pad" fills it from the beginning of the epoch's order, and "short" splits what there is as
-    evenly as can be, so that each sample comes exactly once; a rank's last batch may then be smaller, even empty.
+    `tail` decides about a last global batch of fewer than batch_size * world_size samples. Every rank has the same
+    number of batches in each case: "drop" leaves it out, "pad" fills it from the beginning of the epoch's order, and
+    "short" splits it as evenly as can be, so that each sample comes exactly once; a rank's last batch may then be
+    smaller, even empty.
 
-    With `start` the epoch goes on from there: the first `start` positions of its order were read before, by any number
-    of ranks with any batch size. Steps count from `start`.
+    With `start` the epoch continues: the first `start` positions of its order were read before, by any number of ranks
+    with any batch size. Steps count from `start`.
     """
 
     order: Order
@@ -54,7 +54,7 @@ class Sampler:
 
     @property
     def num_samples(self) -> int:
-        """Positions of a whole epoch, of all ranks together."""
+        """Positions of a whole epoch, for all ranks together."""
         return self.order.num_samples
 
     @property
@@ -68,7 +68,7 @@ class Sampler:
         return full if self.tail == "drop" or not rest else full + 1
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """The positions [start, stop) that this rank reads at `step`; with "pad", those from num_samples on wrap."""
+        """Returns the positions [start, stop) of this rank at `step`; with "pad", those from num_samples on wrap."""
         if not 0 <= step < self.num_batches:
             raise IndexError(f"step must be from 0 to {self.num_batches - 1}; found {step}")
         first = self.start + step * self.global_batch_size
@@ -78,8 +78,8 @@ class Sampler:
         return first + size * self.rank // self.world_size, first + size * (self.rank + 1) // self.world_size
 
     def num_repeats(self, step: int) -> int:
-        """How many samples at the end of this rank's batch at `step` have come earlier in the same epoch: more than 0
-        only with "pad", at the last step."""
+        """Returns how many samples at the end of this rank's batch at `step` came earlier in the same epoch. It is more
+        than 0 only with "pad", at the last step."""
         start, stop = self.bounds(step)
         return max(0, stop - max(start, self.num_samples))
 
@@ -92,7 +92,7 @@ class Sampler:
         return (self.num_batches - 1) * self.batch_size + stop - start
 
     def batches(self, epoch: int) -> Iterator[NDArray[np.int64]]:
-        """The sample indices (int64) of this rank's batches, from `start` to the end of the epoch."""
+        """Yields the sample indices (int64) of this rank's batches, from `start` to the end of the epoch."""
         steps_at_once = max(1, _CHUNK // self.batch_size)
         for chunk in range(0, self.num_batches, steps_at_once):
             bounds = [self.bounds(step) for step in range(chunk, min(chunk + steps_at_once, self.num_batches))]

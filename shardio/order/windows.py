@@ -1,4 +1,4 @@
-"""Which window of each sample is read: its place depends on (seed, epoch, sample) alone."""
+"""The window of each sample that is read: its place depends on (seed, epoch, sample) alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CropAt = Literal["center", "random"]
 
 @dataclass(frozen=True)
 class Windows:
-    """One window of each of some samples, all of the same size. Sizes and places are in pixels."""
+    """One window for each of some samples, all of the same size. Sizes and places are in pixels."""
 
     height: int
     width: int
@@ -23,7 +23,7 @@ class Windows:
     lefts: NDArray[np.int64]
 
     def __getitem__(self, some: slice | NDArray[np.int64]) -> Windows:
-        """Those of some of the samples."""
+        """Returns the windows of some of the samples."""
         return replace(self, tops=self.tops[some], lefts=self.lefts[some])
 
 
@@ -31,8 +31,8 @@ class Windows:
 class Crop:
     """Windows of `height` x `width` pixels from samples of `sample_shape`. Immutable; any thread may use one.
 
-    "center" is where torchvision's center_crop puts it, "random" anywhere inside, with the same probability: the same
-    window for the same seed, epoch and sample, whoever reads it.
+    "center" is where torchvision's center_crop puts it, "random" anywhere inside, with the same probability. The same
+    seed, epoch and sample have the same window on every rank.
     """
 
     height: int
@@ -56,7 +56,7 @@ class Crop:
         return self.height, self.width, self.sample_shape[2]
 
     def windows(self, epoch: int, indices: NDArray[np.int64]) -> Windows:
-        """Of the samples `indices` in this epoch."""
+        """Returns the windows of the samples `indices` in this epoch."""
         most_top, most_left = self.sample_shape[0] - self.height, self.sample_shape[1] - self.width
         if self.at == "center":
             # Rounded half to even, as torchvision does.

@@ -1,4 +1,4 @@
-"""Which rank of how many this process is: from the arguments, torch.distributed, or the launcher's variables."""
+"""The rank of this process among how many: from the arguments, torch.distributed, or the launcher's variables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shardio.errors import LaunchError
 
 @dataclass(frozen=True)
 class World:
-    """This process's `rank` among `world_size`; `source` says who told. `local_rank` is its number on this node, or
-    None if nobody says."""
+    """This process's `rank` among `world_size`; `source` names where they come from. `local_rank` is its number on this
+    node, or None if that is unknown."""
 
     rank: int
     world_size: int
@@ -29,9 +29,9 @@ class World:
             )
 
 
-# launcher -> its variables for rank, world size and, under one of several names, local rank. From the innermost
-# outwards: torchrun may be started by srun, and mpirun starts its helpers on other nodes by srun, whose variables the
-# processes then inherit.
+# launcher -> its variables for rank, world size and, under one of several names, local rank. The innermost comes first:
+# torchrun may be started by srun, and mpirun starts its helpers on other nodes by srun, whose variables the processes
+# then inherit.
 # SLURM: SLURM_STEP_NUM_TASKS and not SLURM_NTASKS. The latter is set in a batch script too, where a single process
 # started without srun would take itself for rank 0 of many and leave out most of the data.
 _LAUNCHERS = {
@@ -45,10 +45,10 @@ _LAUNCHERS = {
 def find_world(
     rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] | None = None
 ) -> World:
-    """Arguments if given, else torch.distributed if initialised, else the launcher's variables, else 0 of 1.
+    """Takes arguments if given, else torch.distributed if initialised, else the launcher's variables, else 0 of 1.
 
-    LaunchError if launchers contradict each other, if only one of rank and world size is known, or if they are not a
-    rank of a world. Arguments and torch.distributed are believed whatever the environment says.
+    Raises LaunchError if launchers contradict each other, if only one of rank and world size is known, or if they are
+    not a rank of a world. Arguments and torch.distributed are believed whatever the environment says.
     """
     environ = os.environ if environ is None else environ
     if (rank is None) != (world_size is None):
@@ -63,8 +63,8 @@ def find_world(
 
 
 def world_of_torch(environ: Mapping[str, str] | None = None) -> World | None:
-    """What torch.distributed says, if it is initialised."""
-    torch = sys.modules.get("torch")  # whoever has initialised it has imported it
+    """Returns what torch.distributed says, if it is initialised."""
+    torch = sys.modules.get("torch")  # a process that has initialised it has imported it
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     told = World(torch.distributed.get_rank(), torch.distributed.get_world_size(), None, "torch.distributed")
@@ -83,7 +83,7 @@ def check_world(world: World) -> None:
 
 
 def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
-    """LOCAL_RANK, which every starter of torch processes sets; else that of a launcher which means the same process.
+    """Returns LOCAL_RANK, which every starter of torch processes sets, or that of a launcher which means this process.
 
     A launcher may have started one process that has started others itself, all with its one local rank.
     """
@@ -99,7 +99,7 @@ def _is(world: World, environ: Mapping[str, str], rank: str, world_size: str) ->
 
 
 def _from_environment(environ: Mapping[str, str]) -> World:
-    """The innermost launcher's world, or 0 of 1. What lies outside of it, or is half set, may not contradict it."""
+    """Returns the innermost launcher's world, or 0 of 1. No outer launcher and no variable may contradict it."""
     inner: World | None = None
     for source, (rank, world_size, _) in _LAUNCHERS.items():
         if rank not in environ or world_size not in environ:
@@ -115,7 +115,7 @@ def _from_environment(environ: Mapping[str, str]) -> World:
         ):
             raise _contradiction(inner, f"{source} rank {world.rank} of {world.world_size}")
     inner = inner or World(0, 1, None, "default")
-    # Half set, they are no launcher, but torch would believe them.
+    # One of these variables alone is no launcher, but torch would believe it.
     for name, value in (("RANK", inner.rank), ("WORLD_SIZE", inner.world_size)):
         if name in environ and _integer(environ, name, "torchrun") != value:
             raise _contradiction(inner, f"{name}={environ[name]} in the environment")

@@ -208,7 +208,7 @@ class FileReader(BusyReader):
         Offset, buffers and their lengths are aligned. More may be read than is wanted, up to what the buffers hold;
         the bytes that the caller needs begin at `asked_for` at the earliest.
         """
-        attempts: Attempts | None = None
+        attempts: Attempts | None = None  # made when storage fails, which is seldom
         done = 0
         while done < wanted:
             try:

@@ -118,7 +118,7 @@ class GuardedReader:
 
     def _mismatch(self, index: int, expected: int, found: int) -> FormatError:
         (shard,), (offset,) = (where.tolist() for where in self._shards.locate(np.array([index])))
-        path = self._shards.path_of(self._shards.manifest.splits[self._shards.split].shards[shard])
+        path = self._shards.path_of(self._shards.content.shards[shard])
         (key,) = self.column_of("key", np.array([index])).tolist()
         way_out = "" if self._skips else ', and on_damage="skip" puts other samples in the place of damaged ones'
         return FormatError(
@@ -126,9 +126,6 @@ class GuardedReader:
             f"{expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, `shardio "
             f"repair` makes it again{way_out}"
         )
-
-    def _path_of(self, shard: int) -> str:
-        return self._shards.path_of(self._shards.content.shards[shard])
 
     def _read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None) -> None:
         if not self._skips:

@@ -253,7 +253,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
         It is called with how many are done, and returns how many more it did: all of them, unless storage failed.
         """
-        attempts: Attempts | None = None
+        attempts: Attempts | None = None  # made when storage fails, which is seldom
         done = 0
         while (done := done + copy(done)) < len(indices):
             attempts = attempts or Attempts()

@@ -22,7 +22,8 @@ from conversions import Interrupt
 from folders import hashes
 from tasks import BAD, SIDE, Memory, Reports, jpeg
 
-from shardio.cli import commands as cli
+from shardio.cli.convert import run_convert
+from shardio.cli.progress import Bar
 from shardio.conversion import journal, plan, records
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import Conversion, convert
@@ -112,8 +113,7 @@ def kill(task: ShardTask, control: Control) -> None:
     def write_block(shard: writer.ShardFileWriter, *block: Any) -> None:
         real(shard, *block)
         shard._writing[-1][0].result()
-        if shard._sync is not None:
-            shard._sync.result()
+        shard._sync.finish()
 
     real = writer.ShardFileWriter.write_block
     with pytest.MonkeyPatch.context() as patch:
@@ -907,7 +907,7 @@ def test_the_bar_counts_what_was_kept_as_found_and_not_as_done(
     bars: list[Any] = []
     clock = [1000.0]
 
-    class Bar(cli._Bar):
+    class Timed(Bar):
         def __init__(self, **options: Any) -> None:
             monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
             super().__init__(**{**options, "mininterval": 0})
@@ -928,10 +928,10 @@ def test_the_bar_counts_what_was_kept_as_found_and_not_as_done(
             on_progress(Progress(37_016 + more, 0, 40_000, 0, 37_016, 37_016))
         raise KeyboardInterrupt("37,116 of 40,000 images are kept in out")
 
-    monkeypatch.setattr(cli, "_Bar", Bar)
+    monkeypatch.setattr("shardio.cli.progress.Bar", Timed)
     monkeypatch.setattr("shardio.conversion.convert.convert", fake)
     with pytest.raises(KeyboardInterrupt):
-        cli._convert(tmp_path, tmp_path / "out", as_json=False)
+        run_convert(tmp_path, tmp_path / "out", as_json=False)
     (bar,) = bars
     state = bar.format_dict
     assert (state["n"], state["initial"], state["total"]) == (37_116, 37_016, 40_000)

@@ -15,7 +15,7 @@ from pictures import random_jpeg
 from storages import draw_imagenet, write_archives, write_kaggle
 from tars import tar_of
 
-from shardio.cli.commands import cli
+from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.repair import repair

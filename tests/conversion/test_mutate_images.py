@@ -1,4 +1,4 @@
-"""Images damaged in every way end no process: a short form of tools/mutate_images.py, and whether it would notice."""
+"""Images damaged in every way end no process: a short form of mutate_images.py, and whether it would notice."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from command import run_python
 from mutate_images import judge, mutated_image, sound_images
-from places import TOOLS
+from places import CHAOS
 
 from shardio.conversion.images.decode import Decoded
 from shardio.errors import DecodeError
 
 
 def test_mutated_images_end_no_process_and_raise_nothing_else() -> None:
-    result = run_python(TOOLS / "mutate_images.py", "--images", "3000", "--seed", "5")
+    result = run_python(CHAOS / "mutate_images.py", "--images", "3000", "--seed", "5")
     assert result.returncode == 0, result.stdout + result.stderr
     expected = "3000 images, 0 aborts, 0 hangs, 0 other exceptions or wrong shapes"
     assert result.stdout.splitlines()[-1] == expected

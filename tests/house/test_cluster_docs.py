@@ -21,7 +21,8 @@ from documents import code_blocks
 from places import ROOT
 
 from shardio import convert
-from shardio.cli import commands as cli
+from shardio.cli import convert as convert_command
+from shardio.cli import stage as stage_command
 
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 PARTS = 16
@@ -59,7 +60,7 @@ def run_script(script: str, folder: Path, **variables: str) -> list[list[str]]:
 def options_of(command: list[str]) -> dict[str, object]:
     """The options of the command, as shardio's command line reads them."""
     assert command[:2] == ["shardio", "convert"]
-    return cli.convert.make_context("convert", command[2:]).params
+    return convert_command.convert.make_context("convert", command[2:]).params
 
 
 def array_job(script: str, folder: Path, variable: str, first: int) -> list[dict[str, object]]:
@@ -113,8 +114,7 @@ def test_the_dask_job_starts_a_scheduler_and_workers_and_converts_on_them(tmp_pa
 def assert_stages(command: list[str]) -> None:
     """`shardio stage` of a set by its name, as shardio's command line has it."""
     assert command == ["shardio", "stage", "imagenet-256", "/nvme/shardio"]
-    if stage := cli.cli.commands.get("stage"):
-        assert stage.make_context("stage", command[2:]).params["cache"] == Path("/nvme/shardio")
+    assert stage_command.stage.make_context("stage", command[2:]).params["cache"] == Path("/nvme/shardio")
 
 
 def test_training_jobs_of_slurm_stage_the_set_and_then_train(tmp_path: Path) -> None:

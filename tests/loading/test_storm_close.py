@@ -1,4 +1,4 @@
-"""Exceptions from signal handlers at any moment leave nothing behind: a short form of tools/storm_close.py."""
+"""Exceptions from signal handlers at any moment leave nothing behind: a short form of storm_close.py."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_a_block_that_fails_waits_for_calls_under_way_alone_and_one_that_ends_fo
 
     def make(number: int) -> None:
         begun.set()
-        while fails and not pool._cancelled.on:  # which ends the first call only when the block has failed
+        while fails and not pool._cancelled.is_set():  # which ends the first call only when the block has failed
             time.sleep(0.001)
         made.append(number)
 

@@ -1,4 +1,4 @@
-"""Training under torchrun, killed and resumed: a short form of what tools/kill_train.py does as long as one likes."""
+"""Training under torchrun, killed and resumed: a short form of kill_train.py."""
 
 from __future__ import annotations
 

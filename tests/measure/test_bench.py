@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,11 @@ import shardio.loading.loader
 import shardio.measure.bench
 import shardio.measure.limits
 import shardio.reading.choose
+from shardio.cli.bench import summary
 from shardio.loading.loader import ShardLoader
-from shardio.measure.bench import Combination, LimitResult, LoaderResult, Report, Speed, bench
+from shardio.measure.bench import Sweep, bench
 from shardio.measure.limits import Steps
-from shardio.measure.table import table
+from shardio.measure.report import Combination, LimitResult, LoaderResult, Report, Speed
 
 PAGES = (64, 64, 1)
 """The shape of samples of a page, which O_DIRECT can read anywhere."""
@@ -37,7 +39,9 @@ def path(make_set: Callable[..., Path]) -> Path:
 
 
 def quick(path: Path, **options: Any) -> Report:
-    return bench(path, **{"rounds": 1, "seconds": 0.001, "batch_sizes": (4,), "num_threads": (1,), **options})
+    values = {"rounds": 1, "seconds": 0.001, "batch_sizes": (4,), "num_threads": (1,), **options}
+    sweep = Sweep(**{field.name: values.pop(field.name) for field in fields(Sweep) if field.name in values})
+    return bench(path, sweep, **values)
 
 
 def no_direct(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +282,7 @@ def test_a_limit_that_cannot_be_measured_is_left_out_with_its_reason(
     assert report.left_out == {"direct": "O_DIRECT does not work on oldfs"}
     assert "direct" not in {limit.kind for limit in report.limits}
     assert "direct" not in report.ratios(report.loaders[0])
-    assert "left out: O_DIRECT reads: O_DIRECT does not work on oldfs" in table(report)
+    assert "left out: O_DIRECT reads: O_DIRECT does not work on oldfs" in summary(report)
 
 
 def test_json_tells_everything(path: Path) -> None:
@@ -431,14 +435,14 @@ def made_up_report(everything: bool) -> Report:
 @pytest.mark.parametrize("everything", [True, False])
 def test_the_table_has_a_line_of_at_most_100_characters_for_everything(everything: bool) -> None:
     report = made_up_report(everything)
-    lines = table(report)
+    lines = list(summary(report))
     assert max(map(len, lines)) <= 100
     assert sum("1,234,567" in line for line in lines) == len(report.loaders) + len(report.limits) - 1
     assert sum("12345" in line for line in lines) == len(report.loaders)
 
 
 def test_options_that_are_not_swept_stand_above_the_table_once() -> None:
-    lines = table(made_up_report(everything=False))
+    lines = list(summary(made_up_report(everything=False)))
     assert "ShardLoader: device cpu, crop none, batch 256, io auto, prefetch 2" in lines
     header = next(line for line in lines if line.startswith("threads"))
     assert header.split() == ["threads", "images/s", "GB/s", "/image", "ms", "memcpy", "take", "direct"]
@@ -447,5 +451,5 @@ def test_options_that_are_not_swept_stand_above_the_table_once() -> None:
 
 def test_a_limit_that_a_loader_does_not_have_is_a_dash() -> None:
     report = made_up_report(everything=True)
-    rows = [line for line in table(report) if line.startswith(("cpu ", "cuda:0 "))]
+    rows = [line for line in summary(report) if line.startswith(("cpu ", "cuda:0 "))]
     assert [line.endswith(" -") for line in rows] == [loader.combination.device == "cpu" for loader in report.loaders]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import shardio.measure.shuffle as shufflecheck
 import shardio.order.permutation
-from shardio.cli.commands import cli
+from shardio.cli.main import cli
 from shardio.measure.shuffle import check_shuffle, is_sampled
 from shardio.order.orders import BlockShuffle, GlobalShuffle, StoredOrder, make_order
 

@@ -1,4 +1,4 @@
-"""A damaged set is never taken for a sound one: a short form of tools/damage_set.py, and whether it would notice."""
+"""A damaged set is never taken for a sound one: a short form of damage_set.py, and whether it would notice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from command import run_python
 from damage_set import FIFO, KINDS, LINK, NOTHING, SHAPE, Damage, Site, expected_samples, is_seen_at_open
-from places import TOOLS
+from places import CHAOS
 
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES, sample_nbytes
@@ -30,7 +30,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def test_every_damage_is_found_named_and_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    result = run_python(TOOLS / "damage_set.py", "--damages", "500", "--seed", "5", TMPDIR=str(tmp_path))
+    result = run_python(CHAOS / "damage_set.py", "--damages", "500", "--seed", "5", TMPDIR=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == "500 damages, 0 not found or not named, 0 deaths, 0 hangs"
     assert os.listdir(tmp_path) == []

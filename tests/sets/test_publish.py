@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deadlines import must_not_block
@@ -270,6 +271,22 @@ def test_damage_is_found_while_copying_and_nothing_is_published(out: Path, root:
     assert (out / "manifest.json").exists()
 
 
+def test_a_read_that_fails_for_a_moment_is_retried(
+    out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
+) -> None:
+    real, failures = os.preadv, [errno.ESTALE, errno.EIO]
+
+    def preadv(*arguments: Any) -> int:
+        if failures:
+            raise OSError(code := failures.pop(), os.strerror(code))
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    publish(out, root / "small")
+    assert contents(root / "small") == contents(out)
+    assert len(no_pauses) == 2
+
+
 def test_a_failure_stops_the_other_copies(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 1)
     (out / "train-00000.npy").write_bytes(b"")
@@ -466,9 +483,13 @@ original, root, rounds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 rng = random.Random(1)
 shardio.system.pour.PIECE_NBYTES = 4096
 digest, killed, published = load_manifest(original).digest, 0, 0
-start = time.monotonic()
-publisher.publish(original, root / "warm")
-seconds = time.monotonic() - start
+times = []
+for number in range(5):  # one time alone depends on the machine's other work
+    shutil.rmtree(root / "warm", ignore_errors=True)
+    start = time.monotonic()
+    publisher.publish(original, root / "warm")
+    times.append(time.monotonic() - start)
+seconds = sorted(times)[2]
 for number in range(rounds):
     move, crossing = rng.choice(((False, False), (True, False), (True, True)))
     source, target = original.with_name("source"), root / f"set-{number}"

@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from leaks import num_descriptors
 from servers import SlowServer
 
-from shardio.cli import commands as cli
+from shardio.cli import output
+from shardio.cli.main import cli
 from shardio.format.manifest import load_manifest
 from shardio.sets import catalogue, remote
 from shardio.sets.storage import open_storage
@@ -170,9 +171,9 @@ def test_it_is_told_that_a_server_lets_us_wait_and_for_how_long(
     serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SMALL_FILE_SECONDS", 0.5)
-    monkeypatch.setattr(cli, "_TELL_SECONDS", 0.05)
+    monkeypatch.setattr(output, "_TELL_SECONDS", 0.05)
     url = serve("never")
     for command in ("info", "list"):
-        told = CliRunner().invoke(cli.cli, [command, f"{url}/x"]).stderr
+        told = CliRunner().invoke(cli, [command, f"{url}/x"]).stderr
         line = f"shardio: still waiting for {url}/x: for each manifest and listing at most 0.5 seconds\n"
         assert told.startswith(line), told

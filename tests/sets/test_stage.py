@@ -30,7 +30,7 @@ from folders import contents, flip
 from pictures import sample_pixels
 from places import ROOT
 
-from shardio.cli.commands import cli
+from shardio.cli.main import cli
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
 from shardio.format.manifest import FileEntry, Manifest, load_manifest
 from shardio.reading.shardset import open_shards
@@ -684,7 +684,7 @@ def test_stage_shows_no_credentials_when_it_waits(
 def test_who_copies_shows_a_bar_on_a_terminal_and_who_waits_does_not(out: Path, cache: Path, tmp_path: Path) -> None:
     code = """
 import os, sys, time
-from shardio.cli import commands as cli
+from shardio.cli import main as cli
 from shardio.sets.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Slow(FolderStorage):
@@ -768,7 +768,7 @@ def _entries(out: Path) -> list[FileEntry]:
 def test_ctrl_c_keeps_what_is_finished(out: Path, cache: Path) -> None:
     code = """
 import sys, threading
-from shardio.cli import commands as cli
+from shardio.cli import main as cli
 from shardio.sets.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Slow(FolderStorage):

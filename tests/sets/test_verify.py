@@ -103,9 +103,8 @@ def test_an_intact_set_is_ok_and_all_of_it_was_looked_at(out: Path, quick: bool,
     assert verify(str(out)).ok
 
 
-def test_progress_counts_every_byte_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Shards of more than one piece of reading.
-    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 4 << 20)
+def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
+    # Shards of more than one block of reading.
     manifest = write_set(tmp_path / "set", {"train": (3, 1)}, (2000, 1000, 1))
     lock, calls = threading.Lock(), []
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-PRELOADED = ["torch", "shardio.cli.commands", "shardio.conversion.convert", "shardio.loading.loader"]
+PRELOADED = ["torch", "shardio.cli.main", "shardio.conversion.convert", "shardio.loading.loader"]
 
 
 def run_forked(
@@ -23,9 +23,9 @@ def run_forked(
     umask: int = -1,
     timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
-    """`python -W error SCRIPT.py ...` or `python -W error -m shardio ...`: the first word is "shardio" or the script.
+    """`python -W error WORDS`, where "shardio" stands for "-m shardio".
 
-    As subprocess.run with captured output, except that the interpreter's end is cut short after a script.
+    As subprocess.run with captured output, except that the interpreter's end is cut short.
     """
     command = list(map(str, words))
     with tempfile.TemporaryDirectory() as folder:
@@ -54,12 +54,21 @@ def _run(command: list[str], outputs: list[Path], cwd: str | Path, env: dict[str
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    if "OMP_NUM_THREADS" in env:  # torch has looked for it already
+        import torch
+
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
     warnings.simplefilter("error")
+    sys.warnoptions[:] = ["error"]  # for the processes that this one starts
     sys.argv = command
     if command[0] == "shardio":
-        from shardio.cli.commands import main
+        from shardio.cli.main import main
 
         main()
-    else:
+    elif command[0] == "-c":
+        sys.argv = [command[0], *command[2:]]
         sys.path.insert(0, "")
+        exec(command[1], {"__name__": "__main__"})
+    else:
+        sys.path.insert(0, os.path.dirname(command[0]))
         runpy.run_path(command[0], run_name="__main__")

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 IMAGENET = ROOT / "examples" / "imagenet"
-TOOLS = ROOT / "tools"
+CHAOS = ROOT / "tools" / "chaos"
 DATA = ROOT / "tests" / "data"
 SUPPORT = ROOT / "tests" / "support"
 SHARED = ROOT.parent / "shared"

@@ -135,7 +135,7 @@ with warnings.catch_warnings(record=True) as found:
 def test_the_version_tells_which_kernels_run_and_imports_neither_torch_nor_numpy() -> None:
     show = """
 import sys
-from shardio.cli.commands import cli
+from shardio.cli.main import cli
 try:
     cli(["--version"], prog_name="shardio")
 finally:

@@ -33,7 +33,7 @@ def test_all_bytes_are_hashed_and_written_in_order(piece: int, most: int, monkey
 
 
 def test_a_file_that_ends_early_is_hashed_as_far_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 100)
+    monkeypatch.setattr("shardio.system.pour.HASHED_NBYTES", 100)
 
     def read(offset: int, buffer: memoryview) -> int:
         came = DATA[offset:250][: len(buffer)]
@@ -53,7 +53,7 @@ def test_an_error_passes_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -
         return len(buffer)
 
     with pytest.raises(OSError, match="lost"):
-        pour(read, len(DATA))
+        pour(read, len(DATA), lambda piece: None)
     assert not [thread for thread in threading.enumerate() if "hash" in thread.name]
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
 """Processes that stage one set at once and are killed at random, and readers of copies against evictors.
 
-    python tools/race_stage.py [--rounds 500] [--processes 32] [--seed 0]
+    python tools/chaos/race_stage.py [--rounds 500] [--processes 32] [--seed 0]
 
 Rounds of staging: all processes ask for a set at about the same time, and some are killed with SIGKILL while they copy,
 wait or read. No file may be copied that was there, the copy may be completed once, and the survivors must be served the
-right bytes. If nobody survives, the next start completes the copy; and after it nothing temporary may be left.
+right bytes. If no process survives, the next start completes the copy; and after it nothing temporary may be left.
 
 Rounds of eviction: some of the processes stage one of three sets, read it, let go and take another, while the others
-evict whatever they can, and some are killed. Nobody may lose what he reads. When all have ended, everything can be
+evict whatever they can, and some are killed. No process may lose what it reads. When all have ended, everything can be
 evicted, and nothing is left but the mark of the cache.
 
 The sources lie on a mount that is read-only, where this process may make one. Exit code 1 if anything was otherwise.
@@ -17,9 +17,7 @@ Linux only.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import hashlib
 import mmap
 import os
 import random
@@ -30,14 +28,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+import attack
 import numpy as np
+from attack import Child, Rounds, Say, Tell, hash_files, make_parser, never_sync, verdict, write_set
 
-from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.manifest import FileEntry, load_manifest
 from shardio.sets.cache import stage as staging
 from shardio.sets.cache.folder import MARKER_NAME, Cache
@@ -46,51 +45,45 @@ from shardio.sets.storage import FolderStorage
 from shardio.system import pour
 from shardio.system.files import AtomicFile
 
-Say = Callable[[str], None]
-
-PATCHED_OS: Any = os
 PATCHED_STAGING: Any = staging
 PATCHED_POUR: Any = pour
 
 NUM_SETS = 3
 SAMPLE_SHAPE = (16, 16, 3)
 SAMPLES_PER_SHARD = 16
-# A set of these is copied in some dozens of pieces, so that a kill finds files half copied.
+# A set is copied in some dozens of pieces, so that a kill finds files half copied.
 PIECE_NBYTES = 4096
-# What a source on a network would take for one, so that processes overlap though there are few cores.
+# Each piece takes as long as from a source on a network, so that processes overlap though there are few cores.
 PIECE_SECONDS = 0.0005
-# A round takes a fraction of a second: this is for one that hangs.
+# A round takes a fraction of a second. A process that takes so long hangs.
 PATIENCE_SECONDS = 120
 
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 CLONE_NEWNS = 0x20000
 
-# How a process ends; a signal otherwise.
+# The exit codes of a process that no signal ends.
 DONE, FAILED = 0, 4
 
 
 @dataclass
-class Counts:
-    """What happened; `violations` should stay empty."""
-
+class Counts(attack.Counts):
     staging_rounds: int = 0
     eviction_rounds: int = 0
     killed: int = 0
     fillers: int = 0
-    """Of those who were killed, the ones that had the right to fill a copy."""
+    """Killed processes that had the right to fill a copy."""
     served: int = 0
     copied: int = 0
     """Files."""
     finished_by_next: int = 0
-    """Rounds in which all who could complete the copy were killed."""
+    """Rounds in which all processes that could complete the copy were killed."""
     temporary: int = 0
     """Files and folders that kills left behind, for the next start to sweep."""
     evicted: int = 0
     reads: int = 0
-    """Of whole copies, while others evict."""
+    """Reads of whole copies, while others evict."""
     read_only: bool = False
-    """Whether the sources were on a mount that nobody could write to."""
-    violations: list[str] = field(default_factory=list)
+    """True if the sources were on a mount that no process could write to."""
 
     def __str__(self) -> str:
         return (
@@ -104,7 +97,7 @@ class Counts:
 
 
 class Board:
-    """Numbers that the processes write down, each in a place of its own, and that outlive them."""
+    """Numbers that each process writes to its own place, and that outlive it."""
 
     NAMES = ("completed", "evicted", "reads", "copied")
 
@@ -128,20 +121,8 @@ class SlowFolder(FolderStorage):
         super().read_into(entry, offset, buffer)
 
 
-def write_set(folder: Path, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    nbytes = 4096 + SAMPLES_PER_SHARD * int(np.prod(SAMPLE_SHAPE))
-    with ShardWriter(folder, SAMPLE_SHAPE, shard_nbytes=nbytes) as writer:
-        for number in range(4 * SAMPLES_PER_SHARD):
-            writer.append(rng.integers(0, 256, SAMPLE_SHAPE, dtype=np.uint8), number % 5)
-
-
-def hash_files(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
-
-
 def stamp(folder: Path) -> dict[str, tuple[int, int]]:
-    """What tells each finished file of a copy from another one of the same name."""
+    """Returns inode and time of each finished file, which tell it from another one of the same name."""
     found = {}
     if folder.exists():
         for path in folder.glob("[!.]*"):
@@ -151,12 +132,12 @@ def stamp(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def temporary_in(cache: Path) -> list[str]:
-    """What has no business in a cache that nobody is at."""
+    """Returns what must not be in a cache that no process uses."""
     return sorted(str(path.relative_to(cache)) for path in cache.rglob(".*"))
 
 
 def protect(folder: Path) -> bool:
-    """Let nobody write to the folder: whether by a mount of this process's own, which even root cannot write to."""
+    """Protects the folder from writers. Returns whether it is by a mount, to which even root cannot write."""
     libc = ctypes.CDLL(None, use_errno=True)
     path = os.fsencode(folder)
     try:
@@ -176,28 +157,24 @@ def protect(folder: Path) -> bool:
 
 
 def unprotect(folder: Path) -> None:
-    """As far as it must be, to be removed."""
+    """Makes the folder removable."""
     if ctypes.CDLL(None).umount2(os.fsencode(folder), 2):
         for one in (folder, *folder.iterdir()):
             one.chmod(0o755)
 
 
-class Race:
-    """Rounds in `folder`, which holds everything, with so many processes each."""
+class Race(Rounds[Counts]):
+    """Rounds of staging and of eviction, with so many processes each."""
 
     def __init__(self, folder: Path, processes: int, seed: int, say: Say) -> None:
-        self.folder = folder
-        self.say = say
-        self.counts = Counts()
+        super().__init__(folder, seed, say, Counts())
         self._processes = processes
-        self._random = random.Random(seed)
         self._board = Board(processes)
-        self._errors = folder / "errors"
-        self._errors.mkdir()
         self.sources = folder / "sources"
         self._sets = [self.sources / f"set-{number}" for number in range(NUM_SETS)]
         for number, path in enumerate(self._sets):
-            write_set(path, number)
+            images = np.random.default_rng(number).integers(0, 256, (64, *SAMPLE_SHAPE), dtype=np.uint8)
+            write_set(path, images, 5, SAMPLES_PER_SHARD)
         self._expected = [hash_files(path) for path in self._sets]
         self._digests = [load_manifest(path).digest for path in self._sets]
         self._before = self._look_at_sources()
@@ -209,43 +186,30 @@ class Race:
     def _look_at_sources(self) -> list[tuple[dict[str, str], dict[str, tuple[int, int]], int]]:
         return [(hash_files(path), stamp(path), path.stat().st_mtime_ns) for path in self._sets]
 
-    def _violation(self, text: str) -> None:
-        counts = self.counts
-        counts.violations.append(text)
-        self.say(f"VIOLATION in round {counts.staging_rounds + counts.eviction_rounds}: {text}")
-
     # --- processes -------------------------------------------------------------------------------------------------
 
-    def _start(self, jobs: Sequence[Callable[[], None]]) -> list[int]:
-        """A process for each job. All begin when the last one is there."""
+    def _start(self, jobs: Sequence[Callable[[], None]]) -> list[Child]:
+        """Starts a process for each job. All begin when the last one is there."""
         gate, opener = os.pipe()
-        children = []
-        for process, job in enumerate(jobs):
-            child = os.fork()
-            if not child:
+
+        def work(process: int, job: Callable[[], None], tell: Tell) -> int:
+            try:
                 os.close(opener)
-                self._run(process, gate, job)
-            children.append(child)
+                self._prepare(process)
+                os.read(gate, 1)  # the end of the file comes when no process has the other end any more
+                job()
+            except BaseException:
+                tell(traceback.format_exc())
+                return FAILED
+            return DONE
+
+        children = [Child(partial(work, number, job), PATIENCE_SECONDS) for number, job in enumerate(jobs)]
         for end in (gate, opener):
             os.close(end)
         return children
 
-    def _run(self, process: int, gate: int, job: Callable[[], None]) -> NoReturn:
-        code = FAILED
-        try:
-            signal.alarm(PATIENCE_SECONDS)
-            self._prepare(process)
-            os.read(gate, 1)  # the end of the file, when nobody has the other end any more
-            job()
-            code = DONE
-        except BaseException:
-            (self._errors / str(os.getpid())).write_text(traceback.format_exc())
-        finally:
-            os._exit(code)
-
     def _prepare(self, process: int) -> None:
-        # Nobody loses power here, so that only time would be lost.
-        PATCHED_OS.fsync = PATCHED_OS.fdatasync = lambda descriptor: None
+        never_sync()
         PATCHED_STAGING.open_storage = SlowFolder
         PATCHED_POUR.PIECE_NBYTES = PIECE_NBYTES
         PATCHED_STAGING._POLL_SECONDS = 0.01
@@ -258,28 +222,26 @@ class Race:
         board = self._board
         AtomicFile.commit = counted  # type: ignore[method-assign]
 
-    def _end_all(self, children: Sequence[int]) -> int:
-        """Wait for processes that were started together; how many did what they were to do."""
+    def _end_all(self, children: Sequence[Child]) -> int:
+        """Waits for processes that were started together. Returns how many did what they were to do."""
         done = 0
         for child in children:
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            note = self._errors / str(child)
+            told, code = child.finish()
             if code not in (DONE, -signal.SIGKILL):
-                self._violation(f"a process ended with {code}: {note.read_text() if note.exists() else 'no word'}")
-            note.unlink(missing_ok=True)
+                self._violation(f"a process ended with {code}: {''.join(told) or 'no word'}")
             self.counts.killed += code == -signal.SIGKILL
             done += code == DONE
         self.counts.served += done
         return done
 
-    def _kill_some(self, children: Sequence[int], span: float, filler: Callable[[], int | None]) -> None:
-        """Kill some at random moments, and now and then all: those at random, or whoever copies just then."""
+    def _kill_some(self, children: Sequence[Child], span: float, filler: Callable[[], int | None]) -> None:
+        """Kills some at random moments, and now and then all: random ones, or the one that copies just then."""
         rng = self._random
         count = round(len(children) * rng.choice((0, 0.1, 0.3, 0.6, 1, 1)))
         if count == len(children):
             span /= 2
         moments = sorted(rng.random() * span for _ in range(count))
-        alive = list(children)
+        alive = [child.pid for child in children]
         start = time.monotonic()
         for moment in moments:
             time.sleep(max(0.0, start + moment - time.monotonic()))
@@ -289,7 +251,7 @@ class Race:
             else:
                 child = rng.choice(alive)
             alive.remove(child)
-            os.kill(child, signal.SIGKILL)  # nobody has waited for it yet, so that the number is still its own
+            os.kill(child, signal.SIGKILL)  # it has not been waited for, so that the number is still its own
 
     # --- what a process does ---------------------------------------------------------------------------------------
 
@@ -308,12 +270,12 @@ class Race:
             with Cache(cache).lease(self._digests[number]) as lease:
                 stage(self._sets[number], cache)
                 for _ in range(rng.randint(1, 3)):
-                    # Opened anew each time: what is mapped would stay whatever becomes of its name.
+                    # Files are opened anew each time: what is mapped would stay whatever becomes of its name.
                     assert hash_files(lease.path) == self._expected[number], "the copy has other bytes than the source"
                     self._board.add(process, "reads")
             if time.monotonic() >= deadline:
                 return
-            time.sleep(rng.random() * seconds)  # so that some copies are nobody's for a while
+            time.sleep(rng.random() * seconds)  # so that some copies are unused for a while
 
     def _evict(self, process: int, cache: Path, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -351,7 +313,7 @@ class Race:
         now = stamp(copy)
         if again := [name for name in seen if seen[name] != now.get(name)]:
             self._violation(f"files that were there were copied again: {again}")
-        # Who was killed may have copied a file and not counted it. Nobody has counted what he did not do.
+        # A process that was killed may have copied a file and not counted it, but none counts what it did not do.
         completed, copied = self._board.total("completed"), self._board.total("copied")
         if completed > 1 or copied > len(now) - 1:
             self._violation(f"the copy was completed {completed} times, and {copied} files copied of {len(now) - 1}")
@@ -371,7 +333,7 @@ class Race:
             self._violation("the copy has other bytes than the source")
 
     def _check_evicted(self, cache: Path) -> None:
-        """Nobody is there any more: everything can go."""
+        """Checks that everything can be evicted when no process is there any more."""
         if not cache.exists():  # all were killed before they had made it
             return
         if not os.listdir(cache):  # or before they had marked it
@@ -390,7 +352,7 @@ class Race:
         cache = self.folder / f"cache-{counts.staging_rounds}-{counts.eviction_rounds}"
         self._board.clear()
         span = self._span * rng.choice((2, 4))
-        # Of many readers there is always one who holds a set, so that nothing is evicted.
+        # With many readers there is always one that holds a set, so that nothing is evicted.
         readers = round(self._processes * rng.choice((0.1, 0.2, 0.4, 0.8)))
         jobs: list[Callable[[], None]] = []
         for process in range(self._processes):
@@ -408,6 +370,7 @@ class Race:
 
     def run(self, rounds: int, until_noticed: str = "") -> None:
         for number in range(1, rounds + 1):
+            self.counts.rounds = number
             self.staging_round()
             self.eviction_round()
             if until_noticed and re.search(until_noticed, "\n".join(self.counts.violations)):
@@ -426,8 +389,8 @@ def race_stagings(
     say: Say = print,
     until_noticed: str = "",
 ) -> Counts:
-    """Do so many rounds of each kind in `folder` (a temporary one by default), or until a violation matches the
-    expression `until_noticed`. In a process without other threads."""
+    """Does so many rounds of each kind in `folder`, by default a temporary one, or stops when a violation matches the
+    expression `until_noticed`. The process must have no other threads."""
     with tempfile.TemporaryDirectory(prefix="race-stage-", dir=folder) as made:
         race = Race(Path(made), processes, seed, say)
         try:
@@ -438,15 +401,11 @@ def race_stagings(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__, "the moments")
     parser.add_argument("--rounds", type=int, default=500, help="of each kind; default %(default)s")
     parser.add_argument("--processes", type=int, default=32, help="in each round; default %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments, and of the sets")
-    parser.add_argument("--folder", type=Path, help="where to make everything; a temporary folder by default")
     chosen = parser.parse_args(arguments)
-    counts = race_stagings(chosen.rounds, chosen.processes, chosen.seed, chosen.folder)
-    print(counts)
-    return 1 if counts.violations else 0
+    return verdict(race_stagings(chosen.rounds, chosen.processes, chosen.seed, chosen.folder))
 
 
 if __name__ == "__main__":

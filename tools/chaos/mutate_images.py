@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Decode images that were damaged in every way that comes to mind: a picture or a DecodeError must come of each.
 
-    python tools/mutate_images.py [--images 100000] [--seed 0] [--processes N]
-    python tools/mutate_images.py --seed 0 --save 1234 image.bin
+    python tools/chaos/mutate_images.py [--images 100000] [--seed 0] [--processes N]
+    python tools/chaos/mutate_images.py --seed 0 --save 1234 image.bin
 
 JPEGs (baseline, progressive, grey, CMYK, with restarts and metadata), PNGs (of several depths, interlaced, animated)
 and WebPs (lossy, lossless, with alpha, animated) have bits flipped, bytes replaced, inserted, removed, zeroed and
@@ -15,37 +15,33 @@ Exit code 1 if anything was otherwise. With --save one image is written to a fil
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
-import os
 import re
 import resource
-import select
 import signal
 import struct
 import sys
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import attack
 import numpy as np
+from attack import Lane, Say, Tell, listen, make_parser, verdict
 from PIL import Image
 
 from shardio.conversion.images.decode import decode_image
 from shardio.errors import DecodeError
 from shardio.system.machine import usable_cores
 
-Say = Callable[[str], None]
-
 # 24 bytes for each of the most pixels that a picture may have, and the interpreter with its libraries.
 MEMORY_NBYTES = 3 << 30
-# Of CPU time for one image. The largest picture with the most scans takes a few.
+# CPU seconds for one image. The largest picture with the most scans takes a few.
 PATIENCE_SECONDS = 30
 REASONS = ("damaged", "too large", "unsupported", "empty")
 
@@ -70,7 +66,7 @@ def _encode(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 @cache
 def sound_images() -> dict[str, tuple[bytes, ...]]:
-    """By kind, images that decode."""
+    """Returns images that decode, by kind."""
     rng = np.random.default_rng(0)
     plain, large = _picture(rng, 40, 56), _picture(rng, 150, 130)
     with_alpha = _picture(rng, 31, 24, 4)
@@ -116,7 +112,7 @@ def sound_images() -> dict[str, tuple[bytes, ...]]:
 
 
 def _interlaced_png(rng: np.random.Generator) -> bytes:
-    """Pillow reads such files and does not write them: 8 x 8 grey, one row of bytes for each row of each pass."""
+    """Writes what Pillow only reads: 8 x 8 grey, one row of bytes for each row of each pass."""
     passes = [(1, 1), (1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8)]  # (rows, columns)
     rows = b"".join(b"\0" + rng.bytes(columns) for height, columns in passes for _ in range(height))
     header = struct.pack(">IIBBBBB", 8, 8, 8, 0, 0, 0, 1)
@@ -131,7 +127,7 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def mutate(rng: np.random.Generator, data: bytes, other: bytes) -> bytes:
-    """`data` with one to four changes; `other` is another image, to splice it with."""
+    """Returns `data` with one to four changes; `other` is another image, to splice it with."""
     changed = bytearray(data)
     for _ in range(int(rng.integers(1, 5))):
         if not changed:
@@ -155,7 +151,7 @@ def _set_byte(rng: np.random.Generator, data: bytearray, at: int, count: int, ot
 
 
 def _set_field(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
-    """A number of two or four bytes, as sizes and lengths have."""
+    """Sets a number of two or four bytes, as sizes and lengths have."""
     number = int(rng.choice([0, 1, 2, 7, 8, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 65500, 9459]))
     nbytes, order = (2 if number < 1 << 16 and count % 2 else 4), ("big", "little")[count % 3 == 0]
     data[at : at + nbytes] = number.to_bytes(nbytes, order)  # type: ignore[arg-type]
@@ -170,7 +166,7 @@ def _remove(rng: np.random.Generator, data: bytearray, at: int, count: int, othe
 
 
 def _fill(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
-    """As a lost sector is filled, or a shorter stretch."""
+    """Fills a stretch as a lost sector is filled, or a shorter one."""
     stop = min(len(data), at + count * int(rng.choice([1, 32])))
     data[at:stop] = bytes([rng.choice([0, 0xFF])]) * (stop - at)
 
@@ -184,7 +180,7 @@ def _cut_off(rng: np.random.Generator, data: bytearray, at: int, count: int, oth
 
 
 def _splice(rng: np.random.Generator, data: bytearray, at: int, count: int, other: bytes) -> None:
-    """The rest of the other image behind the beginning of this one."""
+    """Puts the rest of the other image behind the beginning of this one."""
     data[at:] = other[int(rng.integers(len(other))) :]
 
 
@@ -197,7 +193,7 @@ _CHANGES = (_flip_bits, _set_byte, _set_field, _insert, _remove, _fill, _repeat,
 
 
 def mend_checksums(data: bytearray) -> None:
-    """Make those of a PNG's chunks right, as far as the chunks can be told."""
+    """Makes the checksums of a PNG's chunks right, as far as the chunks can be told."""
     position = len(PNG_MAGIC)
     while position + 12 <= len(data):
         end = position + 8 + int.from_bytes(data[position : position + 4], "big")
@@ -208,7 +204,7 @@ def mend_checksums(data: bytearray) -> None:
 
 
 def claimed_sizes(data: bytes) -> set[tuple[int, int]]:
-    """Every (height, width) that these bytes could be said to claim, read without the code under test."""
+    """Returns every (height, width) that these bytes could be said to claim, without the code under test."""
     if data.startswith(PNG_MAGIC):
         return {(int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big"))}
     if data.startswith(b"RIFF"):
@@ -219,7 +215,7 @@ def claimed_sizes(data: bytes) -> set[tuple[int, int]]:
 
 
 def mutated_image(seed: int, number: int) -> tuple[str, bytes]:
-    """The kind and the bytes of one mutated image: the same for ever, with the same libraries."""
+    """Returns the kind and the bytes of one mutated image: always the same with the same libraries."""
     rng = np.random.default_rng([seed, number])
     images = sound_images()
     kind = list(images)[number % len(images)]
@@ -232,7 +228,7 @@ def mutated_image(seed: int, number: int) -> tuple[str, bytes]:
 
 
 def judge(data: bytes, reduce: bool) -> tuple[str, str]:
-    """(outcome, what is wrong with it) of decoding: a reason class, "decoded", or "exception"."""
+    """Decodes. Returns the outcome, which is a reason class, "decoded", or "exception", and what is wrong with it."""
     try:
         decoded = decode_image(data, least_size=(lambda height, width: (16, 16)) if reduce else None)
     except DecodeError as error:
@@ -251,16 +247,15 @@ def judge(data: bytes, reduce: bool) -> tuple[str, str]:
 
 
 @dataclass
-class Counts:
-    """What happened; the counts from `aborts` on should stay zero."""
+class Counts(attack.Counts):
+    """Counts of what happened. Those from `aborts` on should stay zero."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Of "kind: outcome"."""
+    """Images by "kind: outcome"."""
     aborts: int = 0
     hangs: int = 0
     exceptions: int = 0
-    """Other than DecodeError, and pictures of a wrong shape."""
-    violations: list[str] = field(default_factory=list)
+    """Exceptions other than DecodeError, and pictures of a wrong shape."""
 
     @property
     def num_images(self) -> int:
@@ -278,82 +273,36 @@ class Counts:
         )
 
 
-class Lane:
-    """A process that decodes every `step`-th image from `first` on, and another one when it dies."""
-
-    def __init__(self, seed: int, first: int, step: int, stop: int) -> None:
-        self.seed = seed
-        self.next = first
-        self.step = step
-        self.stop = stop
-        self.reader = -1
-        self._child = 0
-        self._unread = b""
-        self.start()
-
-    def start(self) -> None:
-        self.reader, told = os.pipe()
-        self._child = os.fork()
-        if not self._child:
-            os.close(self.reader)
-            self._work(told)
-        os.close(told)
-
-    def _work(self, told: int) -> None:
-        code = 1
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_NBYTES, MEMORY_NBYTES))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            for number in range(self.next, self.stop, self.step):
-                # By default SIGPROF ends the process: also one that is deep in a decoder.
-                signal.setitimer(signal.ITIMER_PROF, PATIENCE_SECONDS)
-                kind, data = mutated_image(self.seed, number)
-                outcome, wrong = judge(data, number % 2 == 1)
-                os.write(told, json.dumps([number, kind, outcome, wrong[-2000:]]).encode() + b"\n")
-            code = 0
-        finally:
-            os._exit(code)
-
-    def read(self) -> tuple[list[tuple[int, str, str, str]], int | None]:
-        """What it told since the last call, and how it ended, if it did."""
-        data = os.read(self.reader, 1 << 16)
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        results = [json.loads(line) for line in lines]
-        if results:
-            self.next = results[-1][0] + self.step
-        if data:
-            return results, None
-        os.close(self.reader)
-        self._unread = b""
-        return results, os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+def _decode_some(seed: int, numbers: range, tell: Tell) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_NBYTES, MEMORY_NBYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number in numbers:
+        # SIGPROF ends the process by default, also one that is deep in a decoder.
+        signal.setitimer(signal.ITIMER_PROF, PATIENCE_SECONDS)
+        kind, data = mutated_image(seed, number)
+        outcome, wrong = judge(data, number % 2 == 1)
+        tell([number, kind, outcome, wrong[-2000:]])
 
 
 def mutate_images(images: int, seed: int = 0, processes: int | None = None, say: Say = print) -> Counts:
-    """Decode so many mutated images. In a process that has no other threads."""
+    """Decodes so many mutated images. The process must have no other threads."""
     counts = Counts()
-    processes = usable_cores() if processes is None else processes
+    processes = processes or usable_cores()
     for kind, sound in sound_images().items():
         for data in sound:
             outcome, wrong = judge(data, False)
             if outcome != "decoded":
                 raise RuntimeError(f"a sound {kind} gives: {outcome} {wrong}")
-    lanes = {lane.reader: lane for lane in (Lane(seed, n, processes, images) for n in range(processes))}
-    while lanes:
-        for reader in select.select(list(lanes), [], [])[0]:
-            lane = lanes[reader]
-            results, code = lane.read()
-            for number, kind, outcome, wrong in results:
-                counts.outcomes[f"{kind}: {outcome}"] += 1
-                if wrong:
-                    counts.exceptions += 1
-                    counts.violations.append(f"image {number} of seed {seed}, {kind}: {wrong}")
-                if counts.num_images % 10_000 == 0:
-                    say(f"{counts.num_images} of {images} images: {len(counts.violations)} violations")
-            if code is None:
-                continue
-            del lanes[reader]
-            if code == 0:
-                continue
+    lanes = [Lane(partial(_decode_some, seed), first, processes, images) for first in range(processes)]
+    for lane, results, code in listen(lanes):
+        for number, kind, outcome, wrong in results:
+            counts.outcomes[f"{kind}: {outcome}"] += 1
+            if wrong:
+                counts.exceptions += 1
+                counts.violations.append(f"image {number} of seed {seed}, {kind}: {wrong}")
+            if counts.num_images % 10_000 == 0:
+                say(f"{counts.num_images} of {images} images: {len(counts.violations)} violations")
+        if code:
             hang = code == -signal.SIGPROF
             counts.hangs += hang
             counts.aborts += not hang
@@ -361,17 +310,12 @@ def mutate_images(images: int, seed: int = 0, processes: int | None = None, say:
             counts.outcomes[f"{kind}: {'hang' if hang else 'abort'}"] += 1
             counts.violations.append(f"image {lane.next} of seed {seed}, {kind}: the process ended with {code}")
             lane.next += lane.step
-            if lane.next < lane.stop:
-                lane.start()
-                lanes[lane.reader] = lane
     return counts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__, "the mutations", processes=True, folder=False)
     parser.add_argument("--images", type=int, default=100_000, help="default %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the mutations")
-    parser.add_argument("--processes", type=int, help="by default as many as there are cores")
     parser.add_argument("--save", nargs=2, metavar=("NUMBER", "FILE"), help="write one image to a file, and do no more")
     chosen = parser.parse_args(arguments)
     if chosen.save:
@@ -381,8 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = mutate_images(chosen.images, chosen.seed, chosen.processes)
     for violation in counts.violations:
         print(violation)
-    print(counts)
-    return 1 if counts.violations else 0
+    return verdict(counts)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Kill distributed training in the middle of epochs, go on with other ranks, and check that no sample is lost or twice.
 
-    python tools/kill_train.py [--rounds 10] [--seed 0] [--shuffle global]
+    python tools/chaos/kill_train.py [--rounds 10] [--seed 0] [--shuffle global]
 
 Each round trains some epochs under torchrun, with gloo and DistributedDataParallel on the CPU. Every rank logs what it
 receives, and rank 0 writes a checkpoint every few steps. All processes are killed with SIGKILL at a random moment, and
@@ -23,22 +23,22 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
+import attack
 import numpy as np
 import torch
 import torch.distributed as dist
+from attack import Say, make_parser, verdict, write_set
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
-from shardio import ShardLoader, ShardWriter
-
-Say = Callable[[str], None]
+from shardio import ShardLoader
 
 # The orders that --shuffle knows, as options of the loader.
 SHUFFLES: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ FIRST_PLAN = ((2, 4), (3, 5))
 """Ranks and batch size of each run of the first round; those of later rounds are random. The second run seldom begins
 at a multiple of its own global batch."""
 
-# A run takes some seconds, and a loaded machine is slow: this is for one that hangs.
+# A run takes some seconds, on a loaded machine more. One that takes so long hangs.
 PATIENCE_SECONDS = 120
 POLL_SECONDS = 0.005
 # The kill comes within so many seconds after the step it waits for: some steps later, at any place of one.
@@ -78,16 +78,9 @@ def pixels_of(index: int) -> NDArray[np.uint8]:
 
 
 def index_of(pixels: NDArray[np.uint8]) -> int:
-    """The sample that has these pixels, -1 if there is none."""
+    """Returns the sample that has these pixels, or -1 if there is none."""
     index = int.from_bytes(pixels.tobytes()[:8], "little")
     return index if np.array_equal(pixels, pixels_of(index)) else -1
-
-
-def write_set(folder: Path) -> None:
-    nbytes = 4096 + NUM_SAMPLES // 3 * int(np.prod(SHAPE))
-    with ShardWriter(folder, SHAPE, shard_nbytes=nbytes) as writer:
-        for index in range(NUM_SAMPLES):
-            writer.append(pixels_of(index), index % NUM_CLASSES)
 
 
 def open_loader(data: str, batch_size: int, shuffle: str, seed: int, **world: Any) -> ShardLoader:
@@ -109,11 +102,11 @@ def open_loader(data: str, batch_size: int, shuffle: str, seed: int, **world: An
 
 @dataclass(frozen=True)
 class Run:
-    """What the ranks of one run are told."""
+    """The orders to the ranks of one run."""
 
     data: str
     folder: str
-    """For the logs."""
+    """The folder of the logs."""
     checkpoint: str
     shuffle: str
     seed: int
@@ -121,7 +114,7 @@ class Run:
     world_size: int = 1
     batch_size: int = 1
     hold: int | None = None
-    """A step to wait for the kill at, so that a slow parent still finds the ranks in the middle of the epoch."""
+    """The step after which ranks wait for the kill, so that a slow parent finds them in the middle of the epoch."""
 
 
 class Step(NamedTuple):
@@ -131,14 +124,14 @@ class Step(NamedTuple):
     state: dict[str, Any]
     indices: list[int]
     pixels: list[int]
-    """The samples that the pixels are of."""
+    """The samples that have these pixels."""
     labels: list[int]
 
 
 class Checkpoint(NamedTuple):
     steps: int
     loader: str
-    """Its state as JSON; empty before the first checkpoint."""
+    """The loader's state as JSON; empty before the first checkpoint."""
     model: dict[str, Any]
     optimizer: dict[str, Any]
 
@@ -153,8 +146,8 @@ class Checkpoint(NamedTuple):
 
 
 def train(run: Run) -> NoReturn:
-    """One rank, under torchrun."""
-    signal.alarm(2 * PATIENCE_SECONDS)  # even a rank that everybody has forgotten ends
+    """Trains as one rank, under torchrun."""
+    signal.alarm(2 * PATIENCE_SECONDS)  # so that a rank ends even if its parent is gone
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -169,7 +162,7 @@ def train(run: Run) -> NoReturn:
             optimizer.load_state_dict(checkpoint.optimizer)
             loader.load_state_dict(json.loads(checkpoint.loader))
         parallel = DistributedDataParallel(model)
-        # Unbuffered: what is written before a kill stays written.
+        # The log is not buffered: lines that are written before a kill stay written.
         with open(_log_path(run, rank), "wb", buffering=0) as log:
             for epoch in range(loader.state_dict()["epoch"], EPOCHS):
                 loader.set_epoch(epoch)
@@ -177,7 +170,7 @@ def train(run: Run) -> NoReturn:
                     step += 1
                     state = loader.state_dict()
                     pixels = [index_of(image) for image in images.permute(0, 2, 3, 1).numpy()]
-                    # Before learning, in which no rank comes to an end until all have begun: at a checkpoint of this
+                    # The line comes before learning, which no rank ends until all have begun: at a checkpoint of this
                     # step all ranks have logged it.
                     line = Step(step, state, indices.tolist(), pixels, labels.tolist())
                     log.write(json.dumps(line).encode() + b"\n")
@@ -195,7 +188,7 @@ def train(run: Run) -> NoReturn:
 def learn(
     model: DistributedDataParallel, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor
 ) -> None:
-    """One step.
+    """Does one step.
 
     DistributedDataParallel takes the mean of the ranks' gradients, whatever the sizes of their batches. The sum over a
     rank's samples, times ranks / samples of all ranks, makes that the mean over all samples. An empty batch has the
@@ -217,7 +210,7 @@ def _log_path(run: Run, rank: int) -> Path:
 
 
 def marked_processes(folder: Path) -> list[int]:
-    """Those of all runs in `folder` or below that have not ended. A zombie has no environment."""
+    """Returns the processes of all runs in `folder` or below that have not ended. A zombie has no environment."""
     mark = f"{MARK}={folder}".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -263,7 +256,7 @@ class Torchrun:
         self.kill()
 
     def wait_for(self, step: int | None) -> bool:
-        """Until rank 0 has logged `step`, with None to the end; whether the step did come."""
+        """Waits until rank 0 has logged `step`, with None for the end. Returns whether the step did come."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.process.poll() is None:
             if step is not None and (log := self.read_log(0)) and log[-1].step >= step:
@@ -274,7 +267,7 @@ class Torchrun:
         return False
 
     def kill(self) -> None:
-        """The launcher first, so that it starts no more; then all that it has started."""
+        """Kills the launcher first, so that it starts no more, and then all that it has started."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -309,7 +302,7 @@ class Kept(NamedTuple):
 
 
 def undisturbed(data: str, shuffle: str, seed: int, batch_size: int) -> list[list[int]]:
-    """The order of each epoch, as one process reads it."""
+    """Returns the order of each epoch, as one process reads it."""
     orders = []
     with open_loader(data, batch_size, shuffle, seed, rank=0, world_size=1) as loader:
         for epoch in range(EPOCHS):
@@ -319,7 +312,7 @@ def undisturbed(data: str, shuffle: str, seed: int, batch_size: int) -> list[lis
 
 
 def faults_of(runs: Sequence[Kept], expected: Sequence[Sequence[int]]) -> list[str]:
-    """How the runs, one after the other, differ from the epochs expected; empty if they do not."""
+    """Returns how the runs, one after the other, differ from the epochs expected."""
     faults = []
     epochs: dict[int, list[int]] = defaultdict(list)
     for number, run in enumerate(runs):
@@ -368,22 +361,18 @@ def _faults_of_step(parts: Sequence[Step], batch_size: int, consumed: int, num_s
 
 
 @dataclass
-class Counts:
-    """What happened; `violations` should stay empty."""
-
-    rounds: int = 0
+class Counts(attack.Counts):
     runs: int = 0
     kills: int = 0
-    """In the middle of an epoch."""
+    """Kills in the middle of an epoch."""
     resumed: int = 0
-    """From a checkpoint in the middle of an epoch."""
+    """Runs that went on from a checkpoint in the middle of an epoch."""
     steps: int = 0
-    """That counted."""
+    """Steps that counted."""
     lost: int = 0
     """Steps done after the last checkpoint."""
     empty: int = 0
-    """Batches of no sample, among those that counted."""
-    violations: list[str] = field(default_factory=list)
+    """Batches without a sample, among those that counted."""
 
     def __str__(self) -> str:
         return (
@@ -403,10 +392,11 @@ class Killer:
         self.counts = Counts()
         self._random = random.Random(seed)
         self._data = folder / "set"
-        write_set(self._data)
+        images = np.stack([pixels_of(index) for index in range(NUM_SAMPLES)])
+        write_set(self._data, images, NUM_CLASSES, samples_per_shard=NUM_SAMPLES // 3)
 
     def round(self) -> None:
-        """One training, from its first step to its last."""
+        """Does one training, from its first step to its last."""
         folder = self.folder / f"round-{self.counts.rounds}"
         folder.mkdir()
         plan = self._plan()
@@ -465,7 +455,7 @@ class Killer:
         return Kept(run.batch_size, start, stop, logs)
 
     def _moment(self, place: dict[str, Any], global_batch_size: int) -> tuple[int, int]:
-        """A step to kill a run after, and the last it may do: in the middle of the epoch under way or of the next."""
+        """Returns a step to kill a run after, and the last it may do: both inside the epoch under way or the next."""
         left = -(-(NUM_SAMPLES - place["consumed"]) // global_batch_size)
         first, last = 1, left - 1
         if place["epoch"] + 1 < EPOCHS and (last < first or self._random.random() < 0.5):
@@ -477,7 +467,7 @@ class Killer:
 def kill_training(
     rounds: int, seed: int = 0, shuffle: str = "global", folder: Path | None = None, say: Say = print
 ) -> Counts:
-    """Do so many rounds in `folder`, a temporary one by default."""
+    """Does so many rounds in `folder`, by default a temporary one."""
     with tempfile.TemporaryDirectory(prefix="kill-train-", dir=folder) as made:
         killer = Killer(Path(made), seed, shuffle, say)
         for _ in range(rounds):
@@ -486,19 +476,15 @@ def kill_training(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__, "the moments, the ranks and the batch sizes")
     parser.add_argument("--rounds", type=int, default=10, help="trainings; default %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments, the ranks and the batch sizes")
     parser.add_argument("--shuffle", choices=SHUFFLES, default="global", help="the order; default %(default)s")
-    parser.add_argument("--folder", type=Path, help="where to make everything; a temporary folder by default")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.worker:
         train(Run(**json.loads(chosen.worker)))
     print(f"seed {chosen.seed}, shuffle {chosen.shuffle}", flush=True)
-    counts = kill_training(chosen.rounds, chosen.seed, chosen.shuffle, chosen.folder)
-    print(counts)
-    return 1 if counts.violations else 0
+    return verdict(kill_training(chosen.rounds, chosen.seed, chosen.shuffle, chosen.folder))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ a `Fault` names the disk refuses it, or the process is killed: before the call, 
 machine's power. For that the disk remembers what is durable: the content of each file when it was last synced, and the
 names in each folder when that was. Nothing is really synced, which would only take time.
 
-Meant for a process of its own, which is forked, breaks and is gone.
+It is meant for a process of its own, which is forked, breaks and is gone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ KINDS_OF_WRITES: tuple[Kind, ...] = get_args(Kind)
 KINDS_OF_REMOVALS: tuple[Kind, ...] = tuple(kind for kind in KINDS_OF_WRITES if not kind.startswith("ENOSPC"))
 KINDS_OF_READS: tuple[Kind, ...] = ("kill", "interrupt", "EIO")
 KINDS_OF_CLOSE: tuple[Kind, ...] = ("kill", "interrupt")
-"""Of a file that was only read. Of one that was written it is called `close written`, and is a write."""
+"""Faults of closing a file that was only read. Closing one that was written is called `close written`, a write."""
 
 _PATCHED = (
     *("stat", "lstat", "fstat", "scandir", "listdir", "pread", "preadv", "statvfs", "close", "open", "write", "pwrite"),
@@ -64,7 +64,7 @@ _PATCHED = (
 
 
 def kinds_of(call: str) -> tuple[Kind, ...]:
-    """The kinds of faults that make sense at a call."""
+    """Returns the kinds of faults that make sense at a call."""
     if call in WRITES:
         return KINDS_OF_WRITES
     if call == "close":
@@ -74,7 +74,7 @@ def kinds_of(call: str) -> tuple[Kind, ...]:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at which call; calls are counted from 1. `seed` is of what survives a loss of power."""
+    """A fault of one kind at one call; calls are counted from 1. `seed` decides what survives a loss of power."""
 
     at: int
     kind: Kind
@@ -85,7 +85,7 @@ class Fault:
 
 
 class FaultyDisk:
-    """Between this process and the files at or below `folder`, and those below `read_only`, from `install` on.
+    """Stands between this process and the files at or below `folder`, and those below `read_only`, after `install`.
 
     Only `folder` is written to and may lose what was not synced. `on_death` is called just before the process is ended
     by a fault. Thread safe.
@@ -104,27 +104,27 @@ class FaultyDisk:
         self._real = {name: getattr(os, name) for name in _PATCHED}
         self._real_open = builtins.open
         self._real_fcntl = fcntl.fcntl
-        # Files are told apart by numbers of our own: an inode is used again when its file is removed.
+        # Files have numbers of our own: an inode is used again when its file is removed.
         self._numbers: dict[int, int] = {}
         self._next_number = itertools.count()
         self._contents: dict[int, bytes] = {}
-        """What each file held when it was last synced."""
+        """The bytes of each file when it was last synced."""
         self._names: dict[str, dict[str, int]] = {}
-        """By folder: the file of each name when it was last synced."""
+        """The file of each name in each folder when that was last synced."""
         for place, _, files in os.walk(self._folder):
             self._names[place] = self._listed(place)
             for name in files:
                 self._contents[self._names[place][name]] = self._read(f"{place}/{name}")
 
     def content(self, path: Path) -> bytes:
-        """What a file of ours holds, without a call that is counted."""
+        """Returns the bytes of a file of ours, without a call that is counted."""
         return self._read(os.fspath(path))
 
     # --- putting it in place -----------------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """For the rest of this process."""
-        # Python 3.10's pathlib looked its functions up before.
+        """Puts the disk in place for the rest of this process."""
+        # Python 3.10's pathlib has looked its functions up already.
         accessor: Any = getattr(pathlib, "_NormalAccessor", None)
         for name in _PATCHED:
             wrapped = self._wrap(name, self._real[name])
@@ -151,7 +151,7 @@ class FaultyDisk:
         return call
 
     def _place(self, args: tuple[Any, ...], options: dict[str, Any]) -> str | None:
-        """The path that a call is about, if that is one of ours."""
+        """Returns the path that a call is about, if it is one of ours."""
         what = args[0] if args else options.get("path", ".")
         if isinstance(what, int):
             path = self._path_of(what)
@@ -179,7 +179,7 @@ class FaultyDisk:
 
     @property
     def _close_open_file(self) -> Callable[[OpenFile], None]:
-        """A method: what C closes is counted here alone, and only if it was written."""
+        """A method: files that C closes are counted here alone, and only if they were written."""
 
         def close(file: OpenFile) -> None:
             real = functools.partial(io.FileIO.close, file)
@@ -233,7 +233,7 @@ class FaultyDisk:
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> None:
-        """Do what the fault says; return only if the call is still to be made."""
+        """Does what the fault says. Returns only if the call is still to be made."""
         if fault.kind == "interrupt":
             self.failed.append((name, place))
             if threading.current_thread() is threading.main_thread():
@@ -242,7 +242,7 @@ class FaultyDisk:
             return
         refused = fault.kind.startswith("E")
         if refused and name == "close":
-            return  # of a file that was only read: that cannot fail
+            return  # closing a file that was only read cannot fail
         if name in ("write", "pwrite", "file.write") and fault.kind != "kill":
             half = memoryview(args[-1 if name == "file.write" else 1]).cast("B")
             half = half[: len(half) // 2]
@@ -280,14 +280,14 @@ class FaultyDisk:
             "fstat",
             "preadv",
         )
-        # As in os, an error of a call on a descriptor does not say which file.
+        # As in os, the error of a call on a descriptor names no file.
         names = [] if name in by_descriptor or name.startswith(("file.", "close")) else [place]
         raise OSError(code, os.strerror(code), *names)
 
     # --- what is durable ---------------------------------------------------------------------------------------------
 
     def _number(self, inode: int) -> int:
-        if inode not in self._numbers:  # made before we looked
+        if inode not in self._numbers:  # the file was made before the disk was in place
             self._numbers[inode] = next(self._next_number)
         return self._numbers[inode]
 
@@ -300,7 +300,7 @@ class FaultyDisk:
         if stat.S_ISDIR(status.st_mode):
             self._names[place] = self._listed(place)
         else:
-            # Opened anew: the descriptor may be one for whole blocks only, or the file have no name any more.
+            # The file is opened anew: the descriptor may be for whole blocks only, or the name be gone.
             self._contents[self._number(status.st_ino)] = self._read(f"/proc/self/fd/{descriptor}")
 
     def _read(self, path: str) -> bytes:
@@ -308,7 +308,7 @@ class FaultyDisk:
             return file.read()
 
     def _lose_power(self, fault: Fault) -> None:
-        """Leave on the disk what a machine may find there when it has power again."""
+        """Leaves on the disk what a machine may find there when it has power again."""
         for name, real in self._real.items():
             setattr(os, name, real)
         builtins.open = io.open = self._real_open
@@ -318,7 +318,7 @@ class FaultyDisk:
         os.rename(after, self._folder)
 
     def _survive(self, folder: str, target: str, survival: _Survival) -> None:
-        """Copy to `target` what survives of `folder`."""
+        """Copies to `target` what survives of `folder`."""
         os.mkdir(target)
         old = self._names.get(folder, {})
         new = self._listed(folder) if os.path.isdir(folder) else {}
@@ -341,25 +341,25 @@ class FaultyDisk:
 
 
 class _Survival:
-    """What of the unsynced survives a loss of power, as the kind of fault says."""
+    """Decides what survives a loss of power without having been synced, as the kind of fault says."""
 
     def __init__(self, fault: Fault) -> None:
         self._kind = fault.kind
         self._random = random.Random(fault.seed)
 
     def of_new_name(self) -> bool:
-        """Of a name that was given, changed or removed."""
+        """Tells whether a name that was given, changed or removed survives so."""
         if self._kind == "power, anything may survive":
             return self._random.random() < 0.5
         return self._kind == "power, names survive"
 
     def of_content(self, durable: bytes, current: bytes) -> bytes:
-        """Of a file that was written to, the bytes that are found in it."""
+        """Returns the bytes that are found in a file that was written to."""
         if self._kind == "power, names survive":
             # The size is written with the name, and the bytes are not.
             return durable[: len(current)].ljust(len(current), b"\0")
         if self._kind == "power, anything may survive":
-            # But for bytes that were synced and not written since: these are there.
+            # Bytes that were synced and not written since are always there.
             end = self._random.randint(0, len(current))
             unchanged = bytes(one if one == other else 0 for one, other in zip(durable, current, strict=False))
             return self._random.choice(

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """Damage a published set in every way that comes to mind: `verify` must find each, and name it.
 
-    python tools/damage_set.py [--damages 100000] [--seed 0] [--processes N]
+    python tools/chaos/damage_set.py [--damages 100000] [--seed 0] [--processes N]
 
-Of a small set of two splits, bytes of any file are changed or zeroed, from one bit to 64 kB, files are cut off or grow,
+In a small set of two splits, bytes of any file are changed or zeroed, from one bit to 64 kB, files are cut off or grow,
 two shards change places, a shard or an index of another set is put in the place of one, and a file is replaced by a
 link to a sound copy, a folder, a FIFO or nothing. Each time `verify` must report exactly the files that differ, by
-their paths, and of shards exactly the samples that differ. Opening must refuse what it looks at: every file that has
+their paths, and exactly the samples of shards that differ. Opening must refuse what it looks at: every file that has
 another size, type or header, and any manifest that says something else. All that happens in processes which must not
 die, by a signal or otherwise, nor wait for ever. Then the old bytes are written back.
 
@@ -15,21 +15,22 @@ Exit code 1 if anything was otherwise. Linux only.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+import attack
 import numpy as np
+from attack import Lane, Say, Tell, listen, make_parser, verdict
 
 from shardio.conversion.writing.set_writer import Reject, SplitContent, publish_set
 from shardio.conversion.writing.shard_file import ShardFileWriter
@@ -47,31 +48,29 @@ from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 from shardio.system.machine import usable_cores
 
-Say = Callable[[str], None]
-
 SHAPE: SampleShape = (32, 32, 3)
 NUM_SAMPLES = {"train": (24, 24, 9), "val": (24, 7)}
-"""Of each shard. Some are as large as others, so that sizes do not tell them apart."""
+"""Samples of each shard. Some shards are equally large, so that sizes do not tell them apart."""
 MOST_NBYTES = 64 << 10
-# For one damage, which takes milliseconds.
+# Seconds for one damage, which takes milliseconds.
 PATIENCE_SECONDS = 60
-# After so many a process ends and another one goes on.
+# After so many damages a process ends and another one goes on.
 BATCH = 1000
 NOT_MENDED = 3
 """Exit code of a process that leaves a set which is not what it was."""
 
 LINK, FOLDER, FIFO, NOTHING = "a link", "a folder", "a FIFO", "nothing"
 Content = bytes | str
-"""What a file holds, or what is there instead of it."""
+"""The bytes of a file, or what is there instead of it."""
 Contents = dict[str, bytes]
-"""Of a set, by file."""
+"""The bytes of each file of a set."""
 
 
 # --- sound sets ------------------------------------------------------------------------------------------------------
 
 
 def write_set(folder: Path, seed: int) -> Contents:
-    """Publish a set of random pixels. Its contents."""
+    """Publishes a set of random pixels, and returns its contents."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
     splits = {}
@@ -95,7 +94,7 @@ SHARDS = {
     for split, counts in NUM_SAMPLES.items()
     for number, count in enumerate(counts)
 }
-"""Of each shard its split, its first sample there, and how many."""
+"""The split of each shard, its first sample there, and how many it has."""
 INDEXES = {index_name(split): split for split in NUM_SAMPLES}
 
 
@@ -104,7 +103,7 @@ INDEXES = {index_name(split): split for split in NUM_SAMPLES}
 
 @dataclass(frozen=True)
 class Damage:
-    """What files hold that differ from the sound set."""
+    """New contents of the files that differ from the sound set."""
 
     kind: str
     changed: Mapping[str, Content]
@@ -114,8 +113,8 @@ class Damage:
 
 
 def _span(rng: np.random.Generator, data: bytes) -> slice:
-    """As likely a few bytes as many. Of shards and indexes, some begin in the header, which has nothing to do with
-    pixels and is read first."""
+    """Draws a span of a few or many bytes, with the same probability. Some begin in the header, which has nothing to do
+    with pixels and is read first."""
     start = int(rng.integers(len(data) if rng.random() < 0.9 else min(len(data), HEADER_NBYTES)))
     return slice(start, start + int(2 ** rng.uniform(0, np.log2(MOST_NBYTES))))
 
@@ -139,7 +138,7 @@ def _zero(rng: np.random.Generator, data: bytes) -> bytes:
 
 
 def _cut(rng: np.random.Generator, data: bytes) -> bytes:
-    """Anywhere, or behind a whole sample, a page or a single byte less."""
+    """Cuts off anywhere, or behind a whole sample, a page or a single byte less."""
     nbytes = sample_nbytes(SHAPE)
     sizes = [
         0,
@@ -173,7 +172,7 @@ KINDS = (
 
 
 def draw(rng: np.random.Generator, sound: Contents, other: Contents) -> Damage:
-    """Damage of a random kind that does change something."""
+    """Draws damage of a random kind that does change something."""
     kind = KINDS[rng.integers(len(KINDS))]
     while True:
         changed = _draw(rng, kind, sound, other)
@@ -204,7 +203,7 @@ def _differs(name: str, was: bytes, now: Content) -> bool:
 
 
 def expected_samples(name: str, was: bytes, now: Content) -> tuple[int, ...]:
-    """Which samples `verify` must name, told by comparing bytes."""
+    """Returns the samples that `verify` must name, by comparing bytes."""
     if name not in SHARDS or now in (LINK, FOLDER, FIFO):
         return ()
     _, first, count = SHARDS[name]
@@ -215,7 +214,7 @@ def expected_samples(name: str, was: bytes, now: Content) -> tuple[int, ...]:
 
 
 def is_seen_at_open(name: str, was: bytes, now: Content) -> bool:
-    """Whether opening the split of this file must fail."""
+    """Tells whether opening the split of this file must fail."""
     if name == REJECTS_NAME:
         return False
     if name == MANIFEST_NAME or isinstance(now, str):
@@ -268,7 +267,7 @@ class Site:
         return draw(np.random.default_rng([seed, number]), self.sound, self.other)
 
     def try_damage(self, damage: Damage) -> str:
-        """Do it, look what is told of it, and undo it. What is wrong with that, or ""."""
+        """Does the damage, judges what is said of it, and undoes it. Returns what is wrong, or ""."""
         try:
             for name, content in damage.changed.items():
                 self.put(name, content)
@@ -298,7 +297,7 @@ class Site:
         return next(filter(None, openings), "")
 
     def seen_at_open(self, damage: Damage) -> list[str]:
-        """The files for which opening must fail."""
+        """Returns the files for which opening must fail."""
         return [name for name, now in damage.changed.items() if is_seen_at_open(name, self.sound[name], now)]
 
     def _opening(self, split: str, refused: Sequence[str]) -> str:
@@ -312,17 +311,16 @@ class Site:
 
 
 @dataclass
-class Counts:
-    """What happened; the counts from `deaths` on should stay zero."""
+class Counts(attack.Counts):
+    """Counts of what happened. Those from `deaths` on should stay zero."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    """Those of each kind that opening had to refuse."""
+    """Damages of each kind that opening had to refuse."""
     deaths: int = 0
     hangs: int = 0
     missed: int = 0
-    """Not found, not named, not refused, or by an exception."""
-    violations: list[str] = field(default_factory=list)
+    """Damages that were not found, not named or not refused, or that raised an exception."""
 
     def __str__(self) -> str:
         lines = [
@@ -335,110 +333,49 @@ class Counts:
         )
 
 
-class Lane:
-    """A process that does every `step`-th damage from `first` on, in a set of its own; another one goes on after BATCH
-    of them, or when it died."""
-
-    def __init__(self, site: Site, seed: int, first: int, step: int, stop: int) -> None:
-        self.site = site
-        self.seed = seed
-        self.next = first
-        self.step = step
-        self.stop = stop
-        self.reader = -1
-        self._child = 0
-        self._unread = b""
-        self.start()
-
-    def start(self) -> None:
-        self.reader, told = os.pipe()
-        self._child = os.fork()
-        if not self._child:
-            os.close(self.reader)
-            self._work(told)
-        os.close(told)
-
-    def _work(self, told: int) -> None:
-        code = 1
+def _damage_some(site: Site, seed: int, numbers: range, tell: Tell) -> int:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number in numbers:
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)  # SIGALRM ends a process that waits for a FIFO
+        damage = site.draw(seed, number)
         try:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            for number in range(self.next, min(self.stop, self.next + BATCH * self.step), self.step):
-                signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)  # SIGALRM ends whoever waits for a FIFO
-                damage = self.site.draw(self.seed, number)
-                try:
-                    wrong = self.site.try_damage(damage)
-                except Exception:
-                    wrong = traceback.format_exc()
-                result = [
-                    number,
-                    damage.kind,
-                    bool(self.site.seen_at_open(damage)),
-                    wrong and f"{damage}: {wrong[-2000:]}",
-                ]
-                os.write(told, json.dumps(result).encode() + b"\n")
-            signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
-            code = 0 if verify(self.site.folder, workers=1).ok else NOT_MENDED
-        finally:
-            os._exit(code)
-
-    def read(self) -> tuple[list[tuple[int, str, bool, str]], int | None]:
-        """What it told since the last call, and how it ended, if it did."""
-        data = os.read(self.reader, 1 << 16)
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        results = [json.loads(line) for line in lines]
-        if results:
-            self.next = results[-1][0] + self.step
-        if data:
-            return results, None
-        os.close(self.reader)
-        self._unread = b""
-        return results, os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
-
-    def go_on(self) -> bool:
-        """With another process, if anything is left to do."""
-        if self.next < self.stop:
-            self.start()
-        return self.next < self.stop
+            wrong = site.try_damage(damage)
+        except Exception:
+            wrong = traceback.format_exc()
+        tell([number, damage.kind, bool(site.seen_at_open(damage)), wrong and f"{damage}: {wrong[-2000:]}"])
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
+    return 0 if verify(site.folder, workers=1).ok else NOT_MENDED
 
 
 def damage_set(damages: int, seed: int = 0, processes: int | None = None, say: Say = print) -> Counts:
-    """Do so many damages. In a process that has no other threads."""
+    """Does so many damages. The process must have no other threads."""
     counts = Counts()
-    processes = usable_cores() if processes is None else processes
+    processes = processes or usable_cores()
     with tempfile.TemporaryDirectory(prefix="shardio-damage-") as name:
         sites = [_make_site(Path(name) / str(number)) for number in range(processes)]
-        lanes = {lane.reader: lane for lane in (Lane(s, seed, n, processes, damages) for n, s in enumerate(sites))}
-        while lanes:
-            for reader in select.select(list(lanes), [], [])[0]:
-                lane = lanes[reader]
-                results, code = lane.read()
-                for number, kind, seen, wrong in results:
-                    counts.kinds[kind] += 1
-                    counts.refused[kind] += seen
-                    if wrong:
-                        counts.missed += 1
-                        counts.violations.append(f"damage {number} of seed {seed}, {wrong}")
-                    if counts.kinds.total() % 10_000 == 0:
-                        say(f"{counts.kinds.total()} of {damages} damages: {len(counts.violations)} violations")
-                if code is None:
-                    continue
-                del lanes[reader]
-                if code == NOT_MENDED:
-                    raise RuntimeError(f"before damage {lane.next} of seed {seed}, the old bytes are no sound set")
-                if code:
-                    damage = lane.site.draw(seed, lane.next)
-                    hang = code == -signal.SIGALRM
-                    counts.kinds[damage.kind] += 1
-                    counts.hangs += hang
-                    counts.deaths += not hang
-                    counts.violations.append(
-                        f"damage {lane.next} of seed {seed}, {damage}: the process ended with {code}"
-                    )
-                    lane.next += lane.step
-                    for file in damage.changed:
-                        lane.site.mend(file)
-                if lane.go_on():
-                    lanes[lane.reader] = lane
+        lanes = [Lane(partial(_damage_some, site, seed), n, processes, damages, BATCH) for n, site in enumerate(sites)]
+        for lane, results, code in listen(lanes):
+            for number, kind, seen, wrong in results:
+                counts.kinds[kind] += 1
+                counts.refused[kind] += seen
+                if wrong:
+                    counts.missed += 1
+                    counts.violations.append(f"damage {number} of seed {seed}, {wrong}")
+                if counts.kinds.total() % 10_000 == 0:
+                    say(f"{counts.kinds.total()} of {damages} damages: {len(counts.violations)} violations")
+            if code == NOT_MENDED:
+                raise RuntimeError(f"before damage {lane.next} of seed {seed}, the old bytes are no sound set")
+            if code:
+                site = sites[lane.next % processes]
+                damage = site.draw(seed, lane.next)
+                hang = code == -signal.SIGALRM
+                counts.kinds[damage.kind] += 1
+                counts.hangs += hang
+                counts.deaths += not hang
+                counts.violations.append(f"damage {lane.next} of seed {seed}, {damage}: the process ended with {code}")
+                lane.next += lane.step
+                for file in damage.changed:
+                    site.mend(file)
     return counts
 
 
@@ -449,16 +386,13 @@ def _make_site(folder: Path) -> Site:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__, "the damages", processes=True, folder=False)
     parser.add_argument("--damages", type=int, default=100_000, help="default %(default)s")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, help="by default as many as there are cores")
     chosen = parser.parse_args(arguments)
     counts = damage_set(chosen.damages, chosen.seed, chosen.processes)
     for violation in counts.violations:
         print(violation)
-    print(counts)
-    return 1 if counts.violations else 0
+    return verdict(counts)
 
 
 if __name__ == "__main__":

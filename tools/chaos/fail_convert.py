@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """Fail a conversion at every call that it makes to the disk, in every way that makes sense, and check what is left.
 
-    python tools/fail_convert.py [--points 10000] [--seed 0] [--processes N] [--only power]
+    python tools/chaos/fail_convert.py [--points 10000] [--seed 0] [--processes N] [--only power]
 
 A point is one call of one conversion that fails in one way: the process is killed before it or halfway through it, a
 Ctrl-C arrives, the disk is full or broken for this call or for good, or the power fails and what was not synced is lost
-(tools/faulty_disk.py). Whatever happened, no torn file may be seen, no finished shard or published set be lost, nor
-what was saved of an unfinished one, and the same conversion must then come to the same bytes, leaving nothing else.
+(see faulty_disk.py). Whatever happened, no torn file may be seen, no finished shard or published set be lost, nor what
+was saved of an unfinished one, and the same conversion must then come to the same bytes, leaving nothing else.
 When every single point was tried, conversions fail again and again at random ones until there are as many points as
 asked for. With fewer, a random choice is made.
 
@@ -15,12 +15,8 @@ Exit code 1 if anything was otherwise. Linux only.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import random
 import re
-import select
 import shutil
 import signal
 import sys
@@ -34,11 +30,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import simplejpeg
+import attack
 import torch
+from attack import (
+    Child,
+    Say,
+    Tell,
+    different_files,
+    draw_jpegs,
+    hash_files,
+    listen,
+    make_parser,
+    never_sync,
+    recorded,
+    recorded_shards,
+    torn_files,
+    verdict,
+)
 from faulty_disk import Fault, FaultyDisk, kinds_of
-from kill_convert import Say, hash_files, recorded_shards, torn_files
 
 from shardio.conversion import convert as converter
 from shardio.conversion import task as shardtask
@@ -48,9 +57,9 @@ from shardio.conversion.writing import shard_file as writer
 from shardio.errors import ShardioError
 from shardio.system.machine import usable_cores
 
-# A conversion of the few small images takes a fraction of a second: this is for one that hangs.
+# A conversion of the few small images takes a fraction of a second. One that takes so long hangs.
 PATIENCE_SECONDS = 60
-# Refused by every conversion of the images drawn here.
+# Every conversion refuses so many of the images drawn here.
 NUM_BAD = 2
 # Exit code of a process that a fault has killed.
 KILLED = 137
@@ -59,7 +68,6 @@ NEEDED = ("create", "write", "ftruncate", "fsync", "fdatasync", "link", "rename"
 
 
 # Modules whose names are replaced, in children.
-PATCHED_OS: Any = os
 PATCHED_CONVERTER: Any = converter
 PATCHED_WORKERS: Any = workers
 PATCHED_SHARDTASK: Any = shardtask
@@ -78,11 +86,11 @@ class Scenario:
     per_block: int = 2
     direct: bool = False
     saves: bool = False
-    """Every block of a shard is saved, as if it took 20 seconds."""
+    """True if every block of a shard is saved, as if it took 20 seconds."""
     max_bad: int = NUM_BAD
-    """Of the conversion that fails; the one that goes on allows what there is."""
+    """The limit of the conversion that fails. The one that goes on allows what there is."""
     begun: float = 0.0
-    """Begun before, and killed after this share of its calls."""
+    """An earlier conversion was killed after this share of its calls."""
 
     def convert(self, images: Path, out: Path, max_bad: int, **options: Any) -> None:
         nbytes = self.size * self.size * 3
@@ -119,11 +127,11 @@ class Job:
 
 
 @dataclass
-class Counts:
-    """What happened. `violations` should stay empty, and so should the counts from `torn` on."""
+class Counts(attack.Counts):
+    """Counts of what happened. Those from `torn` on should stay zero."""
 
     points: Counter[str] = field(default_factory=Counter)
-    """By kind of fault."""
+    """Points by kind of fault."""
     jobs: int = 0
     temporary: int = 0
     """Temporary files that were left behind, for the next start to sweep."""
@@ -132,7 +140,6 @@ class Counts:
     aborts: int = 0
     hangs: int = 0
     other: int = 0
-    violations: list[str] = field(default_factory=list)
 
     @property
     def num_points(self) -> int:
@@ -160,37 +167,14 @@ class Counts:
 # --- children --------------------------------------------------------------------------------------------------------
 
 
-def in_child(do: Callable[[Callable[[Mapping[str, Any]], None]], None]) -> tuple[dict[str, Any] | None, int]:
-    """Run `do(tell)` in a forked process: what it told last, and how it ended, as `os.waitstatus_to_exitcode` says.
-
-    SIGALRM ends one that takes too long.
-    """
-    reader, told = os.pipe()
-    child = os.fork()
-    if not child:
-        signal.alarm(PATIENCE_SECONDS)
-        os.close(reader)
-        try:
-            do(lambda message: _write_line(told, message))
-        finally:
-            os._exit(0)
-    os.close(told)
-    with os.fdopen(reader, "rb") as pipe:
-        lines = pipe.read().splitlines()
-    _, status = os.waitpid(child, 0)
-    return (json.loads(lines[-1]) if lines else None), os.waitstatus_to_exitcode(status)
+def in_child(do: Callable[[Tell], None]) -> tuple[dict[str, Any] | None, int]:
+    """Runs `do(tell)` in a child: what it told last, and how it ended."""
+    told, code = Child(do, PATIENCE_SECONDS).finish()
+    return (told[-1] if told else None), code
 
 
-def _write_line(descriptor: int, message: Mapping[str, Any]) -> None:
-    data = json.dumps(message).encode() + b"\n"
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def convert_with(
-    scenario: Scenario, images: Path, folder: Path, fault: Fault | None, tell: Callable[[Mapping[str, Any]], None]
-) -> None:
-    """In a child: convert into `folder`/out while the disk has `fault`, and tell what became of it."""
+def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | None, tell: Tell) -> None:
+    """In a child: converts into `folder`/out while the disk has `fault`, and tells what became of it."""
     finished: list[str] = []
     published: list[bool] = []
     saved: dict[str, int] = {}
@@ -241,9 +225,9 @@ def convert_with(
         say("done")
 
 
-def go_on(scenario: Scenario, images: Path, out: Path, tell: Callable[[Mapping[str, Any]], None]) -> None:
-    """In a child: the same conversion on a disk that works."""
-    PATCHED_OS.fsync = PATCHED_OS.fdatasync = lambda descriptor: None
+def go_on(scenario: Scenario, images: Path, out: Path, tell: Tell) -> None:
+    """In a child: does the same conversion on a disk that works."""
+    never_sync()
     kept = [0]
     try:
         scenario.convert(images, out, NUM_BAD, on_progress=lambda progress: kept.append(progress.kept))
@@ -254,12 +238,6 @@ def go_on(scenario: Scenario, images: Path, out: Path, tell: Callable[[Mapping[s
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
-
-
-def recorded(out: Path) -> set[str]:
-    """Names of the shards that have a record: they are finished, and must be there."""
-    records = (out / ".convert").glob("*.npy.json")
-    return {record.name.removesuffix(".json") for record in records if not record.name.startswith(".")}
 
 
 class Failer:
@@ -274,7 +252,7 @@ class Failer:
         self._begun_at: dict[Scenario, int] = {}
 
     def make_reference(self, scenario: Scenario) -> list[str]:
-        """An undisturbed conversion of the scenario, and the calls that one makes on the same disk as the others."""
+        """Makes the undisturbed set of the scenario, and returns the calls of a conversion that meets no fault."""
         told, _ = in_child(lambda tell: go_on(scenario, self.images, self.references / scenario.name, tell))
         if told is None or told["error"]:
             raise RuntimeError(f"{scenario.name}: the undisturbed conversion failed: {told}")
@@ -293,7 +271,7 @@ class Failer:
         return list(told["calls"])
 
     def _begin(self, scenario: Scenario) -> Path:
-        """A folder for a conversion, with what an earlier one left there if the scenario says so."""
+        """Makes a folder for a conversion, with what an earlier one left there if the scenario says so."""
         place = Path(tempfile.mkdtemp(dir=self.folder))
         if at := self._begun_at.get(scenario):
             fault = Fault(at, "kill halfway")
@@ -321,7 +299,7 @@ class Failer:
                 # A source that cannot be read is refused, like a bad one. Its shard is made again, when going on.
                 unread |= told["failed"][0][1].startswith(f"{self.images}/")
                 if unread and told["outcome"] == "done":
-                    break  # instead of a bad one: that is another set
+                    break  # it was refused instead of a bad one: that is another set
                 self._check_files(job, out, before, told, unread)
             saved |= told["saved"]
             if fault.kind.startswith("EIO"):
@@ -346,7 +324,7 @@ class Failer:
         whole = (out / "manifest.json").exists()
         faults = torn_files(out, self.references / job.scenario.name)
         if not whole:
-            # It may be the list of an unfinished conversion, for who has to mend images.
+            # It may be the list of an unfinished conversion, for the user to mend images.
             faults = [fault for fault in faults if not fault.startswith("rejects.jsonl: differs")]
             if unread:
                 faults = [fault for fault in faults if not re.match(r"\S+-\d+\.npy: differs", fault)]
@@ -360,9 +338,9 @@ class Failer:
                 self.counts.violation("lost", f"{job}: finished shards are gone: {sorted(gone)}")
 
     def _check_end(self, job: Job, out: Path, unread: bool, saved: Mapping[str, int]) -> None:
-        """The same conversion on a disk that works must end with the same files, and leave alone what is finished.
+        """Does the same conversion on a disk that works. It must end with the same files, and keep finished shards.
 
-        It must go on behind the sources that were `saved`, also of a shard that was published and has no record yet.
+        It must go on behind the sources that were `saved`, also for a shard that was published and has no record yet.
         """
         before = recorded_shards(out)
         whole = (out / "manifest.json").exists()
@@ -377,9 +355,7 @@ class Failer:
             name = job.scenario.name
             if name not in self._expected:
                 self._expected[name] = hash_files(self.references / name)
-            if (found := hash_files(out)) != self._expected[name]:
-                names = sorted(found.keys() | self._expected[name].keys())
-                different = [one for one in names if found.get(one) != self._expected[name].get(one)]
+            if different := different_files(hash_files(out), self._expected[name]):
                 self.counts.violation("other", f"{job}: then other files than the undisturbed set's: {different}")
             again = [one for one, inode in before.items() if (out / one).stat().st_ino != inode]
             if again and not unread:
@@ -389,7 +365,7 @@ class Failer:
 
 
 def all_points(calls: Mapping[Scenario, Sequence[str]], seed: int, only: str) -> list[Job]:
-    """Every call of every scenario, failing in every way whose name begins with `only`, in a random order."""
+    """Returns every call of every scenario, failing in every way whose name begins with `only`, in a random order."""
     jobs = [
         Job(scenario, (Fault(at, kind, at),))
         for scenario, names in calls.items()
@@ -402,7 +378,7 @@ def all_points(calls: Mapping[Scenario, Sequence[str]], seed: int, only: str) ->
 
 
 def random_jobs(single: Sequence[Job], seed: int) -> Iterator[Job]:
-    """Conversions that fail two to four times, at any of the single points of one scenario, without end."""
+    """Yields conversions that fail two to four times, at any of the single points of one scenario, without end."""
     rng = random.Random(seed)
     faults: dict[Scenario, list[Fault]] = {}
     for job in single:
@@ -417,11 +393,9 @@ def random_jobs(single: Sequence[Job], seed: int) -> Iterator[Job]:
 
 
 def do_jobs(jobs: Sequence[Job], failer: Failer, processes: int, on_counts: Callable[[Counts], None]) -> Counts:
-    """Do the jobs in so many processes; `on_counts` is told how far they are now and then."""
-    lanes: dict[int, int] = {}
-    latest: dict[int, Mapping[str, Any]] = {}
+    """Does the jobs in so many processes; `on_counts` is told the counts now and then."""
 
-    def work(lane: int, tell: Callable[[Mapping[str, Any]], None]) -> None:
+    def work(lane: int, tell: Tell) -> None:
         for number, job in enumerate(jobs[lane::processes]):
             failer.do(job)
             if number % 16 == 0:
@@ -429,34 +403,15 @@ def do_jobs(jobs: Sequence[Job], failer: Failer, processes: int, on_counts: Call
         tell(vars(failer.counts))
 
     failer.counts = Counts()
-    for lane in range(processes):
-        reader, told = os.pipe()
-        if not (child := os.fork()):
-            for other in lanes:
-                os.close(other)
-            try:
-                work(lane, partial(_write_line, told))
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        os.close(told)
-        lanes[reader] = child
-    unread = dict.fromkeys(lanes, b"")
-    open_ends = set(lanes)
-    while open_ends:
-        for reader in select.select(list(open_ends), [], [])[0]:
-            data = os.read(reader, 1 << 20)
-            *lines, unread[reader] = (unread[reader] + data).split(b"\n")
-            if lines:
-                latest[reader] = json.loads(lines[-1])
-                on_counts(_sum(latest.values()))
-            if not data:
-                open_ends.remove(reader)
-    for reader, child in lanes.items():
-        os.close(reader)
-        if os.waitpid(child, 0)[1]:
-            raise RuntimeError("a process that does jobs came to a bad end")
+    latest: dict[Child, Mapping[str, Any]] = {}
+    codes = []
+    for child, told, code in listen([Child(partial(work, lane)) for lane in range(processes)]):
+        codes.append(code)
+        if told:
+            latest[child] = told[-1]
+            on_counts(_sum(latest.values()))
+    if any(codes):
+        raise RuntimeError("a process that does jobs came to a bad end")
     return _sum(latest.values())
 
 
@@ -468,16 +423,10 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> Counts:
 
 
 def draw_images(folder: Path, seed: int) -> None:
-    """Two splits of two classes, 9 + 4 small JPEGs, of which NUM_BAD are bad."""
-    rng = np.random.default_rng(seed)
-    for split, count in (("train", 9), ("val", 4)):
-        for number in range(count):
-            path = folder / split / f"class{number % 2}" / f"{number}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            height, width = (int(n) for n in rng.integers(8, 24, 2))
-            path.write_bytes(simplejpeg.encode_jpeg(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)))
-    (folder / "train" / "class0" / "2.jpg").write_bytes(b"")
-    (folder / "val" / "class1" / "3.jpg").write_bytes(b"<html></html>")
+    """Draws two splits of two classes, 9 + 4 small JPEGs, of which NUM_BAD are bad."""
+    draw_jpegs(folder, seed, {"train": 9, "val": 4}, 2, (8, 24))
+    (folder / "train" / "class0" / "002.jpg").write_bytes(b"")
+    (folder / "val" / "class1" / "003.jpg").write_bytes(b"<html></html>")
 
 
 def fail_conversions(
@@ -488,8 +437,7 @@ def fail_conversions(
     folder: Path | None = None,
     say: Say = print,
 ) -> Counts:
-    """Try at least so many points in `folder` (a temporary one by default). In a process that has no other threads."""
-    processes = usable_cores() if processes is None else processes
+    """Tries at least so many points in `folder`, by default a temporary one. The process must have no other threads."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="fail-convert-", dir=folder) as made:
         here = Path(made)
@@ -515,25 +463,21 @@ def fail_conversions(
         more = random_jobs(single, seed)
         jobs = single[:points]
         while jobs:
-            counts.add(vars(do_jobs(jobs, failer, processes, show)))
-            # Not every fault is met: a thread may be quicker this time, or the conversion be at its end before.
+            counts.add(vars(do_jobs(jobs, failer, processes or usable_cores(), show)))
+            # Some faults are not met: a thread may be quicker this time, or the conversion be at its end before.
             jobs = list(islice(more, -(-(points - counts.num_points) // 2))) if counts.num_points < points else []
     return counts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__, "the order, of what is random, and of the images drawn", processes=True)
     parser.add_argument("--points", type=int, default=10_000, help="default %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the order, of what is random, and of the images drawn")
-    parser.add_argument("--processes", type=int, help="by default as many as there are cores")
     parser.add_argument("--only", default="", metavar="KIND", help="only faults whose name begins so, such as power")
-    parser.add_argument("--folder", type=Path, help="where to make everything; a temporary folder by default")
     chosen = parser.parse_args(arguments)
     counts = fail_conversions(chosen.points, chosen.seed, chosen.processes, chosen.only, chosen.folder)
     for violation in counts.violations:
         print(violation)
-    print(counts)
-    return 1 if counts.violations else 0
+    return verdict(counts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a process may leave behind: its descriptors, and names in /dev/shm."""
+"""Things that a process may leave behind: descriptors, and names in /dev/shm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def num_descriptors() -> int:
 
 
 def descriptors() -> set[tuple[str, str]]:
-    """Each open descriptor, and what it leads to."""
+    """Returns each open descriptor, and what it leads to."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the one that listed the folder
@@ -28,10 +28,10 @@ def shared_names() -> set[str]:
 
 
 def shared_names_left(before: set[str]) -> set[str]:
-    """The names in /dev/shm that were not there before, but for those of other programs, or of another run.
+    """Returns the names in /dev/shm that were not there before, without those of other programs or another run.
 
-    A name does not tell who made it. A file is another's if another user made it, or if it is mapped by a process that
-    does not descend from this one, and by none that does. What no process has mapped counts: it was left by one.
+    A name does not tell which process made it. A file is another's if another user made it, or if it is mapped by a
+    process that does not descend from this one, and by none that does. A file that no process has mapped was left here.
     """
     found: dict[tuple[int, int], str] = {}
     for name in shared_names() - before:
@@ -48,12 +48,12 @@ def shared_names_left(before: set[str]) -> set[str]:
 
 
 def _processes() -> Iterator[tuple[int, bool]]:
-    """Every process of the machine, and whether it is this one or descends from it."""
+    """Yields every process of the machine, and whether it is this one or descends from it."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                parents[int(entry)] = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry)] = int(Path("/proc", entry, "stat").read_bytes().rpartition(b")")[2].split()[1])
     for pid in parents:
         ancestor = pid
         while ancestor != os.getpid() and ancestor in parents:
@@ -62,10 +62,10 @@ def _processes() -> Iterator[tuple[int, bool]]:
 
 
 def _mapped(pid: int) -> set[tuple[int, int]]:
-    """Device and inode of every file that a process has mapped; none if it has ended or is another user's."""
+    """Returns device and inode of every file that a process has mapped; none if it has ended or is another user's."""
     found = set()
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-        for line in Path("/proc", str(pid), "maps").read_bytes().splitlines():
+        for line in Path("/proc", str(pid), "maps").read_bytes().split(b"\n")[:-1]:  # a name may hold other line ends
             device, inode = line.split(maxsplit=5)[3:5]
             major, minor = (int(number, 16) for number in device.split(b":"))
             found.add((os.makedev(major, minor), int(inode)))

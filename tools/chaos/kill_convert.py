@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Kill conversions at random moments, and check after every kill that nothing is torn and nothing finished is lost.
 
-    python tools/kill_convert.py [--rounds 500] [--seed 0] [--images DIR]
+    python tools/chaos/kill_convert.py [--rounds 500] [--seed 0] [--images DIR]
 
 Each round converts in a process group of its own and kills, with SIGKILL, the whole group or only the process that
 started the workers. What is left is checked against an undisturbed conversion: no manifest unless the set is whole,
@@ -13,11 +13,8 @@ Exit code 1 if anything was otherwise. Linux only: it looks into /proc and waits
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import os
-import random
 import re
 import select
 import shutil
@@ -26,34 +23,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-from PIL import Image
+import attack
+from attack import (
+    Rounds,
+    Say,
+    different_files,
+    draw_jpegs,
+    hash_files,
+    make_parser,
+    recorded_shards,
+    torn_files,
+    verdict,
+)
 
-from shardio.errors import ShardioError
 from shardio.sets.verify import verify
-
-Say = Callable[[str], None]
 
 OPTIONS: dict[str, Any] = {"size": 48, "shard_size": 4096 + 8 * 48 * 48 * 3, "max_bad": 10}
 
 # One process, with threads; and two worker processes beside the one that started them.
 IN_PROCESS, IN_WORKERS = 2, 5
 
-# Of the moments to kill at. Most of the work lies between the first image and the last; publishing is short and
-# delicate, so that it gets more than its share.
+# The weights of the moments to kill at. Most of the work lies between the first image and the last; publishing is
+# short and delicate, so that it gets more than its share.
 WEIGHTS = {"begin": 0.15, "work": 0.6, "last": 0.25}
 
-# From when all workers have started: one that still imports the main module looks up only when that is done, and how
-# long that takes depends on what else the machine does.
+# This time begins when all workers have started: one that still imports the main module notices nothing before that is
+# done, and the time for that depends on what else the machine does.
 ORPHANS_MAY_LIVE_SECONDS = 3.0
-# A conversion of the small tree takes one second, and a loaded machine is slow: this is for one that hangs.
+# A conversion of the small tree takes one second, on a loaded machine more. One that takes so long hangs.
 PATIENCE_SECONDS = 120.0
 
 # Prints a line at each moment that a kill may wait for, and waits itself, with everything imported, until it is told
@@ -66,7 +70,7 @@ from shardio.conversion import task as shardtask
 from shardio.conversion.writing import shard_file as writer
 from shardio.conversion.convert import convert
 
-# In worker processes, too, which import this: every second sample is saved, as if it had taken 20 seconds.
+# Worker processes import this, too: every second sample is saved, as if it had taken 20 seconds.
 shardtask.SAVE_SECONDS = 0.0
 writer.BLOCK_NBYTES = 2 * 48 * 48 * 3
 
@@ -100,18 +104,15 @@ if __name__ == "__main__":
 
 
 @dataclass
-class Counts:
-    """What happened; `violations` should stay empty."""
-
-    rounds: int = 0
+class Counts(attack.Counts):
     before: int = 0
-    """Killed before the first image was done."""
+    """Kills before the first image was done."""
     during: int = 0
-    """Killed between the first image and the last."""
+    """Kills between the first image and the last."""
     publishing: int = 0
-    """Killed between the last image and the end."""
+    """Kills between the last image and the end."""
     after: int = 0
-    """Finished before the kill came."""
+    """Conversions that finished before the kill came."""
     parent_only: int = 0
     with_workers: int = 0
     resumed: int = 0
@@ -121,7 +122,6 @@ class Counts:
     unfinished: int = 0
     """Unfinished shards that kills left behind, for the next start to go on with."""
     torn: int = 0
-    violations: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return (
@@ -138,7 +138,7 @@ class Counts:
 
 
 def _group_members(group: int) -> list[int]:
-    """Processes of a group that have not ended."""
+    """Returns the processes of a group that have not ended."""
     members = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -155,7 +155,7 @@ def _group_members(group: int) -> list[int]:
 
 
 def _wait_for_end(group: int, seconds: float) -> list[int]:
-    """Those of the group that still live after so many seconds at most."""
+    """Waits for the group's end. Returns the processes that still live after so many seconds."""
     deadline = time.monotonic() + seconds
     while members := _group_members(group):
         try:
@@ -173,7 +173,7 @@ def _wait_for_end(group: int, seconds: float) -> list[int]:
 
 
 def _is_starting(pid: int) -> bool:
-    """Whether a worker still imports what the driver does."""
+    """Tells whether a worker still imports what the driver does."""
     folder = Path("/proc", str(pid))
     try:
         is_worker = b"--multiprocessing-fork" in (folder / "cmdline").read_bytes()
@@ -183,7 +183,7 @@ def _is_starting(pid: int) -> bool:
 
 
 def _semaphores(pid: int) -> set[Path]:
-    """The semaphores that a process has open: Python removes them, unless every process that could is killed."""
+    """Returns the semaphores of a process. Python removes them, unless every process that could is killed."""
     try:
         maps = Path("/proc", str(pid), "maps").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -225,12 +225,12 @@ class Driver:
     def start(self, src: Path, out: Path, workers: int) -> None:
         assert self.process.stdin is not None
         job = json.dumps([str(src), str(out), {**OPTIONS, "workers": workers}])
-        with suppress(BrokenPipeError):  # it could not even import: its end will tell
+        with suppress(BrokenPipeError):  # the driver could not even import: its end will tell
             self.process.stdin.write(job.encode() + b"\n")
             self.process.stdin.flush()
 
     def wait_for(self, line: str | None, seconds: float = PATIENCE_SECONDS) -> bool:
-        """Read until `line` has come, or with None to the end of the output; whether the line did come."""
+        """Reads until `line` has come, or with None to the end of the output. Returns whether the line did come."""
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()
         deadline = time.monotonic() + seconds
@@ -254,7 +254,7 @@ class Driver:
         if parent_only:
             os.kill(pid, signal.SIGKILL)
         else:
-            # Held first, so that it makes no semaphore between the look and the kill.
+            # The process is stopped first, so that it makes no semaphore between the look and the kill.
             os.kill(pid, signal.SIGSTOP)
             os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
             semaphores = _semaphores(pid)
@@ -278,84 +278,26 @@ class Driver:
                     stream.close()
 
 
-# --- what must be true of OUT ----------------------------------------------------------------------------------------
-
-
-def hash_files(folder: Path) -> dict[str, str]:
-    """sha256 of every file at or below `folder`; folders as such too, so that an empty one left over is seen."""
-    return {
-        str(path.relative_to(folder)): "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-    }
-
-
-def torn_files(out: Path, reference: Path) -> list[str]:
-    """What is wrong with the files of OUT that can be seen, at any moment of a conversion."""
-    faults = []
-    for path in sorted(out.glob("[!.]*")):
-        expected = reference / path.name
-        if not expected.exists():
-            faults.append(f"{path.name}: not a file of the finished set")
-            continue
-        if path.suffix == ".npy":
-            try:
-                array = np.load(path, mmap_mode="r")
-            except (OSError, ValueError, EOFError) as error:
-                faults.append(f"{path.name}: NumPy cannot open it: {error}")
-                continue
-            nbytes = 4096 + array.nbytes
-            if path.stat().st_size != nbytes:
-                faults.append(f"{path.name}: its header implies {nbytes} bytes, found {path.stat().st_size}")
-                continue
-        if path.read_bytes() != expected.read_bytes():
-            faults.append(f"{path.name}: differs from the undisturbed one")
-    if (out / "manifest.json").exists():
-        try:
-            faults += [f"published, but {problem.detail}" for problem in verify(out).problems]
-        except ShardioError as error:
-            faults.append(f"published, but {error}")
-    return faults
-
-
-def recorded_shards(out: Path) -> dict[str, int]:
-    """Inode of each shard that has a record: such a shard is finished, and must not be made again."""
-    records = (out / ".convert").glob("*.npy.json")
-    names = [record.name.removesuffix(".json") for record in records if not record.name.startswith(".")]
-    return {name: (out / name).stat().st_ino for name in names if (out / name).exists()}
-
-
 def draw_images(folder: Path, seed: int) -> None:
-    """A tree of train and val, 4 classes, 240 + 48 small JPEGs; three of them are bad, and one has to be mended."""
-    rng = np.random.default_rng(seed)
-    for split, count in (("train", 60), ("val", 12)):
-        for label in range(4):
-            for number in range(count):
-                path = folder / split / f"class{label}" / f"{number:03d}.JPEG"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                height, width = (int(n) for n in rng.integers(60, 260, 2))
-                coarse = rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
-                picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
-                picture.save(path, "JPEG", quality=90)
-    whole = (folder / "train" / "class0" / "000.JPEG").read_bytes()
-    (folder / "train" / "class1" / "bad.JPEG").write_bytes(whole[: len(whole) // 2])
-    (folder / "train" / "class2" / "empty.JPEG").write_bytes(b"")
-    (folder / "val" / "class3" / "page.JPEG").write_bytes(b"<html></html>")
+    """Draws 240 + 48 JPEGs of four classes; three more are bad, and one has to be mended."""
+    draw_jpegs(folder, seed, {"train": 240, "val": 48}, 4, (60, 260))
+    whole = (folder / "train" / "class0" / "000.jpg").read_bytes()
+    (folder / "train" / "class1" / "bad.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "train" / "class2" / "empty.jpg").write_bytes(b"")
+    (folder / "val" / "class3" / "page.jpg").write_bytes(b"<html></html>")
     tables = whole.index(b"\xff\xdb")
-    (folder / "val" / "class0" / "junk.JPEG").write_bytes(whole[:tables] + b"junk" + whole[tables:])
+    (folder / "val" / "class0" / "junk.jpg").write_bytes(whole[:tables] + b"junk" + whole[tables:])
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 
-class Killer:
-    """Rounds of killing. `folder` holds everything it makes."""
+class Killer(Rounds[Counts]):
+    """Rounds of killing."""
 
     def __init__(self, images: Path, folder: Path, seed: int, say: Say) -> None:
+        super().__init__(folder, seed, say, Counts())
         self.images = images
-        self.folder = folder
-        self.say = say
-        self.counts = Counts()
-        self._random = random.Random(seed)
         self._script = folder / "driver.py"
         self._script.write_text(_DRIVER)
         self._reference = folder / "undisturbed"
@@ -373,12 +315,8 @@ class Killer:
         driver.wait_for("ready")
         return driver
 
-    def _violation(self, text: str) -> None:
-        self.counts.violations.append(text)
-        self.say(f"VIOLATION in round {self.counts.rounds}: {text}")
-
     def measure(self) -> None:
-        """Undisturbed conversions, in one process and in several: the bytes to compare with, and how long they take."""
+        """Converts undisturbed, in one process and in several, for the bytes to compare with and the times it takes."""
         for workers in (IN_PROCESS, IN_WORKERS):
             out = self.folder / f"undisturbed-{workers}"
             with self._next_driver() as driver:
@@ -408,7 +346,7 @@ class Killer:
         return 1 - len(list(out.glob("*-[0-9]*.npy"))) / total
 
     def kill_once(self, out: Path, workers: int, parent_only: bool, at_once: bool) -> bool:
-        """Start a conversion into `out`, kill it, and check; whether the set in `out` is complete.
+        """Starts a conversion into `out`, kills it, and checks. Returns whether the set in `out` is complete.
 
         With `at_once` the same conversion goes on while workers that lost their parent may still be ending.
         """
@@ -468,7 +406,7 @@ class Killer:
             self._violation(fault)
 
     def _go_on(self, out: Path, workers: int) -> None:
-        """The same conversion, undisturbed at last."""
+        """Does the same conversion, undisturbed at last."""
         self.counts.resumed += 1
         with self._next_driver() as driver:
             driver.start(self.images, out, workers)
@@ -476,15 +414,12 @@ class Killer:
                 self._violation(f"going on failed: {driver.errors()}")
 
     def _check_identical(self, out: Path) -> None:
-        """All files must be those of the undisturbed set, and no others; then `out` is removed."""
-        found = hash_files(out)
-        if found == self._expected:
-            self.counts.identical += 1
-            shutil.rmtree(out)
+        """Checks that all files are those of the undisturbed set, and no others; then removes `out`."""
+        if different := different_files(hash_files(out), self._expected):
+            self._violation(f"{out} has other files than the undisturbed set: {different}")
             return
-        names = sorted(found.keys() | self._expected.keys())
-        different = [name for name in names if found.get(name) != self._expected.get(name)]
-        self._violation(f"{out} has other files than the undisturbed set: {different}")
+        self.counts.identical += 1
+        shutil.rmtree(out)
 
     def run(self, rounds: int) -> None:
         self.measure()
@@ -508,7 +443,7 @@ class Killer:
 def kill_conversions(
     rounds: int, seed: int = 0, images: Path | None = None, folder: Path | None = None, say: Say = print
 ) -> Counts:
-    """Do so many rounds in `folder` (a temporary one by default); `images` are drawn there if not given."""
+    """Does so many rounds in `folder`, by default a temporary one. `images` are drawn there if they are not given."""
     with tempfile.TemporaryDirectory(prefix="kill-convert-", dir=folder) as made:
         here = Path(made)
         if images is None:
@@ -523,15 +458,11 @@ def kill_conversions(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__, "the moments and of the images drawn")
     parser.add_argument("--rounds", type=int, default=500, help="kills; default %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and of the images drawn")
     parser.add_argument("--images", type=Path, help="a small image tree to convert; drawn if not given")
-    parser.add_argument("--folder", type=Path, help="where to make everything; a temporary folder by default")
     chosen = parser.parse_args(arguments)
-    counts = kill_conversions(chosen.rounds, chosen.seed, chosen.images, chosen.folder)
-    print(counts)
-    return 1 if counts.violations else 0
+    return verdict(kill_conversions(chosen.rounds, chosen.seed, chosen.images, chosen.folder))
 
 
 if __name__ == "__main__":

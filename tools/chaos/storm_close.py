@@ -2,8 +2,8 @@
 """Exceptions from signal handlers while loaders are made, read, closed and forgotten, and while sets are converted,
 written, verified, warmed and published: nothing may be left behind.
 
-    python tools/storm_close.py --rounds 500 [--seed 0]    at random moments, once or every 2 ms
-    python tools/storm_close.py --points [--step 1]        once, at every point where the interpreter calls handlers
+    python tools/chaos/storm_close.py --rounds 500 [--seed 0]   at random moments, once or every 2 ms
+    python tools/chaos/storm_close.py --points [--step 1]       once, at every point where handlers are called
 
 Both if neither is named. After each exception, or storm of them, the loader is closed in peace, or its last reference
 is dropped. Then processes, threads, descriptors, address space and leases on the cache are counted. Exit code 1 if
@@ -15,7 +15,6 @@ of a loop's pass. A profile function is called at the first two, and raises ther
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import mmap
@@ -40,12 +39,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from attack import Say, make_parser, write_set
 from PIL import Image
 
 import shardio
 from shardio.conversion.convert import convert
 from shardio.conversion.engines.processes import THREADS_PER_PROCESS
-from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError
 from shardio.loading.loader import ShardLoader
 from shardio.reading.warm import warm
@@ -59,11 +58,11 @@ NUM_SAMPLES = 60
 NUM_IMAGES = 12
 # An odd number of bytes: the place of a shard in address space is then 4096 samples long, and most of it is unused.
 SHAPE = (7, 7, 3)
-# Until the first exception, at most; about what a round takes. And from one to the next.
+# The first exception comes within so many seconds, about what a round takes. The next one comes so much later.
 MOST_DELAY_SECONDS = 0.02
 STORM_SECONDS = 0.002
 MOST_EXCEPTIONS = 30
-# What is about to end has ended by then.
+# A thread or process that is about to end has ended by then.
 PATIENCE_SECONDS = 2.0
 BATCHES = 3
 
@@ -73,21 +72,19 @@ _MOST_RESERVED = 32 * _PLACE_NBYTES
 ENDINGS = ("close", "with", "forget", "collect")
 IOS = ("mmap", "pread", "direct", "cache", "full cache")
 
-Say = Callable[[str], None]
-
 
 class InterruptedHere(BaseException):
-    """What a handler of a launcher's signal might raise."""
+    """An exception as a handler of a launcher's signal might raise it."""
 
 
 @dataclass
 class Counts:
-    """What happened; `left` should stay empty."""
+    """Counts of what happened. `left` should stay empty."""
 
     rounds: int = 0
     raised: int = 0
     unraisable: int = 0
-    """Raised where nobody could catch it: in finalisers."""
+    """Exceptions that were raised in finalisers, where no code can catch them."""
     left: Counter[str] = field(default_factory=Counter)
     rounds_that_left: int = 0
     printed: list[str] = field(default_factory=list)
@@ -123,16 +120,14 @@ WORKS = (
     *(Work(kind) for kind in ("write", "verify", "warm", "publish")),
     *(Work("convert", workers) for workers in (1, 2)),
 )
-# In worker processes, which take seconds to start, and on an executor of the caller's: at random moments alone.
+# Worker processes, which take seconds to start, and an executor of the caller's are tried at random moments alone.
 LONG_WORKS = (Work("processes", most_delay_seconds=5.0), Work("executor", most_delay_seconds=0.1))
 OF_SHARDS: dict[str, Any] = {"size": 8, "shard_size": 4096 + 4 * 8 * 8 * 3}
 
 
-def write_set(folder: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (NUM_SAMPLES, *SHAPE), dtype=np.uint8)
-    with ShardWriter(folder, SHAPE, shard_nbytes=4096 + 20 * int(np.prod(SHAPE))) as writer:
-        for i, image in enumerate(pixels):
-            writer.append(image, i)
+def write(folder: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (NUM_SAMPLES, *SHAPE), dtype=np.uint8)
+    write_set(folder, images, NUM_SAMPLES, samples_per_shard=20)
 
 
 class Storms:
@@ -143,7 +138,7 @@ class Storms:
         self._say = say
         self._folder = folder
         self._set = folder / "set"
-        write_set(self._set)
+        write(self._set)
         self._new = count()
         self._images = folder / "images"
         for number in range(NUM_IMAGES):
@@ -151,7 +146,7 @@ class Storms:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (16, 16), (number, 0, 0)).save(path)
         (folder / "root").mkdir()
-        # It serves all rounds. And Python's own process that clears up after others stays.
+        # The executor serves all rounds. Python's own process that clears up after others stays, too.
         self._executor = ThreadPoolExecutor(2, "storm")
         self._use_both_threads()
         resource_tracker.ensure_running()
@@ -161,7 +156,7 @@ class Storms:
                 time.sleep(0.01)
 
     def use(self, case: Case, held: list[Any]) -> None:
-        """A loader from its making to its end. `held` is what a caller would still have in hand after an exception."""
+        """Makes, reads and ends a loader. `held` is what a caller would still have in hand after an exception."""
         options: dict[str, Any] = {"io": case.io}
         if "cache" in case.io:
             options = {"cache": self._full_cache if "full" in case.io else self._folder / f"cache-{next(self._new)}"}
@@ -192,7 +187,7 @@ class Storms:
     def work(self, work: Work) -> None:
         new = self._last = self._folder / "root" / f"set-{next(self._new)}"
         if work.kind == "write":
-            write_set(new)
+            write(new)
         elif work.kind == "verify":
             verify(self._set, workers=work.workers)
         elif work.kind == "warm":
@@ -207,12 +202,12 @@ class Storms:
             convert(self._images, new, **OF_SHARDS, executor=self._executor)
 
     def _use_both_threads(self) -> None:
-        """Of the executor. BrokenBarrierError if one is at no one's service any more."""
+        """Raises BrokenBarrierError unless both threads of the executor still do what they are given."""
         both = threading.Barrier(2)
         list(self._executor.map(lambda _: both.wait(10.0), range(2)))
 
     def check(self, case: Case | Work, disturb: Callable[[Callable[[], None]], None], name: str) -> None:
-        """One round: `disturb` calls what it is given, and raises exceptions meanwhile."""
+        """Does one round: `disturb` calls what it is given, and raises exceptions meanwhile."""
         counts, held = self.counts, list[Any]()
         before = self._in_use()
         with contextlib.suppress(InterruptedHere):
@@ -220,12 +215,12 @@ class Storms:
         while held:
             held.pop().close()
         gc.collect()
-        if case in LONG_WORKS:  # what is kept is of use, and the executor as well
+        if case in LONG_WORKS:  # the same conversion can still go on, and the executor be used
             convert(self._images, self._last, **OF_SHARDS, executor=self._executor)
             self._use_both_threads()
         self._sweep()
         counts.rounds += 1
-        # Worker processes look up when they have imported what they need.
+        # Worker processes notice nothing before they have imported what they need.
         deadline = time.monotonic() + PATIENCE_SECONDS + (4 * case.most_delay_seconds if isinstance(case, Work) else 0)
         while (left := self._in_use() - before) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -235,19 +230,19 @@ class Storms:
             counts.rounds_that_left += 1
             counts.printed.append(f"{name}, {case}: left {dict(left)}")
             self._say(counts.printed[-1])
-        # Or each round would look at all that those before it have made.
+        # Otherwise each round would look at all that the rounds before it have made.
         for folder in (*self._folder.glob("cache-*"), *self._folder.glob("root/set-*")):
             shutil.rmtree(folder)
 
     def _sweep(self) -> None:
-        """What the next publisher and the next conversion do; then no temporary file may be there."""
+        """Does what the next publisher and the next conversion do. Then no temporary file may be there."""
         root = self._folder / "root"
         sweep_left_overs(root)
         for folder in (root, *filter(Path.is_dir, root.iterdir())):
             sweep_temporaries(folder)
 
     def _in_use(self) -> Counter[str]:
-        """Processes, threads, descriptors and mappings of this process, and copies that are held."""
+        """Counts processes, threads, descriptors and mappings of this process, and copies that are held."""
         names = [thread.name for thread in threading.enumerate()]
         found = Counter(f"thread {name}" for name in names if name.startswith("shardio"))
         # Python takes some threads for ended that are not.
@@ -264,7 +259,7 @@ class Storms:
             if f" {self._folder}/" in line:
                 found[f"mapping {line[line.index('/') :]}"] += 1
             elif protection == "---p" and device == "00:00" and end - first < _MOST_RESERVED:
-                # Neighbours are one line. What the C library reserves is either smaller or larger.
+                # Neighbours are one line. Reservations of the C library are either smaller or larger.
                 found["reservation"] += (end - first) // (_PLACE_NBYTES - 2 * mmap.PAGESIZE)
         found.update(f"file {path}" for path in self._folder.glob("root/**/.*.tmp"))
         for path in self._folder.glob("cache*"):
@@ -290,7 +285,7 @@ def counting_unraisable(counts: Counts) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collecting_new_objects() -> Iterator[None]:
-    """Have each garbage collection look only at what the block has made. The rest takes 20 times as long as a round."""
+    """Makes garbage collections look only at what the block has made. The rest takes 20 times as long as a round."""
     gc.collect()
     gc.freeze()
     try:
@@ -339,7 +334,7 @@ def _random_case(chosen: random.Random) -> Case:
 def storm_loaders(
     rounds: int, seed: int = 0, folder: Path | None = None, say: Say = print, works: Sequence[Work] = ()
 ) -> Counts:
-    """So many rounds, half of them with one exception, half with a storm. With `works`, these instead of loaders."""
+    """Does so many rounds, half of them with one exception, half with a storm: with loaders, or with `works`."""
     with tempfile.TemporaryDirectory(prefix="storm-close-", dir=folder) as made:
         storms = Storms(Path(made), say)
         with counting_unraisable(storms.counts), collecting_new_objects():
@@ -386,7 +381,7 @@ class Point:
 def raise_everywhere(
     step: int = 1, folder: Path | None = None, say: Say = print, cases: Sequence[Case | Work] | None = None
 ) -> Counts:
-    """Each case with an exception at every `step`-th point, until it has none left."""
+    """Does each case with an exception at every `step`-th point, until it has none left."""
     with tempfile.TemporaryDirectory(prefix="storm-close-", dir=folder) as made:
         storms = Storms(Path(made), say)
         with counting_unraisable(storms.counts), collecting_new_objects():
@@ -404,12 +399,10 @@ def raise_everywhere(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = make_parser(__doc__, "the moments and the loaders' options")
     parser.add_argument("--rounds", type=int, help="at random moments")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and the loaders' options")
     parser.add_argument("--points", action="store_true", help="at every point")
     parser.add_argument("--step", type=int, default=1, help="at every so many points only; default %(default)s")
-    parser.add_argument("--folder", type=Path, help="where to make everything; a temporary folder by default")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     left = 0

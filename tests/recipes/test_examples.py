@@ -24,7 +24,7 @@ from documents import code_blocks
 from places import IMAGENET, ROOT
 
 from shardio import ShardWriter
-from shardio.cli import commands as cli
+from shardio.cli.convert import convert
 
 # 12 steps of 8 and a rest. In the validation's last batch on two ranks, one has a sample and the other none.
 NUM_TRAIN, NUM_VAL = 100, 33
@@ -271,7 +271,7 @@ def test_the_commands_of_the_page_are_understood(recipe: ModuleType, monkeypatch
         monkeypatch.setattr(sys, "argv", ["train.py", *shlex.split(words)])
         recipe.parse("")
     (conversion,) = (shlex.split(line) for line in lines if line.startswith("shardio "))
-    assert cli.convert.make_context("convert", conversion[2:]).params["fit"] == "squash"
+    assert convert.make_context("convert", conversion[2:]).params["fit"] == "squash"
 
 
 def test_crops_grow_over_three_quarters_of_the_epochs(recipe: ModuleType) -> None:

@@ -1,6 +1,6 @@
-"""A slow consumer that keeps some batches and drops others, while every slot is spoiled when it is taken again.
+"""A slow consumer keeps some batches and drops others, while every slot is spoiled when it is taken again.
 
-    python tools/hold_batches.py [--batches 100000] [--seed 0]
+    python tools/chaos/hold_batches.py [--batches 100000] [--seed 0]
 
 Every batch is compared with what was written when it comes, while it is kept, and when it is dropped; views of it are
 kept after it. Then 100 iterators are abandoned in mid-epoch. Exit code 1 if a byte was wrong, or a thread, a descriptor
@@ -9,7 +9,6 @@ or an entry of /dev/shm is left.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import sys
@@ -22,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from attack import make_parser, write_set
 from leaks import num_descriptors, shared_names, shared_names_left
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Ring, Slot
 
@@ -38,17 +37,8 @@ POISON = 0xEE
 Batch = tuple[torch.Tensor, ...]
 
 
-def write_set(folder: Path) -> NDArray[np.uint8]:
-    """A set of random pixels, and the pixels."""
-    pixels = np.random.default_rng(0).integers(0, 256, (NUM_SAMPLES, *SHAPE), dtype=np.uint8)
-    with ShardWriter(folder, SHAPE, shard_nbytes=4096 + 100 * int(np.prod(SHAPE))) as writer:
-        for i, image in enumerate(pixels):
-            writer.append(image, i)
-    return pixels
-
-
 class SpoilingRing(Ring):
-    """Whoever still looks at a slot that was handed out again will see."""
+    """Spoils each slot that is handed out, so that a reader of its old batch notices."""
 
     def acquire(self) -> Slot:
         slot = super().acquire()
@@ -70,7 +60,7 @@ def endless(loader: ShardLoader) -> Iterator[Batch]:
 
 
 def hold(loader: ShardLoader, pixels: NDArray[np.uint8], count: int, seed: int) -> int:
-    """Read `count` batches and keep some for a while; how many comparisons failed."""
+    """Reads `count` batches, and keeps some for a while. Returns how many comparisons failed."""
     rng = random.Random(seed)
     kept: list[tuple[Batch, NDArray[np.uint8]]] = []
     views: list[tuple[torch.Tensor, NDArray[np.uint8]]] = []
@@ -97,12 +87,13 @@ def threads_and_descriptors() -> tuple[set[str], int]:
 
 
 def hold_batches(count: int, seed: int) -> list[str]:
-    """What went wrong, in words."""
+    """Returns what went wrong, in words."""
     before, shared = threads_and_descriptors(), shared_names()
     problems = []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "set"
-        pixels = write_set(out)
+        pixels = np.random.default_rng(0).integers(0, 256, (NUM_SAMPLES, *SHAPE), dtype=np.uint8)
+        write_set(out, pixels, NUM_SAMPLES, samples_per_shard=100)
         for io in ("mmap", "pread"):
             with ShardLoader(out, 7, seed=seed, num_threads=2, device="cpu", return_indices=True, io=io) as loader:
                 loader._pipeline._ring = SpoilingRing(loader._pipeline._ring.capacity, loader._pipeline._ring._make)
@@ -124,9 +115,8 @@ def hold_batches(count: int, seed: int) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = make_parser(__doc__, "the order, and of the batches that are kept", folder=False)
+    parser.add_argument("--batches", type=int, default=100_000, help="default %(default)s")
     options = parser.parse_args()
     problems = hold_batches(options.batches, options.seed)
     for problem in problems:

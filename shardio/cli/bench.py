@@ -1,0 +1,230 @@
+"""`shardio bench`. Its text names the options that are not swept above the table of loaders."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shardio.cli.options import json_option, parsed, set_argument
+from shardio.cli.output import Column, show, table
+from shardio.conversion.amounts import parse_size
+
+if TYPE_CHECKING:
+    from shardio.measure.report import LimitKind, LimitResult, Report, Speed
+
+T = TypeVar("T")
+
+# Columns of ratios. There is none for one buffer: that limit shows what the alignment of slots is worth.
+_RATIOS: dict[LimitKind, str] = {"memcpy": "memcpy", "take": "take", "direct": "direct", "pinned_copy": "pinned"}
+_LEFT_OUT: dict[LimitKind, str] = {"direct": "O_DIRECT reads"}
+_WIDTH = 100
+
+
+def _parse_count(text: str, least: int = 1) -> int:
+    if not re.fullmatch(r"\d+", text) or int(text) < least:
+        raise ValueError(f"numbers from {least} on, such as 1,2,4")
+    return int(text)
+
+
+def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
+    """Returns the callback of an option with commas between its values, each taken once. `word` stands for None."""
+
+    def parse_each(text: str) -> tuple[T | None, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        return tuple(dict.fromkeys(None if part == word else parse(part) for part in parts))
+
+    return parsed(parse_each)
+
+
+@click.command(short_help="Measure how fast this machine reads a set.")
+@set_argument
+@click.option("--split", default="train", show_default=True)
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    callback=_each(_parse_count, "auto"),
+    metavar="N|auto,...",
+    default="auto",
+    show_default=True,
+    help="Samples of a batch; auto: 256, or all if they are fewer.",
+)
+@click.option(
+    "--threads",
+    "num_threads",
+    callback=_each(_parse_count, "auto"),
+    metavar="N|auto,...",
+    default="1,auto",
+    show_default=True,
+    help="Gather threads; auto: as many as the loader takes by itself.",
+)
+@click.option(
+    "--io",
+    "ios",
+    callback=_each(str),
+    metavar="auto|mmap|pread|direct,...",
+    default="auto",
+    show_default=True,
+    help="How samples are read.",
+)
+@click.option(
+    "--crop",
+    "crops",
+    callback=_each(parse_size, "none"),
+    metavar="none|N|HxW,...",
+    default="none",
+    show_default=True,
+    help="Pixels of the window in the centre that is read of each sample.",
+)
+@click.option(
+    "--prefetch",
+    "prefetches",
+    callback=_each(partial(_parse_count, least=0)),
+    metavar="N,...",
+    default="2",
+    show_default=True,
+    help="Batches ready ahead of the consumer.",
+)
+@click.option(
+    "--device",
+    "devices",
+    callback=_each(str),
+    metavar="cpu|cuda|cuda:N,...",
+    default="cpu",
+    show_default=True,
+    help="Where batches go.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1), default=7, show_default=True, help="Rounds, of which figures are medians."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01),
+    default=0.5,
+    show_default=True,
+    help="Seconds for each way and round, after as long a warm-up.",
+)
+@json_option
+def bench(out: Path, split: str, rounds: int, seconds: float, as_json: bool, **values: Any) -> None:
+    """Read the set in OUT with every combination of the values given, beside the limits of this machine.
+
+    All of them take turns in one run, and each ratio is of GB/s over those of a limit in the same round:
+
+    \b
+    memcpy   one large block, copied from memory to memory by one thread
+    take     np.take(out=, mode="clip") of random samples into as many aligned
+             buffers as the loader has in turn, by one thread
+    direct   random samples from the disk past the page cache (O_DIRECT), whatever
+             is in there, by 8 threads
+    pinned   such batches from pinned memory to the GPU, and nothing else
+
+    With mmap and pread, each turn reads its samples twice and the second time counts: they come from the page cache,
+    as in every epoch but the first if the set fits there, so that memcpy and take are the limits. With direct they
+    come from the disk, and direct is the limit. On the way to a GPU, pinned is one more.
+
+    With a crop, GB/s are those of its windows, while memcpy, take and direct move whole samples. Nothing leaves the
+    page cache for this command: benchmarks/cold.py in the repository measures how fast a first epoch is.
+    """
+    import shardio.measure.bench as benchmark
+    from shardio.cli.progress import Bar
+
+    with Bar(unit=" turns") as bar:
+        sweep = benchmark.Sweep(**values)
+        report = benchmark.bench(out, sweep, split=split, rounds=rounds, seconds=seconds, on_turn=bar.reach)
+    show(report.to_dict() if as_json else summary(report))
+
+
+def summary(report: Report) -> Iterator[str]:
+    """Yields lines of at most 100 characters, if the set's path is not long."""
+    yield from _about(report)
+    yield ""
+    yield from _limits(report)
+    yield ""
+    yield from _loaders(report)
+
+
+def _about(report: Report) -> Iterator[str]:
+    shape, machine = " x ".join(map(str, report.sample_shape)), report.machine
+    cached = "" if report.resident_share is None else f", {report.resident_share:.0%} in the page cache before"
+    yield f"{report.path}, {report.split}: {report.num_samples:,} samples of {shape} on {machine['filesystem']}{cached}"
+    devices = "".join(f", {device}: {name}" for device, name in machine["devices"].items())
+    rounds = f"medians of {report.rounds} round{'s' * (report.rounds > 1)}, {report.seconds:g} s each"
+    yield f"{machine['cores']} cores, kernel {machine['kernel']}{devices}; {rounds}"
+
+
+def _limits(report: Report) -> Iterator[str]:
+    names = Column("limit", [_name(limit) for limit in report.limits])
+    yield from table([names, *_speeds([limit.speed for limit in report.limits])], _WIDTH)
+    for kind, why in report.left_out.items():
+        yield f"left out: {_LEFT_OUT[kind]}: {why}"
+
+
+def _name(limit: LimitResult) -> str:
+    from shardio.measure.limits import DIRECT_THREADS
+
+    batch = f"batch {limit.batch_size}"
+    if limit.image_shape is not None:
+        batch += f" of {limit.image_shape[0]}x{limit.image_shape[1]}"
+    return {
+        "memcpy": "memcpy of one large block",
+        "take": f"np.take into slots, {batch}",
+        "take_one_buffer": f"np.take into one buffer, {batch}",
+        "direct": f"O_DIRECT reads, {DIRECT_THREADS} threads",
+        "pinned_copy": f"pinned copy to {limit.device}, {batch}",
+    }[limit.kind]
+
+
+def _loaders(report: Report) -> Iterator[str]:
+    loaders = report.loaders
+    combinations = [loader.combination for loader in loaders]
+    options = [
+        Column("device", [options.device for options in combinations]),
+        Column("crop", [_crop(options.crop) for options in combinations]),
+        Column("batch", [str(options.batch_size) for options in combinations]),
+        Column("io", [options.io for options in combinations]),
+        Column("threads", [str(options.num_threads) for options in combinations]),
+        Column("fetch", [str(options.prefetch) for options in combinations], above="pre-"),
+    ]
+    swept = [option for option in options if len(set(option.cells)) > 1]
+    fixed = [f"{one.above.rstrip('-')}{one.title} {one.cells[0]}" for one in options if one not in swept]
+    yield f"ShardLoader: {', '.join(fixed)}" if fixed else "ShardLoader"
+    firsts = [f"{statistics.median(loader.first_batch_seconds) * 1000:.0f}" for loader in loaders]
+    first = Column("ms", firsts, above="first", right=True)
+    yield from table([*swept, *_speeds([loader.speed for loader in loaders]), first, *_ratios(report)], _WIDTH)
+    yield "ratios are of GB/s; first: from opening the set to the first batch"
+    if any(loader.combination.crop for loader in loaders):
+        yield "of a crop, GB/s are those of its windows; memcpy, np.take and O_DIRECT move whole samples"
+    chosen = {loader.engine: loader.io_reason for loader in loaders if loader.combination.io == "auto"}
+    yield from (f"io auto is {engine} here: {reason}" for engine, reason in chosen.items())
+
+
+def _crop(crop: tuple[int, int] | None) -> str:
+    return "none" if crop is None else f"{crop[0]}x{crop[1]}"
+
+
+def _speeds(speeds: Sequence[Speed]) -> list[Column]:
+    return [
+        Column("images/s", [f"{speed.images_per_second:,.0f}" for speed in speeds], right=True),
+        Column("GB/s", [_short(speed.gigabytes_per_second) for speed in speeds], right=True),
+        Column("/image", [_short(speed.cpu_microseconds_per_image) for speed in speeds], above="CPU us", right=True),
+    ]
+
+
+def _ratios(report: Report) -> list[Column]:
+    rows = [report.ratios(loader) for loader in report.loaders]
+    measured = {kind: title for kind, title in _RATIOS.items() if any(kind in row for row in rows)}
+    return [
+        Column(title, [_short(row[kind]) if kind in row else "-" for row in rows], above="over", right=True)
+        for kind, title in measured.items()
+    ]
+
+
+def _short(value: float) -> str:
+    """Formats a number with about three digits."""
+    decimals = next((count for count, least in enumerate((100, 10, 0.1)) if value >= least), 3)
+    return f"{value:,.{decimals}f}"

@@ -1,0 +1,135 @@
+"""The command line: options in, exit code out.
+
+0 is success, 1 an error in the world (a bad file, a full disk, damage found), 2 wrong usage, 130 interrupted. Errors
+are one or two lines on stderr, and some more where a list has many faults. Results go to stdout, as JSON with
+`--json`; progress bars go to stderr if that is a terminal.
+
+Each command has a module. It imports what is slow to import when the command runs, so that help and mistakes are
+answered at once, and `shardio info` before torch would be loaded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from shardio.cli.bench import bench
+from shardio.cli.check_shuffle import check_shuffle
+from shardio.cli.convert import convert
+from shardio.cli.demo import demo
+from shardio.cli.evict import evict
+from shardio.cli.info import info
+from shardio.cli.list_sets import list_sets
+from shardio.cli.output import say
+from shardio.cli.plan import plan
+from shardio.cli.publish import publish
+from shardio.cli.repair import repair
+from shardio.cli.stage import stage
+from shardio.cli.verify import verify
+from shardio.cli.warm import warm
+from shardio.errors import ShardioError, printable
+from shardio.version import __version__
+
+
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    click.echo(f"shardio, version {__version__}")
+    from shardio.system.kernels import kernels_in_use, missing_kernels
+
+    click.echo(f"kernels: {', '.join(f'{name} by {kernel}' for name, kernel in kernels_in_use().items())}")
+    if missing := missing_kernels():
+        click.echo(missing)
+    context.exit()
+
+
+@click.group(
+    commands=[bench, check_shuffle, convert, demo, evict, info, list_sets, plan, publish, repair, stage, verify, warm],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version, and which kernels run here, and exit.",
+)
+def cli() -> None:
+    """Image collections as memory-mapped shards, for training that never waits for data.
+
+    \b
+    shardio plan imagenet/ out/        what would convert do, and how long would it take?
+    shardio convert imagenet/ out/     decode and resize once, offline
+    shardio info out/                  what is in a set
+    shardio verify out/                is it still what was published?
+    shardio repair out/ imagenet/      if not, make the damaged files again
+    shardio bench out/                 how fast does this machine read it?
+    shardio warm out/                  bring it into memory before a job reads it
+    shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
+    shardio evict /nvme/cache          remove unused copies from there
+    shardio check-shuffle 1281167      how random is the order?
+    shardio publish out/ /sets/name    share it with the other users of a cluster
+    shardio list /sets                 which sets are there
+    """
+
+
+def main() -> NoReturn:
+    """The console script. Turns every expected error into a line on stderr and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: names may have characters that a terminal lacks
+    codes: list[int] = []
+    # The function that is registered first runs last, when threads, files and semaphores are done with.
+    atexit.register(_end_at_once, codes)
+    codes.append(_run())
+    sys.exit(codes[0])
+
+
+def _end_at_once(codes: Sequence[int]) -> None:
+    """Spares the interpreter the taking apart of torch, which would take most of the time that a Ctrl-C may."""
+    if codes:  # or there is a traceback to be printed
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(codes[0])
+
+
+def _run() -> int:
+    """Runs the command that sys.argv says, and returns the exit code."""
+    try:
+        cli(prog_name="shardio", standalone_mode=False)
+    except SystemExit as verdict:  # a command that checks something ends so
+        return int(verdict.code or 0)
+    except click.ClickException as error:
+        vars(error).update(message=printable(error.message))  # click repeats some words as they were given
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        say("shardio: interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away. Keep the interpreter from writing the rest, and complaining, at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ShardioError as error:
+        click.echo(f"shardio: error: {error}", err=True)
+        return 1
+    except OSError as error:
+        hint = ": raise the limit (`ulimit -n`) or use fewer workers" if error.errno == errno.EMFILE else ""
+        say(f"shardio: error: {error}{hint}", err=True)
+        return 1
+    except ImportError as error:  # a library that is missing or broken, or a kernel that is not here
+        say(f"shardio: error: {error}", err=True)
+        return 1
+    except ValueError as error:  # an option's value that only the code behind it can judge
+        say(f"shardio: error: {error}", err=True)
+        return 2
+    return 0

@@ -1,0 +1,134 @@
+"""Types of options, and the options that several commands share.
+
+A function `parse_...` returns a value, or raises ValueError with what it expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from shardio.conversion.amounts import parse_max_bad, parse_nbytes, parse_size
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
+    """Returns the callback of an option that `parse` reads. It gives None if there is neither a value nor a default."""
+
+    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> T | None:
+        if value is None:
+            return None
+        try:
+            return parse(value.strip())
+        except ValueError as error:
+            raise click.BadParameter(f"expected {error}; found {value!r}") from None
+
+    return callback
+
+
+def _find_set(context: click.Context, parameter: click.Parameter, value: str) -> Path:
+    from shardio.sets.names import find_folder
+
+    return Path(find_folder(value))
+
+
+folder = click.Path(path_type=Path)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+set_argument = click.argument("out", callback=_find_set)
+"""The folder of a set. The catalogue may find it by its name."""
+
+
+def workers_option(help: str, default: int | None = None) -> Callable[[Command], Command]:
+    shown = default is not None
+    return click.option("--workers", type=click.IntRange(1), default=default, show_default=shown, help=help)
+
+
+cores_option = workers_option("Cores to use.  [default: all]")
+source_option = click.option(
+    "--source",
+    type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]),
+    default="auto",
+    show_default=True,
+    help="Kind of SRC. auto: detected from what is there.",
+)
+columns_option = click.option(
+    "--columns",
+    type=folder,
+    metavar="FILE",
+    help="CSV or parquet with a column `path`, and numbers that the index shall hold for each image.",
+)
+size_option = click.option(
+    "--size",
+    callback=parsed(parse_size),
+    metavar="N|HxW",
+    default="256",
+    show_default=True,
+    help="Pixels of every sample.",
+)
+max_bad_option = click.option(
+    "--max-bad",
+    callback=parsed(parse_max_bad),
+    metavar="N|P%",
+    default="1%",
+    show_default=True,
+    help="Refused images to accept, as a number or a share; with more, nothing is published.",
+)
+
+
+def image_options(command: Command) -> Command:
+    """Adds what `convert` and `plan` must know alike about images and shards. Help shows it in this order."""
+    for option in reversed(
+        [
+            source_option,
+            click.option(
+                "--accept-layout",
+                is_flag=True,
+                help="Convert SRC as it is understood although that looks like a mistake.",
+            ),
+            click.option(
+                "--empty-classes",
+                type=click.Choice(["refuse", "omit", "keep"]),
+                default="refuse",
+                show_default=True,
+                help="Class folders without images. omit: labels number the other classes. "
+                "keep: a label without samples.",
+            ),
+            size_option,
+            click.option(
+                "--fit",
+                type=click.Choice(["crop", "squash", "pad"]),
+                default="crop",
+                show_default=True,
+                help="crop: short side to SIZE, then the centre. squash: ignore the aspect ratio. pad: black margins.",
+            ),
+            click.option(
+                "--resample",
+                type=click.Choice(["bicubic", "bilinear", "lanczos"]),
+                default="bicubic",
+                show_default=True,
+                help="Filter, always antialiased.",
+            ),
+            click.option(
+                "--quality",
+                type=click.Choice(["exact", "fast"]),
+                default="exact",
+                show_default=True,
+                help="fast: decode JPEGs of four times SIZE and more to a half or less, for about 50 dB PSNR.",
+            ),
+            click.option(
+                "--shard-size",
+                callback=parsed(parse_nbytes),
+                metavar="SIZE",
+                default="4GiB",
+                show_default=True,
+                help="Most bytes of one shard file.",
+            ),
+        ]
+    ):
+        command = option(command)
+    return command

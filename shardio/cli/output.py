@@ -1,0 +1,87 @@
+"""The output of commands: lines, JSON, tables, and amounts as people read them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from shardio.errors import printable
+
+# A server that answers sooner needs no word.
+_TELL_SECONDS = 5.0
+
+
+def say(line: str, err: bool = False) -> None:
+    """Prints one line, which remains one whatever is in it."""
+    click.echo(printable(line), err=err)
+
+
+def show(result: Mapping[str, Any] | Iterable[str]) -> None:
+    """Prints the result of a command: facts as one JSON object, or lines of text."""
+    if isinstance(result, Mapping):
+        click.echo(json.dumps(result))
+        return
+    for line in result:
+        say(line)
+
+
+class Column(NamedTuple):
+    """One column of a table. `above` is a first line of its header, and `right` aligns it as numbers are."""
+
+    title: str
+    cells: Sequence[str]
+    above: str = ""
+    right: bool = False
+
+
+def table(columns: Sequence[Column], width: int | None = None) -> Iterator[str]:
+    """Yields lines with two spaces between the columns, or with one if they would be longer than `width`."""
+    has_above = any(column.above for column in columns)
+    padded = []
+    for column in columns:
+        texts = [*([column.above] if has_above else []), column.title, *column.cells]
+        widest = max(map(len, texts))
+        padded.append([text.rjust(widest) if column.right else text.ljust(widest) for text in texts])
+    gap = 1 if width is not None and sum(len(texts[0]) + 2 for texts in padded) > width else 2
+    for row in zip(*padded, strict=True):
+        yield (" " * gap).join(row).rstrip()
+
+
+def bytes_text(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def some(numbers: Sequence[int], most: int = 16) -> str:
+    more = f" and {len(numbers) - most:,} more" if len(numbers) > most else ""
+    return ", ".join(map(str, numbers[:most])) + more
+
+
+@contextlib.contextmanager
+def telling_of_servers(paths: Sequence[str]) -> Iterator[None]:
+    """Says after some seconds which servers the command waits for, and for how long that can be."""
+    from shardio.sets.names import is_url, without_credentials
+    from shardio.sets.remote import SMALL_FILE_SECONDS
+
+    names = ", ".join(without_credentials(path) for path in paths if is_url(path))
+    line = f"shardio: still waiting for {names}: for each manifest and listing at most {SMALL_FILE_SECONDS:g} seconds"
+    timer = threading.Timer(_TELL_SECONDS, say, [line], {"err": True})
+    timer.daemon = True
+    if names:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

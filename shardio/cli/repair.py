@@ -1,0 +1,37 @@
+"""`shardio repair`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardio.cli.options import columns_option, cores_option, folder, json_option, set_argument, source_option
+from shardio.cli.output import say, show
+
+
+@click.command(short_help="Make the damaged files of a set again.")
+@set_argument
+@click.argument("src", type=folder)
+@source_option
+@columns_option
+@cores_option
+@json_option
+def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
+    """Make the files that `shardio verify` finds damaged in OUT again from SRC, which OUT was converted from.
+
+    A file is replaced only by one that has the checksum of the manifest: the set is then what was published, to the
+    byte. Exit code 1 if that cannot be, since images or libraries have changed. An index with columns needs their file.
+    """
+    import shardio.conversion.repair as repairer
+    from shardio.cli.progress import Bar, BytesBar
+
+    with BytesBar(desc="verify") as read, Bar(unit=" images", desc="repair") as made:
+        report = repairer.repair(out, src, on_verify=read.add, on_progress=made.reach, **options)
+    if as_json:
+        show(dataclasses.asdict(report))
+    else:
+        show(f"repaired: {out / file}" for file in report.repaired)
+        say(f"{out}: intact, {len(report.repaired):,} files repaired")

@@ -1,0 +1,44 @@
+"""`shardio warm`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardio.cli.options import json_option, set_argument, workers_option
+from shardio.cli.output import bytes_text, show
+
+if TYPE_CHECKING:
+    from shardio.reading.warm import WarmReport
+
+
+@click.command(short_help="Bring a set into the page cache.")
+@set_argument
+@click.option("--split", help="Read only this split.  [default: all]")
+@workers_option("Reads at a time.", default=4)
+@click.option("--force", is_flag=True, help="Read even a set that is larger than the memory that is left.")
+@json_option
+def warm(out: Path, as_json: bool, **options: Any) -> None:
+    """Bring the set in OUT into the page cache, so that a job's first epoch is as fast as the others.
+
+    The cache is the kernel's, and shared: one such command serves all processes of the machine.
+    """
+    import shardio.reading.warm as warmer
+    from shardio.cli.progress import BytesBar
+
+    with BytesBar() as bar:
+        report = warmer.warm(out, on_progress=bar.add, **options)
+    show(dataclasses.asdict(report) if as_json else _summary(report, out))
+
+
+def _summary(report: WarmReport, out: Path) -> Iterator[str]:
+    rate = bytes_text(int(report.nbytes / report.seconds))
+    yield f"{out}: read {bytes_text(report.nbytes)} in {report.seconds:,.1f} s ({rate}/s)"
+    if report.resident_before is None or report.resident_after is None:
+        yield "  the kernel tells what is in the page cache only to users who own the files or may write to them"
+    else:
+        yield f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}"
