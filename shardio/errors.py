@@ -14,7 +14,7 @@ Reason = Literal["damaged", "empty", "incomplete", "too large", "unreadable", "u
 
 
 def printable(text: str) -> str:
-    """One line of a text that somebody else may have written, as it may go to a terminal or a log.
+    """One line of a text that another program or user may have written, as it may go to a terminal or a log.
 
     Whatever is no visible character (newlines and other control characters, marks that turn the direction of writing,
     bytes that are no text) becomes an escape as in a literal of Python. Backslashes stay, so that it may be done again.

@@ -46,6 +46,7 @@ import shardio
 from shardio.conversion.convert import convert
 from shardio.conversion.engines.processes import THREADS_PER_PROCESS
 from shardio.errors import CacheError
+from shardio.format.layout import WORK_FOLDER
 from shardio.loading.loader import ShardLoader
 from shardio.reading.warm import warm
 from shardio.sets.cache.folder import Cache
@@ -238,7 +239,9 @@ class Storms:
         """Does what the next publisher and the next conversion do. Then no temporary file may be there."""
         root = self._folder / "root"
         sweep_left_overs(root)
-        for folder in (root, *filter(Path.is_dir, root.iterdir())):
+        sets = [folder for folder in root.iterdir() if folder.is_dir()]
+        # A conversion that publishes removes its work folder.
+        for folder in (root, *sets, *filter(Path.is_dir, (out / WORK_FOLDER for out in sets))):
             sweep_temporaries(folder)
 
     def _in_use(self) -> Counter[str]:
