@@ -286,8 +286,11 @@ except OSError as error:
 
 @pytest.fixture
 def open_to_all(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)  # pytest makes them for its user alone
+    for folder in (tmp_path, *tmp_path.parents):  # pytest makes some of them for its user alone
+        mode = folder.stat().st_mode
+        if mode & 0o055 == 0o055:
+            break
+        folder.chmod(mode | 0o055)
 
 
 @pytest.mark.usefixtures("open_to_all")
