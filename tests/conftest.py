@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import signal
 import socket
 import sys
 import threading
@@ -25,6 +26,10 @@ from shardio.conversion.writing.set_writer import ShardWriter
 
 pytest.register_assert_rewrite(*{path.stem for path in SUPPORT.glob("*.py")}.difference(sys.modules))
 pytest_plugins = ["servers"]
+
+# A shell without a terminal has background jobs ignore Ctrl-C, and what tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
