@@ -322,16 +322,21 @@ class FaultyDisk:
         os.mkdir(target)
         old = self._names.get(folder, {})
         new = self._listed(folder) if os.path.isdir(folder) else {}
+        kept: dict[str, int] = {}
         for name in sorted(old.keys() | new.keys()):
-            kept = new if old.get(name) != new.get(name) and survival.of_new_name() else old
-            if name not in kept:
-                continue
+            names = new if old.get(name) != new.get(name) and survival.of_new_name() else old
+            if name in names:
+                kept[name] = names[name]
+        # A rename is one step: the file has its old name if it has not the new one.
+        lost = (set(old.values()) & set(new.values())) - set(kept.values())
+        kept |= {name: number for name, number in old.items() if number in lost}
+        for name, number in sorted(kept.items()):
             path = f"{folder}/{name}"
             if path in self._names or os.path.isdir(path):
                 self._survive(path, f"{target}/{name}", survival)
                 continue
-            content = self._contents.get(kept[name], b"")
-            if new.get(name) == kept[name]:
+            content = self._contents.get(number, b"")
+            if new.get(name) == number:
                 if (current := self._read(path)) == content:
                     os.link(path, f"{target}/{name}")  # the very file, with its inode and its times
                     continue
