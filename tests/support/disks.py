@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import io
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shardio.system.opening import OpenFile
 
 DISK_CALLS = (
     *("open", "write", "pwrite", "ftruncate", "posix_fallocate"),
@@ -22,9 +26,9 @@ DISK_CALLS = (
 class FailingDisk:
     """While installed, the `first`-th call to the disk raises `code`, and so does every later one if `for_good`.
 
-    A failing write leaves half of its bytes in the file, as a disk that fills up does. As in os, an error of a
-    call on a path names the path, and one on a descriptor nothing. Nothing is really synced. Removing files goes on
-    working, as it does on a full disk. Thread safe.
+    A failing write leaves half of its bytes in the file, as a disk that fills up does; a failing close, of a file that
+    was opened to be written, closes. As in os, an error of a call on a path names the path, and one on a descriptor
+    nothing. Nothing is really synced. Removing files goes on working, as it does on a full disk. Thread safe.
     """
 
     def __init__(self, first: int, code: int, *, for_good: bool) -> None:
@@ -54,11 +58,22 @@ class FailingDisk:
 
         return call
 
+    def _close(self) -> Callable[[OpenFile], None]:
+        def close(file: OpenFile) -> None:
+            # Its mode does not tell: an OpenFile is made of any descriptor.
+            is_written = not file.closed and fcntl.fcntl(file.fileno(), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+            io.FileIO.close(file)
+            if is_written and self._fails("close"):
+                raise OSError(self.code, os.strerror(self.code))
+
+        return close
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[FailingDisk]:
         with pytest.MonkeyPatch.context() as patch:
             for name in DISK_CALLS:
                 patch.setattr(os, name, self._wrap(name, getattr(os, name)))
+            patch.setattr(OpenFile, "close", self._close())
             patch.setattr(Path, "rename", self._wrap("Path.rename", Path.rename))
             yield self
 

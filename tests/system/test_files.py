@@ -236,7 +236,7 @@ def test_whatever_call_fails_the_content_is_old_or_new(tmp_path: Path, old: byte
 
     # At the least: open, two writes, two fsyncs and the rename or link, for two errors, once and for good.
     assert every_failure(do) >= 4 * 6
-    assert failed_calls >= {"open", "write", "fsync", "rename" if replace else "link"}
+    assert failed_calls >= {"open", "write", "fsync", "rename" if replace else "link", "close"}
 
 
 @pytest.mark.parametrize("replace", [True, False])
