@@ -1,0 +1,113 @@
+"""What is done to pictures after they have been resampled: one operation for each picture of a batch, then the next.
+
+A Step holds an operation for every picture, so that each picture has its own: its own magnitudes, its own choice, its
+own order. All pictures of a batch have one size then, and keep it. A list of steps is run by the kernel in C on the
+CPU, and by operations of torch elsewhere (`shardio.augment.pixels`); both give the same pixels, within one grey level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from itertools import zip_longest
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+class Op(IntEnum):
+    """An operation on one picture of uint8, and the values that it takes. The kernel in C has the same numbers.
+
+    Names and results are torchvision's, whose functions begin with `adjust_` where a factor is taken. Grey is what
+    torchvision's `rgb_to_grayscale` computes.
+    """
+
+    NOTHING = 0
+    BRIGHTNESS = 1  # factor
+    CONTRAST = 2  # factor
+    SATURATION = 3  # factor
+    HUE = 4  # share of the circle, from -0.5 to 0.5
+    SHARPNESS = 5  # factor
+    POSTERIZE = 6  # bits that are left
+    SOLARIZE = 7  # least grey level that is inverted
+    SOLARIZE_ADD = 8  # what is added to grey levels, and the least that stays as it is
+    INVERT = 9
+    AUTOCONTRAST = 10
+    EQUALIZE = 11
+    GRAYSCALE = 12
+    ADD = 13  # a number for each channel
+    BLUR = 14  # width and height of a Gaussian kernel, both odd, and its standard deviations along them
+    AFFINE = 15  # the six numbers of `Affine`, interpolation, fill for each channel
+    PERSPECTIVE = 16  # eight numbers, interpolation, fill for each channel
+    MIRROR = 17  # left and right exchanged
+    FLIP = 18  # top and bottom exchanged
+    # A second picture and a sum, for weighted sums of several chains.
+    KEEP = 19  # remembers the picture, and sets the sum to 0
+    COLLECT = 20  # weight with which the picture is added to the sum
+    RECALL = 21  # the picture becomes the remembered one
+    TAKE = 22  # the picture becomes the sum, cut down to whole grey levels
+
+
+NEEDS_RGB = frozenset({Op.CONTRAST, Op.SATURATION, Op.HUE, Op.GRAYSCALE})
+"""Operations that are defined for pictures of one and of three channels only."""
+
+WARPS = frozenset({Op.AFFINE, Op.PERSPECTIVE})
+
+
+class Sampling(IntEnum):
+    """How a picture is read between its pixels. Those of torchvision blend the fill colour into the edge; Pillow's take
+    the fill where the middle of a pixel comes from outside of the picture, and repeat the edge otherwise."""
+
+    NEAREST = 0
+    BILINEAR = 1
+    PILLOW_BILINEAR = 2
+    PILLOW_BICUBIC = 3
+
+
+# The place of the interpolation and of the first fill among the values of AFFINE and PERSPECTIVE.
+SAMPLING_AT = 8
+FILL_AT = 9
+
+
+@dataclass(frozen=True)
+class Step:
+    """`codes`, uint8 (B,), an Op for each picture; `values`, float64 (B, FILL_AT + channels), what these take."""
+
+    codes: NDArray[np.uint8]
+    values: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, count: int, channels: int, op: Op | NDArray[np.uint8], *values: ArrayLike) -> Step:
+        """Returns a step whose `values` are numbers, or arrays (B,); those that are not given are 0."""
+        table = np.zeros((count, FILL_AT + channels))
+        for place, value in enumerate(values):
+            table[:, place] = value
+        return cls(np.broadcast_to(np.asarray(op, np.uint8), count), table)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def where(self, chosen: NDArray[np.bool_]) -> Step:
+        """Returns this step for the chosen pictures, and one that does nothing for the others."""
+        return replace(self, codes=np.where(chosen, self.codes, np.uint8(Op.NOTHING)))
+
+    @property
+    def does_nothing(self) -> bool:
+        return not self.codes.any()
+
+
+Steps = tuple[Step, ...]
+
+
+def merged(alternatives: Sequence[Steps], chosen: NDArray[np.int64]) -> Steps:
+    """Returns for each picture the steps of the alternative whose number is in `chosen`, (B,)."""
+    steps = []
+    for some in zip_longest(*alternatives):
+        parts = [step.where(chosen == number) for number, step in enumerate(some) if step is not None]
+        codes, values = parts[0].codes, parts[0].values
+        for part in parts[1:]:
+            codes = codes | part.codes  # at most one of them is not NOTHING, which is 0
+            values = np.where(part.codes[:, None] != 0, part.values, values)
+        steps.append(Step(codes, values))
+    return tuple(step for step in steps if not step.does_nothing)
