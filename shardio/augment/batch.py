@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import TYPE_CHECKING, TypedDict, overload
 
 import numpy as np
@@ -18,7 +17,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws
+from shardio.augment.pixels import run_steps
 from shardio.augment.resample import Interpolation, Statistics, normalized, resample
+from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
 from shardio.system.eager import eager, is_recorded
 from shardio.system.kernels import warn_of_missing_kernels
 
@@ -33,8 +34,8 @@ class Batch:
     """Pictures of `sizes`, int64 (B, 2), height and width: those that `boxes` of `images`, (B, C, H, W), become.
 
     A new batch is what the images show, which may be squashed. The filter sees no pixel outside of `within`. Pictures
-    are mirrored where `flips`, (B,), is true, normalised by `statistics`, mean and standard deviation of each channel,
-    and then cast to `dtype`. None leaves them as they are.
+    are mirrored where `flips`, (B,), is true, go through `steps`, are normalised by `statistics`, mean and standard
+    deviation of each channel, and then cast to `dtype`. None leaves them as they are.
     """
 
     images: torch.Tensor
@@ -47,6 +48,7 @@ class Batch:
     resized: bool = False
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
+    steps: Steps = ()
     statistics: Statistics | None = None
     dtype: torch.dtype | None = None
 
@@ -56,6 +58,8 @@ class Batch:
     def cropped(self, boxes: Boxes) -> Batch:
         """Takes a box of each picture, in the picture's own pixels."""
         self._check_uint8()
+        if self.steps:
+            return self.finished().cropped(boxes)
         if self.flips is not None:  # crops come before flips in the end, so that this box is taken as in a mirror
             lefts = np.where(self.flips, self.sizes[:, 1] - boxes.lefts - boxes.widths, boxes.lefts)
             boxes = replace(boxes, lefts=lefts)
@@ -66,7 +70,7 @@ class Batch:
 
     def resized_to(self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool) -> Batch:
         self._check_uint8()
-        if self.resized:
+        if self.resized or self.steps:
             return self.finished().resized_to(sizes, interpolation, antialias)
         return replace(
             self,
@@ -79,8 +83,28 @@ class Batch:
         )
 
     def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
+        if self.steps:
+            return self.stepped(np.where(flips, np.uint8(Op.MIRROR), np.uint8(Op.NOTHING)))
         self._check_uint8()
         return replace(self, flips=flips if self.flips is None else self.flips ^ flips)
+
+    def stepped(self, codes: Op | NDArray[np.uint8], *values: ArrayLike) -> Batch:
+        """Adds an operation for each picture, an Op or `codes`, (B,); each of its `values` is a number or (B,)."""
+        self._check_uint8()
+        channels = self.images.shape[1]
+        step = Step.of(len(self), channels, codes, *values)
+        if channels not in (1, 3) and (wrong := NEEDS_RGB.intersection(map(Op, np.unique(step.codes).tolist()))):
+            names = ", ".join(sorted(op.name.lower() for op in wrong))
+            raise ValueError(
+                f"expected images of 3 channels, red, green and blue, or of 1 for {names}; found {channels}"
+            )
+        return replace(self, steps=(*self.steps, step))
+
+    def unsquashed(self) -> Batch:
+        """Resizes squashed pictures to what they were before, which must be one size for all."""
+        if self.boxes is not None or (self.sizes == self.images.shape[2:]).all():
+            return self
+        return self.resized_to(self.sizes, self.interpolation, self.antialias)
 
     @property
     def is_cast(self) -> bool:
@@ -101,15 +125,21 @@ class Batch:
         images = self._done()
         if images is self.images:
             return self
-        return Batch(images, self.draws, _sizes_of(images), self.labels)
+        sizes = self.sizes if self.boxes is None else _sizes_of(images)
+        return Batch(images, self.draws, sizes, self.labels)
 
     def _done(self) -> torch.Tensor:
+        if self.steps:
+            images = replace(self, steps=(), statistics=None, dtype=None)._done()
+            if images is self.images:
+                images = images.clone(memory_format=torch.channels_last)
+            return replace(self, images=run_steps(images, self.steps), boxes=None, flips=None, steps=())._done()
         images = self.images
         if self.boxes is None and self.flips is None:
             if self.statistics is not None:
                 images = normalized(images, self.statistics)
             return images if self.dtype is None else images.to(self.dtype)
-        size = self._common_size()
+        size = self.size
         boxes = self.region
         flips = np.zeros(len(self), bool) if self.flips is None else self.flips
         if images.is_cuda:
@@ -139,7 +169,9 @@ class Batch:
         )
         return images if self.dtype is None else images.to(self.dtype)
 
-    def _common_size(self) -> tuple[int, int]:
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of all pictures. Raises ValueError if they have several sizes."""
         if self.boxes is None:  # mirrored only: pictures have the size in which they were stored
             height, width = self.images.shape[2:]
             return height, width
@@ -234,6 +266,11 @@ class Transform(ABC):
         changed, targets = self._finish(batch)
         return changed if targets is None else (changed, targets)
 
+    @property
+    def mixes(self) -> bool:
+        """True if pictures of the result are made of several pictures of the batch, and labels likewise."""
+        return False
+
     def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None]:
         done = self.apply(batch, type(self).__name__).finished()
         return done.images, done.labels
@@ -255,12 +292,6 @@ def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     return parts
 
 
-def check_number(name: str, value: object) -> None:
-    """Raises TypeError unless `value` is a number. A tensor or an array of one number is one."""
-    if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
-        raise TypeError(f"{name} must be a number; found {value!r}")
-
-
 def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
     return values.cpu() if isinstance(values, torch.Tensor) else values
 
@@ -273,6 +304,10 @@ class Compose(Transform):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", checked(self.transforms))
+
+    @property
+    def mixes(self) -> bool:
+        return any(transform.mixes for transform in self.transforms)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         # A transform is numbered among those of its class, so that one without randomness may come or go before it.

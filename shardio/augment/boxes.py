@@ -6,9 +6,11 @@ All formulas are torchvision's, whose classes of the same names take one picture
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from shardio.order.rng import make_keys, uniform
@@ -39,6 +41,16 @@ class Draws:
         first = self.indices.astype(np.uint64) * np.uint64(_MOST_DRAWS)
         return uniform(key, first + np.arange(count, dtype=np.uint64)[:, np.newaxis])
 
+    def of_the_batch(self) -> Draws:
+        """Returns what draws one number for the whole batch, by its first sample."""
+        return replace(self, indices=self.indices[:1])
+
+    def normal(self, purpose: str, count: int) -> NDArray[np.float64]:
+        """Returns (count, B) numbers of mean 0 and standard deviation 1: quantiles of what `uniform` returns."""
+        shares = torch.from_numpy(self.uniform(purpose, count) + 2.0**-54)
+        quantiles: NDArray[np.float64] = torch.special.ndtri(shares).numpy()
+        return quantiles
+
 
 @dataclass(frozen=True)
 class Boxes:
@@ -53,6 +65,13 @@ class Boxes:
     def whole(cls, count: int, height: int, width: int) -> Boxes:
         """Returns boxes that are all of `count` pictures."""
         return cls(*(np.full(count, float(value)) for value in (0, 0, height, width)))
+
+    @classmethod
+    def picked(cls, several: Sequence[Boxes], numbers: NDArray[np.int64]) -> Boxes:
+        """Returns for each picture its box among those whose number is in `numbers`, (B,)."""
+        columns = np.arange(len(numbers))
+        sides = np.stack([[b.tops, b.lefts, b.heights, b.widths] for b in several])
+        return cls(*sides.transpose(1, 0, 2)[:, numbers, columns])
 
     def inside_of(self, outer: Boxes, sizes: NDArray[np.int64]) -> Boxes:
         """Returns these boxes, of pictures of `sizes`, (B, 2), as parts of `outer`, which the pictures show."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
@@ -19,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.batch import Batch, Transform, check_number, checked
-from shardio.augment.boxes import Draws
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.checks import check_number
 from shardio.augment.resample import to_device
 from shardio.order.orders import as_integer
 
@@ -79,13 +78,17 @@ class _Mix(Transform):
         labels = _labels_of(batch)
         if not len(batch):
             return replace(batch, labels=self._smooth(labels))
-        numbers = _draws(batch, self.per_sample).uniform(purpose, 4)
+        numbers = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 4)
         shares = np.where(numbers[0] < self.p, beta_quantiles(self.alpha, numbers[1]), 1.0)
         shares = np.broadcast_to(shares, len(batch))
         images, shares = self._mix(batch.images, self._partners(batch.images), shares, numbers[2:])
         targets = self._smooth(labels)
         share = _column(shares, targets)
         return replace(batch, images=images, labels=targets * share + self._partners(targets) * (1 - share))
+
+    @property
+    def mixes(self) -> bool:
+        return True
 
     @abstractmethod
     def _mix(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Floats]:
@@ -143,33 +146,6 @@ class CutMix(_Mix):
         rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
         window = rows[:, None, :, None] & columns[:, None, None, :]
         return torch.where(window, others, images), 1 - covered
-
-
-@dataclass(frozen=True)
-class RandomChoice(Transform):
-    """One of several transforms, chosen for each batch by its first sample; with probabilities `p`, or equal ones."""
-
-    transforms: Sequence[Transform]
-    p: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", checked(self.transforms))
-        if not self.transforms:
-            raise ValueError("RandomChoice takes one or more transforms; found none")
-        if self.p is not None and (len(self.p) != len(self.transforms) or min(self.p) < 0 or sum(self.p) <= 0):
-            raise ValueError(f"p must be {len(self.transforms)} probabilities; found {self.p}")
-
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        if not len(batch):
-            return self.transforms[0].apply(batch, purpose)
-        shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
-        number = _draws(batch, False).uniform(purpose, 1)[0, 0] * shares[-1]
-        chosen = min(int(np.searchsorted(shares, number, side="right")), len(shares) - 1)
-        return self.transforms[chosen].apply(batch, f"{purpose}/{chosen}")
-
-
-def _draws(batch: Batch, per_sample: bool) -> Draws:
-    return batch.draws if per_sample else replace(batch.draws, indices=batch.draws.indices[:1])
 
 
 def _labels_of(batch: Batch) -> Tensor:

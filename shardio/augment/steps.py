@@ -70,7 +70,7 @@ SAMPLING_AT = 8
 FILL_AT = 9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """`codes`, uint8 (B,), an Op for each picture; `values`, float64 (B, FILL_AT + channels), what these take."""
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.augment.batch import Batch, Transform, check_number
+from shardio.augment.batch import Batch, Transform
 from shardio.augment.boxes import Boxes, random_resized_boxes
+from shardio.augment.checks import check_choice, check_probability, check_range
 from shardio.augment.resample import Interpolation
 
 Size = int | tuple[int, int]
@@ -26,11 +25,6 @@ def _pair(name: str, size: Size) -> tuple[int, int]:
     if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
         raise ValueError(f"{name} must be a positive integer, or (height, width); found {size!r}")
     return pair
-
-
-def _check_interpolation(name: str) -> None:
-    if name not in get_args(Interpolation):
-        raise ValueError(f"interpolation must be one of {', '.join(get_args(Interpolation))}; found {name!r}")
 
 
 @dataclass(frozen=True)
@@ -48,16 +42,9 @@ class RandomResizedCrop(Transform):
 
     def __post_init__(self) -> None:
         _pair("size", self.size)
-        _check_interpolation(self.interpolation)
-        for name, bounds in (("scale", self.scale), ("ratio", self.ratio)):
-            try:
-                low, high = bounds
-            except (TypeError, ValueError):
-                raise ValueError(f"{name} must be (least, most); found {bounds!r}") from None
-            check_number(name, low)
-            check_number(name, high)
-            if not 0 < low <= high < math.inf:
-                raise ValueError(f"{name} must be (least, most), both above 0; found {(low, high)}")
+        check_choice("interpolation", self.interpolation, Interpolation)
+        check_range("scale", self.scale, 0, above=True)
+        check_range("ratio", self.ratio, 0, above=True)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if batch.resized:  # the box is a part of the resized picture
@@ -78,7 +65,7 @@ class Resize(Transform):
 
     def __post_init__(self) -> None:
         _pair("size", self.size)
-        _check_interpolation(self.interpolation)
+        check_choice("interpolation", self.interpolation, Interpolation)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if isinstance(self.size, int):
@@ -140,9 +127,7 @@ class HorizontalFlip(Transform):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        check_number("p", self.p)
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p must be from 0 to 1; found {self.p}")
+        check_probability("p", self.p)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         return batch.mirrored(batch.draws.uniform(purpose, 1)[0] < self.p)

@@ -1,0 +1,80 @@
+"""Checks of arguments that several transforms have. Errors name the argument, what it must be and what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import get_args
+
+Fill = float | Sequence[float] | None
+
+
+def check_number(name: str, value: object) -> None:
+    """Raises TypeError unless `value` is a number. A tensor or an array of one number is one."""
+    if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
+        raise TypeError(f"{name} must be a number; found {value!r}")
+
+
+def check_probability(name: str, value: float) -> None:
+    check_number(name, value)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be from 0 to 1; found {value!r}")
+
+
+def check_whole(name: str, value: object, least: int, most: float = math.inf) -> None:
+    """Raises ValueError unless `value` is an integer from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        bounds = f"{least} or more" if most == math.inf else f"from {least} to {most:.0f}"
+        raise ValueError(f"{name} must be an integer, {bounds}; found {value!r}")
+
+
+def check_range(
+    name: str, bounds: object, least: float = -math.inf, most: float = math.inf, *, above: bool = False
+) -> tuple[float, float]:
+    """Returns (low, high). Raises ValueError unless both lie from `least`, or `above` it, to `most`, and in order."""
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str) or len(bounds) != 2:
+        raise ValueError(f"{name} must be (least, most); found {bounds!r}")
+    low, high = bounds
+    check_number(name, low)
+    check_number(name, high)
+    if not (least < low if above else least <= low) or not low <= high <= most or not math.isfinite(high):
+        limits = [f"{'above' if above else 'at least'} {least:g}"] * math.isfinite(least)
+        limits += [f"at most {most:g}"] * math.isfinite(most)
+        raise ValueError(f"{name} must be (least, most), {' and '.join(limits) or 'finite'}; found {bounds!r}")
+    return float(low), float(high)
+
+
+def around(
+    name: str, value: object, centre: float, least: float = -math.inf, most: float = math.inf
+) -> tuple[float, float]:
+    """Returns the bounds that `value` stands for: (least, most), or a number for as much on both sides of `centre`."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return check_range(name, value, least, most)
+    check_number(name, value)
+    if not 0 <= value < math.inf:  # type: ignore[operator]
+        raise ValueError(f"{name} must be a number of at least 0, or (least, most); found {value!r}")
+    return check_range(name, (max(centre - value, least), centre + value), least, most)  # type: ignore[operator]
+
+
+def check_choice(name: str, value: object, choices: object) -> None:
+    """Raises ValueError unless `value` is one of a Literal's values."""
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; found {value!r}")
+
+
+def check_fill(fill: Fill) -> None:
+    """Raises unless `fill` is a grey level, one for each channel, or None."""
+    for level in fill or () if isinstance(fill, Sequence | None) else (fill,):
+        check_number("fill", level)
+        if not 0 <= level <= 255:
+            raise ValueError(f"fill must be from 0 to 255; found {fill!r}")
+
+
+def fill_of(fill: Fill, channels: int) -> tuple[float, ...]:
+    """Returns a grey level for each channel; NaN for None."""
+    if not isinstance(fill, Sequence):
+        return (math.nan if fill is None else float(fill),) * channels
+    if len(fill) not in (1, channels):
+        raise ValueError(f"fill must be a grey level, or one for each of {channels} channels; found {fill!r}")
+    return tuple(map(float, fill)) * (channels // len(fill))

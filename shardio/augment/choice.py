@@ -1,0 +1,144 @@
+"""Transforms of transforms: some of them, one of them, or all in a random order, for each picture by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.augment.batch import Batch, Compose, Transform, checked
+from shardio.augment.boxes import Boxes
+from shardio.augment.checks import check_probability
+from shardio.augment.resample import to_device
+from shardio.augment.steps import merged
+
+Numbers = NDArray[np.int64]
+
+
+def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
+    """Returns for each picture what the alternative whose number is in `numbers`, (B,), has made of `base`.
+
+    If all of them have only noted what is wanted, so is the choice. Otherwise all are computed.
+    """
+    first = alternatives[0]
+    if not all(_are_alike(base, first, other) for other in alternatives):
+        return _computed(alternatives, numbers)
+    picked = numbers, np.arange(len(base))
+    before = len(base.steps)
+    changed = replace(
+        first,
+        steps=(*base.steps, *merged([other.steps[before:] for other in alternatives], numbers)),
+        sizes=np.stack([other.sizes for other in alternatives])[picked],
+    )
+    if any(other.flips is not None for other in alternatives):
+        none = np.zeros(len(base), bool)
+        flips = [none if other.flips is None else other.flips for other in alternatives]
+        changed = replace(changed, flips=np.stack(flips)[picked])
+    if any(other.boxes is not None for other in alternatives):
+        changed = replace(
+            changed,
+            boxes=Boxes.picked([other.region for other in alternatives], numbers),
+            within=Boxes.picked([other.within or other.region for other in alternatives], numbers),
+        )
+    return changed
+
+
+def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
+    """Returns whether both have only noted what is wanted of `base`, and differ in no more than boxes, flips and steps."""
+    same = [(b.resized, b.interpolation, b.antialias, b.statistics, b.dtype) for b in (first, other)]
+    noted = other.images is base.images and other.steps[: len(base.steps)] == base.steps
+    return noted and other.labels is base.labels and same[0] == same[1]
+
+
+def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
+    done = [other.finished() for other in alternatives]
+    images = done[0].images
+    for number, other in enumerate(done[1:], start=1):
+        if other.images.shape != images.shape or other.images.dtype != images.dtype:
+            found = " and ".join(f"{some.dtype} {tuple(some.shape)}" for some in (images, other.images))
+            raise ValueError(f"transforms to choose from must give pictures of one size and dtype; found {found}")
+        mine = to_device(torch.from_numpy(numbers == number), images.device)
+        images = torch.where(mine[:, None, None, None], other.images, images)
+    return replace(done[0], images=images)
+
+
+def _parts(kind: str, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    parts = checked(transforms)
+    if not parts:
+        raise ValueError(f"{kind} takes one or more transforms; found none")
+    return parts
+
+
+@dataclass(frozen=True)
+class RandomApply(Transform):
+    """All of `transforms`, one after the other, with probability `p` for each picture; none of them otherwise."""
+
+    transforms: Sequence[Transform]
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", _parts("RandomApply", self.transforms))
+        check_probability("p", self.p)
+        if any(transform.mixes for transform in self.transforms):
+            raise ValueError(
+                "Mixup and CutMix have a `p` of their own: expected transforms of one picture in RandomApply"
+            )
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        wanted = batch.draws.uniform(purpose, 1)[0] < self.p
+        return chosen_of(batch, [batch, Compose(self.transforms).apply(batch, purpose)], wanted.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class RandomChoice(Transform):
+    """One of several transforms, chosen for each picture; with probabilities `p`, or equal ones.
+
+    If Mixup or CutMix is among them, the choice is made for each batch, by its first sample.
+    """
+
+    transforms: Sequence[Transform]
+    p: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", _parts("RandomChoice", self.transforms))
+        if self.p is not None and (len(self.p) != len(self.transforms) or min(self.p) < 0 or sum(self.p) <= 0):
+            raise ValueError(f"p must be {len(self.transforms)} probabilities; found {self.p}")
+
+    @property
+    def mixes(self) -> bool:
+        return any(transform.mixes for transform in self.transforms)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        if not len(batch):
+            return self.transforms[0].apply(batch, purpose)
+        shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
+        draws = batch.draws.of_the_batch() if self.mixes else batch.draws
+        found = np.searchsorted(shares, draws.uniform(purpose, 1)[0] * shares[-1], side="right")
+        numbers = np.minimum(found, len(shares) - 1)
+        if self.mixes:
+            number = int(numbers[0])
+            return self.transforms[number].apply(batch, f"{purpose}/{number}")
+        made = [transform.apply(batch, f"{purpose}/{number}") for number, transform in enumerate(self.transforms)]
+        return chosen_of(batch, made, numbers)
+
+
+@dataclass(frozen=True)
+class RandomOrder(Transform):
+    """All of `transforms`, in an order of its own for each picture."""
+
+    transforms: Sequence[Transform]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", _parts("RandomOrder", self.transforms))
+        if any(transform.mixes for transform in self.transforms):
+            raise ValueError("Mixup and CutMix come last: expected transforms of one picture in RandomOrder")
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        order = batch.draws.uniform(purpose, len(self.transforms)).argsort(axis=0)
+        for numbers in order:
+            made = [transform.apply(batch, f"{purpose}/{number}") for number, transform in enumerate(self.transforms)]
+            batch = chosen_of(batch, made, numbers)
+        return batch

@@ -1,0 +1,222 @@
+"""Transforms of colours: each picture by numbers of its own. Names, arguments and results are torchvision's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.checks import around, check_number, check_probability, check_range, check_whole
+from shardio.augment.steps import Op
+
+Range = float | tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ColorJitter(Transform):
+    """Brightness, contrast, saturation and hue changed by random amounts, in a random order.
+
+    A number x stands for factors from max(0, 1 - x) to 1 + x; for `hue`, from 0 to 0.5, for shares of the circle from
+    -x to x. A pair gives both bounds. What cannot change is left out.
+    """
+
+    brightness: Range = 0.0
+    contrast: Range = 0.0
+    saturation: Range = 0.0
+    hue: Range = 0.0
+
+    _OPS: ClassVar = {
+        "brightness": (Op.BRIGHTNESS, 1.0, 0.0, float("inf")),
+        "contrast": (Op.CONTRAST, 1.0, 0.0, float("inf")),
+        "saturation": (Op.SATURATION, 1.0, 0.0, float("inf")),
+        "hue": (Op.HUE, 0.0, -0.5, 0.5),
+    }
+
+    def __post_init__(self) -> None:
+        for name in self._OPS:
+            self._bounds(name)
+
+    def _bounds(self, name: str) -> tuple[float, float]:
+        _, centre, least, most = self._OPS[name]
+        return around(name, getattr(self, name), centre, least, most)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        numbers = batch.draws.uniform(purpose, 2 * len(self._OPS))
+        ops, factors, places = [], [], []
+        for (name, (op, centre, *_)), share, place in zip(self._OPS.items(), numbers[::2], numbers[1::2], strict=True):
+            low, high = self._bounds(name)
+            if (low, high) != (centre, centre):
+                ops.append(op)
+                factors.append(low + (high - low) * share)
+                places.append(place)
+        if not ops:
+            return batch
+        order = np.argsort(np.stack(places), axis=0)
+        codes, values = np.array(ops, np.uint8)[order], np.take_along_axis(np.stack(factors), order, axis=0)
+        for code, value in zip(codes, values, strict=True):
+            batch = batch.stepped(code, value)
+        return batch
+
+
+class _Sometimes(Transform):
+    """One operation with the same values, with probability `p` for each picture."""
+
+    op: ClassVar[Op]
+    p: float
+
+    def __post_init__(self) -> None:
+        check_probability("p", self.p)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        codes = np.where(batch.draws.uniform(purpose, 1)[0] < self.p, np.uint8(self.op), np.uint8(Op.NOTHING))
+        return batch.stepped(codes, *self._values())
+
+    def _values(self) -> tuple[float, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class RandomGrayscale(_Sometimes):
+    """Red, green and blue replaced by 0.2989 red + 0.587 green + 0.114 blue, with probability `p`."""
+
+    p: float = 0.1
+    op = Op.GRAYSCALE
+
+
+@dataclass(frozen=True)
+class RandomInvert(_Sometimes):
+    """Grey levels x replaced by 255 - x, with probability `p`."""
+
+    p: float = 0.5
+    op = Op.INVERT
+
+
+@dataclass(frozen=True)
+class RandomAutocontrast(_Sometimes):
+    """The darkest level of each channel becomes 0 and the brightest 255, with probability `p`."""
+
+    p: float = 0.5
+    op = Op.AUTOCONTRAST
+
+
+@dataclass(frozen=True)
+class RandomEqualize(_Sometimes):
+    """Each channel's grey levels are spread so that all are about equally frequent, with probability `p`."""
+
+    p: float = 0.5
+    op = Op.EQUALIZE
+
+
+@dataclass(frozen=True)
+class RandomPosterize(_Sometimes):
+    """The upper `bits` of each grey level are kept, with probability `p`."""
+
+    bits: int
+    p: float = 0.5
+    op = Op.POSTERIZE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("bits", self.bits, 0, 8)
+
+    def _values(self) -> tuple[float, ...]:
+        return (self.bits,)
+
+
+@dataclass(frozen=True)
+class RandomSolarize(_Sometimes):
+    """Grey levels of `threshold` and more are inverted, with probability `p`."""
+
+    threshold: float
+    p: float = 0.5
+    op = Op.SOLARIZE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("threshold", self.threshold)
+        if not 0 <= self.threshold <= 256:
+            raise ValueError(f"threshold must be a grey level from 0 to 255, or 256 for none; found {self.threshold!r}")
+
+    def _values(self) -> tuple[float, ...]:
+        return (self.threshold,)
+
+
+@dataclass(frozen=True)
+class RandomAdjustSharpness(_Sometimes):
+    """Sharpened by `sharpness_factor`, with probability `p`: 0 blurs, 1 changes nothing, 2 doubles the sharpness."""
+
+    sharpness_factor: float
+    p: float = 0.5
+    op = Op.SHARPNESS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("sharpness_factor", (0, self.sharpness_factor), 0)
+
+    def _values(self) -> tuple[float, ...]:
+        return (self.sharpness_factor,)
+
+
+@dataclass(frozen=True)
+class GaussianBlur(Transform):
+    """Convolution with a Gaussian of `kernel_size` pixels, odd, or (width, height); `sigma` is drawn from its bounds.
+
+    A number as `sigma` is taken as it is. Beyond its edge, the picture is continued by its mirror image.
+    """
+
+    kernel_size: int | tuple[int, int]
+    sigma: Range = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        for size in self._sizes:
+            check_whole("kernel_size", size, 1)
+            if size % 2 == 0:
+                raise ValueError(f"kernel_size must be odd; found {self.kernel_size!r}")
+        check_range("sigma", self._sigmas, 0, above=True)
+
+    @property
+    def _sizes(self) -> Sequence[int]:
+        return self.kernel_size if isinstance(self.kernel_size, Sequence) else (self.kernel_size, self.kernel_size)
+
+    @property
+    def _sigmas(self) -> tuple[float, float]:
+        return (self.sigma, self.sigma) if isinstance(self.sigma, int | float) else self.sigma
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        width, height = self._sizes
+        batch = batch.unsquashed()
+        if width // 2 >= batch.size[1] or height // 2 >= batch.size[0]:
+            raise ValueError(
+                f"kernel_size must be less than twice the picture's size, {batch.size}, height and width; found "
+                f"{self.kernel_size!r}"
+            )
+        low, high = self._sigmas
+        sigmas = low + (high - low) * batch.draws.uniform(purpose, 1)[0]
+        return batch.stepped(Op.BLUR, width, height, sigmas, sigmas)
+
+
+@dataclass(frozen=True)
+class Lighting(Transform):
+    """The colour of the light changed along the principal components of ImageNet's colours, each by a random amount.
+
+    Krizhevsky, Sutskever, Hinton, "ImageNet classification with deep convolutional neural networks", NIPS 2012. `std`
+    is the standard deviation of the amounts, there 0.1. The change is rounded to whole grey levels.
+    """
+
+    std: float = 0.1
+
+    # Of pixels from 0 to 1, red, green and blue.
+    _VALUES: ClassVar = np.array([0.2175, 0.0188, 0.0045])
+    _VECTORS: ClassVar = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+
+    def __post_init__(self) -> None:
+        check_range("std", (0, self.std), 0)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        if batch.images.shape[1] != 3:
+            raise ValueError(f"Lighting takes images of 3 channels, red, green and blue; found {batch.images.shape[1]}")
+        amounts = self.std * batch.draws.normal(purpose, 3)
+        return batch.stepped(Op.ADD, *(255 * self._VECTORS @ (amounts * self._VALUES[:, None])))

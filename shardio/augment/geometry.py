@@ -1,0 +1,241 @@
+"""Transforms of shape: each picture is read at other places. Names, arguments and distributions are torchvision's.
+
+They come after the crop and the resize, and read the picture that these make, as torchvision's do. One map composed of
+both would read the stored picture once; but its result differs visibly: nearest neighbours are other pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.checks import (
+    Fill,
+    around,
+    check_choice,
+    check_fill,
+    check_number,
+    check_probability,
+    check_range,
+    fill_of,
+)
+from shardio.augment.steps import Op, Sampling
+
+Reading = Literal["nearest", "bilinear"]
+Floats = NDArray[np.float64]
+
+SAMPLINGS = {"nearest": Sampling.NEAREST, "bilinear": Sampling.BILINEAR}
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Where each pixel of the result is read: (x, y) at (a x + b y + c, d x + e y + f), six numbers or arrays (B,).
+
+    Coordinates are pixels from the left upper corner of the picture; the middle of its first pixel is (1/2, 1/2).
+    """
+
+    a: ArrayLike = 1.0
+    b: ArrayLike = 0.0
+    c: ArrayLike = 0.0
+    d: ArrayLike = 0.0
+    e: ArrayLike = 1.0
+    f: ArrayLike = 0.0
+
+    @classmethod
+    def about(
+        cls,
+        centre: tuple[float, float],
+        *,
+        angle: ArrayLike = 0.0,
+        translate: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
+        scale: ArrayLike = 1.0,
+        shear: tuple[ArrayLike, ArrayLike] = (0.0, 0.0),
+    ) -> Affine:
+        """Returns the map that shears, scales and rotates a picture about `centre`, (x, y), and then translates it.
+
+        Angles are degrees, clockwise; they and their order are those of torchvision's `affine`: the picture moves by
+        R(angle) scale Y(shear_y) X(shear_x), where X is [[1, -tan], [0, 1]], and Y [[1, 0], [-tan, 1]].
+        """
+        turn, shear_x, shear_y = (np.radians(np.asarray(value, np.float64)) for value in (angle, *shear))
+        # The inverse of the picture's movement, as the result's pixels are looked for in the picture.
+        cos, sin = np.cos(turn - shear_y) / np.cos(shear_y), np.sin(turn - shear_y) / np.cos(shear_y)
+        a = (np.cos(turn) - sin * np.tan(shear_x)) / scale
+        b = (np.sin(turn) + cos * np.tan(shear_x)) / scale
+        d, e = -sin / scale, cos / scale
+        (x, y), (right, down) = centre, translate
+        x_from, y_from = x + np.asarray(right), y + np.asarray(down)
+        return cls(a, b, x - a * x_from - b * y_from, d, e, y - d * x_from - e * y_from)
+
+    @property
+    def values(self) -> tuple[ArrayLike, ...]:
+        return self.a, self.b, self.c, self.d, self.e, self.f
+
+
+def warped(
+    batch: Batch, codes: Op | NDArray[np.uint8], numbers: Sequence[ArrayLike], reading: ArrayLike, fill: Fill
+) -> Batch:
+    """Adds AFFINE or PERSPECTIVE with these six or eight numbers to a batch."""
+    padded = [*numbers, *[0.0] * (8 - len(numbers))]
+    return batch.stepped(codes, *padded, reading, *fill_of(fill, batch.images.shape[1]))
+
+
+@dataclass(frozen=True)
+class VerticalFlip(Transform):
+    """Top and bottom exchanged, with probability `p`."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_probability("p", self.p)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        flips = batch.draws.uniform(purpose, 1)[0] < self.p
+        return batch.stepped(np.where(flips, np.uint8(Op.FLIP), np.uint8(Op.NOTHING)))
+
+
+@dataclass(frozen=True)
+class RandomAffine(Transform):
+    """Rotation, translation, scaling and shear by random amounts about the middle of the picture, or `center`, (x, y).
+
+    `degrees` bounds the angle, a number on both sides of 0. `translate` are the greatest shares of width and height,
+    from 0 to 1; the picture moves by whole pixels. `scale` bounds the factor. `shear` bounds the angle of the shear
+    along x, and with four numbers along y, too. What lies outside of the picture has the colour `fill`; None is black.
+    """
+
+    degrees: float | tuple[float, float]
+    translate: tuple[float, float] | None = None
+    scale: tuple[float, float] | None = None
+    shear: float | Sequence[float] | None = None
+    interpolation: Reading = "nearest"
+    fill: Fill = 0
+    center: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        around("degrees", self.degrees, 0)
+        for share in () if self.translate is None else self.translate:
+            check_probability("translate", share)
+        if self.translate is not None and len(self.translate) != 2:
+            raise ValueError(f"translate must be the greatest shares of width and height; found {self.translate!r}")
+        if self.scale is not None:
+            check_range("scale", self.scale, 0, above=True)
+        self._shears()
+        check_choice("interpolation", self.interpolation, Reading)
+        check_fill(self.fill)
+        check_center(self.center)
+
+    def _shears(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        if self.shear is None:
+            return (0.0, 0.0), (0.0, 0.0)
+        if isinstance(self.shear, Sequence) and len(self.shear) == 4:
+            return around("shear", self.shear[:2], 0), around("shear", self.shear[2:], 0)
+        return around("shear", self.shear, 0), (0.0, 0.0)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        height, width = batch.size
+        numbers = batch.draws.uniform(purpose, 6)
+        most = (0.0, 0.0) if self.translate is None else self.translate
+        bounds = (
+            around("degrees", self.degrees, 0),
+            (-most[0] * width, most[0] * width),
+            (-most[1] * height, most[1] * height),
+            (1.0, 1.0) if self.scale is None else self.scale,
+            *self._shears(),
+        )
+        angle, right, down, scale, shear_x, shear_y = (
+            low + (high - low) * share for (low, high), share in zip(bounds, numbers, strict=True)
+        )
+        where = Affine.about(
+            self.center or (width / 2, height / 2),
+            angle=angle,
+            translate=(np.rint(right), np.rint(down)),
+            scale=scale,
+            shear=(shear_x, shear_y),
+        )
+        return warped(batch, Op.AFFINE, where.values, SAMPLINGS[self.interpolation], self.fill)
+
+
+@dataclass(frozen=True)
+class RandomRotation(Transform):
+    """Rotation by a random angle about the middle of the picture, or `center`, (x, y), whose size stays as it is.
+
+    `degrees` bounds the angle, counter-clockwise, a number on both sides of 0.
+    """
+
+    degrees: float | tuple[float, float]
+    interpolation: Reading = "nearest"
+    fill: Fill = 0
+    center: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        around("degrees", self.degrees, 0)
+        check_choice("interpolation", self.interpolation, Reading)
+        check_fill(self.fill)
+        check_center(self.center)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        height, width = batch.size
+        low, high = around("degrees", self.degrees, 0)
+        angle = low + (high - low) * batch.draws.uniform(purpose, 1)[0]
+        where = Affine.about(self.center or (width / 2, height / 2), angle=-angle)
+        return warped(batch, Op.AFFINE, where.values, SAMPLINGS[self.interpolation], self.fill)
+
+
+def check_center(center: tuple[float, float] | None) -> None:
+    for number in center or ():
+        check_number("center", number)
+    if center is not None and (len(center) != 2 or not all(map(math.isfinite, center))):
+        raise ValueError(f"center must be (x, y) in pixels; found {center!r}")
+
+
+@dataclass(frozen=True)
+class RandomPerspective(Transform):
+    """The picture seen from a random side, with probability `p`: each corner moves inwards by a random way.
+
+    The way is at most the share `distortion_scale` of half the picture's size, in whole pixels.
+    """
+
+    distortion_scale: float = 0.5
+    p: float = 0.5
+    interpolation: Reading = "bilinear"
+    fill: Fill = 0
+
+    def __post_init__(self) -> None:
+        check_probability("distortion_scale", self.distortion_scale)
+        check_probability("p", self.p)
+        check_choice("interpolation", self.interpolation, Reading)
+        check_fill(self.fill)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        height, width = batch.size
+        numbers = batch.draws.uniform(purpose, 9)
+        most = np.array([[int(self.distortion_scale * (side // 2)) + 1] for side in (width, height)])
+        ways = np.floor(numbers[1:].reshape(4, 2, -1) * most)
+        left, top, right, low = 0, 0, width - 1, height - 1
+        corners = np.array([[left, top], [right, top], [right, low], [left, low]], np.float64)
+        inwards = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]])
+        seen = corners[:, :, None] + inwards[:, :, None] * ways
+        codes = np.where(numbers[0] < self.p, np.uint8(Op.PERSPECTIVE), np.uint8(Op.NOTHING))
+        return warped(batch, codes, perspective(seen, corners), SAMPLINGS[self.interpolation], self.fill)
+
+
+def perspective(seen: Floats, corners: Floats) -> list[Floats]:
+    """Returns the eight numbers, (B,) each, of the maps that read `corners`, (4, 2), at the places `seen`, (4, 2, B)."""
+    count = seen.shape[2]
+    equations = np.zeros((count, 8, 8))
+    for number, (x, y) in enumerate(corners):
+        to_x, to_y = seen[number]
+        for row, place, to in ((2 * number, x, to_x), (2 * number + 1, y, to_y)):
+            first = 0 if row % 2 == 0 else 3
+            equations[:, row, first : first + 3] = np.stack([to_x, to_y, np.ones(count)], axis=1)
+            equations[:, row, 6:] = -place * np.stack([to_x, to_y], axis=1)
+    wanted = np.broadcast_to(corners.reshape(8, 1), (count, 8, 1))
+    return list(np.linalg.solve(equations, wanted)[:, :, 0].T)
