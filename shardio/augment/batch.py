@@ -17,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws
+from shardio.augment.description import Described
 from shardio.augment.pixels import run_steps
 from shardio.augment.resample import Interpolation, Statistics, normalized, resample
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
@@ -120,6 +121,10 @@ class Batch:
         """The boxes of `images` that the pictures are."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
+    def holding(self, images: torch.Tensor) -> Batch:
+        """Returns a batch of other pictures of the same samples, with nothing noted."""
+        return Batch(images, self.draws, _sizes_of(images), self.labels)
+
     def finished(self) -> Batch:
         """Computes the pixels. Raises ValueError if the pictures have several sizes."""
         images = self._done()
@@ -209,7 +214,7 @@ class _Samples(TypedDict, total=False):
     sizes: ArrayLike | None
 
 
-class Transform(ABC):
+class Transform(Described, ABC):
     """A change of each picture of a batch. Any number of threads may use one at the same time."""
 
     @overload
@@ -296,7 +301,7 @@ def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
     return values.cpu() if isinstance(values, torch.Tensor) else values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compose(Transform):
     """One transform after the other."""
 
@@ -319,7 +324,7 @@ class Compose(Transform):
         return batch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Views(Transform):
     """Several independent augmentations of each sample: a tuple of images, one for each of `transforms`.
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.order.rng import make_keys, uniform
+from shardio.order.rng import make_keys, random_bits, uniform
 
 # torchvision draws so often before it gives up and takes the centre.
 _TRIES = 10
@@ -35,11 +35,18 @@ class Draws:
         """Returns (count, B) numbers from [0, 1). Another purpose has other numbers."""
         if not 0 < count <= _MOST_DRAWS:
             raise ValueError(f"count must be from 1 to {_MOST_DRAWS}; found {count}")
+        first = self.indices.astype(np.uint64) * np.uint64(_MOST_DRAWS)
+        return uniform(self._key(purpose), first + np.arange(count, dtype=np.uint64)[:, np.newaxis])
+
+    def _key(self, purpose: str) -> np.uint64:
         if not 0 <= self.view < 1 << 32:
             raise ValueError(f"view must be from 0 to 2**32 - 1; found {self.view}")
         (key,) = make_keys(f"shardio augment 1 {purpose} {self.view}".encode(), self.seed, self.epoch, 1)
-        first = self.indices.astype(np.uint64) * np.uint64(_MOST_DRAWS)
-        return uniform(key, first + np.arange(count, dtype=np.uint64)[:, np.newaxis])
+        return key
+
+    def keys(self, purpose: str) -> NDArray[np.int64]:
+        """Returns 64 random bits for each sample, (B,)."""
+        return random_bits(self._key(purpose), self.indices.astype(np.uint64)).view(np.int64)
 
     def of_the_batch(self) -> Draws:
         """Returns what draws one number for the whole batch, by its first sample."""

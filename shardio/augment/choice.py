@@ -47,7 +47,7 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 
 
 def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
-    """Returns whether both have only noted what is wanted of `base`, and differ in no more than boxes, flips and steps."""
+    """Returns whether both have only noted what is wanted of `base`, and differ in boxes, flips and steps alone."""
     same = [(b.resized, b.interpolation, b.antialias, b.statistics, b.dtype) for b in (first, other)]
     noted = other.images is base.images and other.steps[: len(base.steps)] == base.steps
     return noted and other.labels is base.labels and same[0] == same[1]
@@ -72,7 +72,7 @@ def _parts(kind: str, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     return parts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomApply(Transform):
     """All of `transforms`, one after the other, with probability `p` for each picture; none of them otherwise."""
 
@@ -83,16 +83,14 @@ class RandomApply(Transform):
         object.__setattr__(self, "transforms", _parts("RandomApply", self.transforms))
         check_probability("p", self.p)
         if any(transform.mixes for transform in self.transforms):
-            raise ValueError(
-                "Mixup and CutMix have a `p` of their own: expected transforms of one picture in RandomApply"
-            )
+            raise ValueError("Mixup and CutMix have a `p` of their own: RandomApply takes transforms of one picture")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         wanted = batch.draws.uniform(purpose, 1)[0] < self.p
         return chosen_of(batch, [batch, Compose(self.transforms).apply(batch, purpose)], wanted.astype(np.int64))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomChoice(Transform):
     """One of several transforms, chosen for each picture; with probabilities `p`, or equal ones.
 
@@ -125,7 +123,7 @@ class RandomChoice(Transform):
         return chosen_of(batch, made, numbers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomOrder(Transform):
     """All of `transforms`, in an order of its own for each picture."""
 
@@ -134,7 +132,7 @@ class RandomOrder(Transform):
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _parts("RandomOrder", self.transforms))
         if any(transform.mixes for transform in self.transforms):
-            raise ValueError("Mixup and CutMix come last: expected transforms of one picture in RandomOrder")
+            raise ValueError("Mixup and CutMix come last: RandomOrder takes transforms of one picture")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         order = batch.draws.uniform(purpose, len(self.transforms)).argsort(axis=0)

@@ -15,7 +15,7 @@ from shardio.augment.steps import Op
 Range = float | tuple[float, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ColorJitter(Transform):
     """Brightness, contrast, saturation and hue changed by random amounts, in a random order.
 
@@ -78,7 +78,7 @@ class _Sometimes(Transform):
         return ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomGrayscale(_Sometimes):
     """Red, green and blue replaced by 0.2989 red + 0.587 green + 0.114 blue, with probability `p`."""
 
@@ -86,7 +86,7 @@ class RandomGrayscale(_Sometimes):
     op = Op.GRAYSCALE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomInvert(_Sometimes):
     """Grey levels x replaced by 255 - x, with probability `p`."""
 
@@ -94,7 +94,7 @@ class RandomInvert(_Sometimes):
     op = Op.INVERT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomAutocontrast(_Sometimes):
     """The darkest level of each channel becomes 0 and the brightest 255, with probability `p`."""
 
@@ -102,7 +102,7 @@ class RandomAutocontrast(_Sometimes):
     op = Op.AUTOCONTRAST
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomEqualize(_Sometimes):
     """Each channel's grey levels are spread so that all are about equally frequent, with probability `p`."""
 
@@ -110,7 +110,7 @@ class RandomEqualize(_Sometimes):
     op = Op.EQUALIZE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomPosterize(_Sometimes):
     """The upper `bits` of each grey level are kept, with probability `p`."""
 
@@ -126,7 +126,7 @@ class RandomPosterize(_Sometimes):
         return (self.bits,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomSolarize(_Sometimes):
     """Grey levels of `threshold` and more are inverted, with probability `p`."""
 
@@ -144,7 +144,7 @@ class RandomSolarize(_Sometimes):
         return (self.threshold,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomAdjustSharpness(_Sometimes):
     """Sharpened by `sharpness_factor`, with probability `p`: 0 blurs, 1 changes nothing, 2 doubles the sharpness."""
 
@@ -160,7 +160,7 @@ class RandomAdjustSharpness(_Sometimes):
         return (self.sharpness_factor,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GaussianBlur(Transform):
     """Convolution with a Gaussian of `kernel_size` pixels, odd, or (width, height); `sigma` is drawn from its bounds.
 
@@ -198,7 +198,7 @@ class GaussianBlur(Transform):
         return batch.stepped(Op.BLUR, width, height, sigmas, sigmas)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lighting(Transform):
     """The colour of the light changed along the principal components of ImageNet's colours, each by a random amount.
 

@@ -85,7 +85,7 @@ def warped(
     return batch.stepped(codes, *padded, reading, *fill_of(fill, batch.images.shape[1]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class VerticalFlip(Transform):
     """Top and bottom exchanged, with probability `p`."""
 
@@ -99,7 +99,7 @@ class VerticalFlip(Transform):
         return batch.stepped(np.where(flips, np.uint8(Op.FLIP), np.uint8(Op.NOTHING)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomAffine(Transform):
     """Rotation, translation, scaling and shear by random amounts about the middle of the picture, or `center`, (x, y).
 
@@ -161,7 +161,7 @@ class RandomAffine(Transform):
         return warped(batch, Op.AFFINE, where.values, SAMPLINGS[self.interpolation], self.fill)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomRotation(Transform):
     """Rotation by a random angle about the middle of the picture, or `center`, (x, y), whose size stays as it is.
 
@@ -195,7 +195,7 @@ def check_center(center: tuple[float, float] | None) -> None:
         raise ValueError(f"center must be (x, y) in pixels; found {center!r}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomPerspective(Transform):
     """The picture seen from a random side, with probability `p`: each corner moves inwards by a random way.
 
@@ -228,14 +228,14 @@ class RandomPerspective(Transform):
 
 
 def perspective(seen: Floats, corners: Floats) -> list[Floats]:
-    """Returns the eight numbers, (B,) each, of the maps that read `corners`, (4, 2), at the places `seen`, (4, 2, B)."""
+    """Returns the eight numbers, (B,) each, of maps that read `corners`, (4, 2), at the places `seen`, (4, 2, B)."""
     count = seen.shape[2]
     equations = np.zeros((count, 8, 8))
     for number, (x, y) in enumerate(corners):
-        to_x, to_y = seen[number]
-        for row, place, to in ((2 * number, x, to_x), (2 * number + 1, y, to_y)):
-            first = 0 if row % 2 == 0 else 3
-            equations[:, row, first : first + 3] = np.stack([to_x, to_y, np.ones(count)], axis=1)
-            equations[:, row, 6:] = -place * np.stack([to_x, to_y], axis=1)
+        to = np.stack(seen[number], axis=1)
+        for row, place, first in ((2 * number, x, 0), (2 * number + 1, y, 3)):
+            equations[:, row, first : first + 2] = to
+            equations[:, row, first + 2] = 1
+            equations[:, row, 6:] = -place * to
     wanted = np.broadcast_to(corners.reshape(8, 1), (count, 8, 1))
     return list(np.linalg.solve(equations, wanted)[:, :, 0].T)

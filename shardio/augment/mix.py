@@ -27,28 +27,30 @@ Partner = Literal["roll", "flip"]
 Floats = NDArray[np.float64]
 
 
-def beta_quantiles(alpha: float, uniform: Floats) -> Floats:
-    """Turns random numbers from [0, 1) into random numbers from the distribution Beta(alpha, alpha)."""
-    logits, shares = _beta_table(alpha)
+def beta_quantiles(alpha: float, uniform: Floats, beta: float | None = None) -> Floats:
+    """Turns random numbers from [0, 1) into random numbers from Beta(alpha, beta); `beta` is `alpha` by default."""
+    logits, shares = _beta_table(alpha, alpha if beta is None else beta)
     values: Floats = 1 / (1 + np.exp(-np.interp(uniform, shares, logits)))
     return values
 
 
 @lru_cache(16)
-def _beta_table(alpha: float) -> tuple[Floats, Floats]:
-    """Tabulates the distribution function of log(x / (1 - x)), whose density is proportional to (x * (1 - x)) ** alpha.
+def _beta_table(alpha: float, beta: float) -> tuple[Floats, Floats]:
+    """Tabulates the distribution function of log(x / (1 - x)), of density proportional to x ** alpha (1 - x) ** beta.
 
     The density is smooth and falls exponentially on both sides, so that sums over equal steps are as good as exact.
     """
-    reach = min(40 / alpha + 5, 700.0)  # beyond that, shares are 0 or 1 to all digits
-    logits = np.linspace(-reach, reach, 1 << 16)
-    # log(x * (1 - x)), without the cancellation.
-    density = np.exp(-alpha * (np.abs(logits) + 2 * np.log1p(np.exp(-np.abs(logits)))))
+    # Beyond that, shares are 0 or 1 to all digits.
+    low, high = -min(40 / alpha + 5, 700.0), min(40 / beta + 5, 700.0)
+    logits = np.linspace(low, high, 1 << 16)
+    # log(x) and log(1 - x), without the cancellation.
+    falling = np.log1p(np.exp(-np.abs(logits)))
+    density = np.exp(alpha * (np.minimum(logits, 0) - falling) - beta * (np.maximum(logits, 0) + falling))
     shares = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return logits, shares / shares[-1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Mix(Transform):
     """Mixes each picture with its partner. Mixup and CutMix differ in how."""
 
@@ -105,7 +107,7 @@ class _Mix(Transform):
         return targets.scatter_add_(1, labels[:, None], own)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Mixup(_Mix):
     """The weighted sum of two pictures, which must be of a floating point type by then; and of their labels.
 
@@ -126,7 +128,7 @@ class Mixup(_Mix):
         return mixed.to(images.dtype), shares
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CutMix(_Mix):
     """A window of another picture in place of the picture's own pixels, and a share of its label as large.
 

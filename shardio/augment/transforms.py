@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,10 +12,19 @@ from numpy.typing import NDArray
 
 from shardio.augment.batch import Batch, Transform
 from shardio.augment.boxes import Boxes, random_resized_boxes
-from shardio.augment.checks import check_choice, check_probability, check_range
-from shardio.augment.resample import Interpolation
+from shardio.augment.checks import (
+    Fill,
+    check_choice,
+    check_fill,
+    check_probability,
+    check_range,
+    check_whole,
+    fill_of,
+)
+from shardio.augment.resample import Interpolation, to_device
 
 Size = int | tuple[int, int]
+PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
 # Mean and standard deviation of red, green and blue, from 0 to 1.
 _STATISTICS = {"imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))}
@@ -27,7 +37,7 @@ def _pair(name: str, size: Size) -> tuple[int, int]:
     return pair
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomResizedCrop(Transform):
     """A box of random area and aspect ratio at a random place, resized: as torchvision's class of this name.
 
@@ -55,7 +65,7 @@ class RandomResizedCrop(Transform):
         return batch.cropped(boxes).resized_to(sizes, self.interpolation, self.antialias)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Resize(Transform):
     """The whole picture, resized to (height, width); or until its short side has `size` pixels, as in torchvision."""
 
@@ -77,20 +87,81 @@ class Resize(Transform):
         return batch.resized_to(sizes, self.interpolation, self.antialias)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
+class Pad(Transform):
+    """A border of `padding` pixels: one number, (left and right, above and below), or (left, above, right, below).
+
+    It has the colour `fill`, or continues the picture: by its "edge", by its mirror image without the edge ("reflect"),
+    or with it ("symmetric").
+    """
+
+    padding: int | Sequence[int]
+    fill: Fill = 0
+    padding_mode: PaddingMode = "constant"
+
+    def __post_init__(self) -> None:
+        for number in self._sides:
+            check_whole("padding", number, 0)
+        check_fill(self.fill)
+        check_choice("padding_mode", self.padding_mode, PaddingMode)
+
+    @property
+    def _sides(self) -> tuple[int, int, int, int]:
+        sides = tuple(self.padding) if isinstance(self.padding, Sequence) else (self.padding,)
+        if len(sides) not in (1, 2, 4):
+            raise ValueError(f"padding must be one, two or four numbers of pixels; found {self.padding!r}")
+        left, above, right, below = sides * (4 // len(sides))
+        return left, above, right, below
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        left, above, right, below = self._sides
+        batch = batch.unsquashed().finished()
+        images = batch.images
+        (height, width), channels = batch.size, images.shape[1]
+        if self.padding_mode == "constant":
+            fill = torch.tensor(fill_of(self.fill or 0, channels), dtype=images.dtype)
+            shape = (len(batch), channels, height + above + below, width + left + right)
+            padded = (
+                to_device(fill, images.device)[:, None, None].expand(shape).clone(memory_format=torch.channels_last)
+            )
+            padded[:, :, above : above + height, left : left + width] = images
+        else:
+            if self.padding_mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
+                raise ValueError(f"padding must be less than the picture's size, {batch.size}; found {self.padding!r}")
+            rows, columns = (
+                to_device(torch.from_numpy(np.pad(np.arange(size), sides, self.padding_mode)), images.device)
+                for size, sides in ((height, (above, below)), (width, (left, right)))
+            )
+            padded = images.index_select(2, rows).index_select(3, columns)
+        return batch.holding(padded)
+
+
+@dataclass(frozen=True, repr=False)
 class RandomCrop(Transform):
-    """A window of so many pixels, height and width, at a random place; nothing is resized."""
+    """A window of so many pixels, height and width, at a random place; nothing is resized.
+
+    With `padding`, the picture gets a border first: see Pad.
+    """
 
     size: Size
+    padding: int | Sequence[int] | None = None
+    fill: Fill = 0
+    padding_mode: PaddingMode = "constant"
 
     def __post_init__(self) -> None:
         _pair("size", self.size)
+        self._pad()
+
+    def _pad(self) -> Pad:
+        return Pad(0 if self.padding is None else self.padding, self.fill, self.padding_mode)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
+        if self.padding is not None:
+            batch = self._pad().apply(batch, purpose)
         return _cropped(batch, _pair("size", self.size), batch.draws.uniform(purpose, 2))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CenterCrop(Transform):
     """A window of so many pixels, height and width, in the centre; nothing is resized.
 
@@ -120,7 +191,7 @@ def _cropped(batch: Batch, size: tuple[int, int], places: NDArray[np.float64] | 
     return batch.cropped(Boxes(*starts, *sides))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HorizontalFlip(Transform):
     """Mirror left and right, with probability `p`."""
 
@@ -131,6 +202,18 @@ class HorizontalFlip(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         return batch.mirrored(batch.draws.uniform(purpose, 1)[0] < self.p)
+
+
+@dataclass(frozen=True, repr=False)
+class AlternatingFlip(Transform):
+    """Left and right exchanged in every other epoch: for one half of the samples in even ones, for the other in odd ones.
+
+    Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
+    """
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        first = replace(batch.draws, epoch=0).uniform(purpose, 1)[0] < 0.5
+        return batch.mirrored(first ^ bool(batch.draws.epoch % 2))
 
 
 def _numbers(name: str, values: object) -> tuple[float, ...]:
@@ -144,7 +227,7 @@ def _numbers(name: str, values: object) -> tuple[float, ...]:
     return tuple(numbers.tolist())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Normalize(Transform):
     """(x / 255 - mean) / std for each channel, as float32: torchvision's ToTensor is part of it.
 
@@ -183,7 +266,7 @@ class Normalize(Transform):
         return replace(batch, statistics=(mean, std))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ToDtype(Transform):
     """Cast to a floating point type. uint8 images become 0 to 1 with `scale`, and stay 0 to 255 without."""
 

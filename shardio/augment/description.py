@@ -1,0 +1,96 @@
+"""A transform as text, as a dictionary of plain values that can be stored as JSON, and as a digest of that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from numbers import Real
+from typing import Any
+
+import torch
+
+KIND = "transform"
+"""The key of a dictionary under which the name of the class stands."""
+
+_TORCH = "torch."
+
+
+class Described:
+    """A dataclass whose arguments are numbers, names, dtypes, sequences of them, or others of this kind."""
+
+    _classes: dict[str, type[Described]] = {}  # noqa: RUF012 - all classes share it
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Described._classes[_name_of(cls)] = cls
+
+    def __repr__(self) -> str:
+        """Returns the call that makes this, without arguments that are as by default. Each part has a line."""
+        arguments = []
+        for field in _arguments_of(self):
+            value = getattr(self, field.name)
+            if isinstance(value, tuple) and value and all(isinstance(part, Described) for part in value):
+                lines = "".join(f"    {part!r},\n".replace("\n", "\n    ")[:-4] for part in value)
+                arguments.append(f"[\n{lines}]")
+            elif field.default is MISSING or value != field.default:
+                arguments.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the arguments by name, all of them, and the name of the class as "transform". JSON can hold it."""
+        values = {field.name: _plain(getattr(self, field.name)) for field in _arguments_of(self)}
+        return {KIND: _name_of(type(self)), **values}
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of `to_dict()`, 64 hexadecimal digits: that of another run, if its transform was the same."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def from_dict(values: Mapping[str, Any]) -> Described:
+    """Returns the transform whose `to_dict` has given these values. Raises ValueError if there is none."""
+    kind = values.get(KIND) if isinstance(values, Mapping) else None
+    known = Described._classes.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        raise ValueError(f'expected a dictionary with the name of a transform as "{KIND}"; found {values!r:.200}')
+    arguments = {name: _live(value) for name, value in values.items() if name != KIND}
+    try:
+        return known(**arguments)
+    except TypeError as error:
+        raise ValueError(f"expected the arguments of {kind}; found {arguments!r:.200}: {error}") from None
+
+
+def _name_of(kind: type) -> str:
+    """Returns the name of one of shardio's classes; another's has its module before it."""
+    return kind.__name__ if kind.__module__.startswith("shardio.") else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _arguments_of(described: Described) -> list[Field[Any]]:
+    return [field for field in fields(described) if field.init]  # type: ignore[arg-type]
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Described):
+        return value.to_dict()
+    if isinstance(value, str | bool | int | None):
+        return value
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, Sequence):
+        return [_plain(part) for part in value]
+    if isinstance(value, Real) or getattr(value, "ndim", None) == 0:
+        return float(value)  # type: ignore[arg-type]
+    raise TypeError(f"expected numbers, names, dtypes and lists of them as arguments; found {value!r}")
+
+
+def _live(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return from_dict(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_live, value))
+    if isinstance(value, str) and value.startswith(_TORCH):
+        return getattr(torch, value.removeprefix(_TORCH))
+    return value

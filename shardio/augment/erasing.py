@@ -1,0 +1,161 @@
+"""Random erasing: rectangles of each picture replaced by a colour or by noise.
+
+Zhong, Zheng, Kang, Li, Yang, "Random erasing data augmentation", AAAI 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.boxes import Draws
+from shardio.augment.checks import check_number, check_probability, check_range, check_whole, fill_of
+from shardio.augment.resample import to_device
+
+# torchvision and timm draw so often before they leave the picture as it is.
+_TRIES = 10
+
+# splitmix64, as in shardio.order.rng, of int64 numbers, whose products are the same modulo 2**64.
+_GAMMA, _MIX_1, _MIX_2 = (number - (1 << 64) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+@dataclass(frozen=True, repr=False)
+class RandomErasing(Transform):
+    """A rectangle of the picture erased, with probability `p`; or several, each of an accordingly smaller area.
+
+    `scale` bounds the share of the picture's area, `ratio` the rectangle's height to width. `value` is the colour: a
+    number, one for each channel, "random" for a random number of mean 0 and deviation 1 for each pixel, or "color" for
+    one for each rectangle and channel; these two for pictures that are normalised. `count` is the number of rectangles,
+    or the least and the most. What torchvision calls `value`, timm calls mode: 0 const, "random" pixel, "color" rand.
+    """
+
+    p: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+    value: float | Sequence[float] | str = 0.0
+    count: int | tuple[int, int] = 1
+
+    def __post_init__(self) -> None:
+        check_probability("p", self.p)
+        check_range("scale", self.scale, 0, 1, above=True)
+        check_range("ratio", self.ratio, 0, above=True)
+        if isinstance(self.value, str):
+            if self.value not in ("random", "color"):
+                raise ValueError(
+                    f'value must be a number, one for each channel, "random" or "color"; found {self.value!r}'
+                )
+        else:
+            for number in self.value if isinstance(self.value, Sequence) else (self.value,):
+                check_number("value", number)
+        least, most = self._counts
+        check_whole("count", least, 1)
+        check_whole("count", most, least)
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        return self.count if isinstance(self.count, tuple) else (self.count, self.count)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        done = batch.finished()
+        images = done.images.clone() if done is batch else done.images
+        if isinstance(self.value, str) and not images.dtype.is_floating_point:
+            raise ValueError(f'value "{self.value}" is for normalised pictures: let RandomErasing follow Normalize')
+        whether, how_many = batch.draws.uniform(purpose, 2)
+        least, most = self._counts
+        counts = np.where(whether < self.p, least + np.floor(how_many * (most - least + 1)), 0).astype(np.int64)
+        for number in range(int(counts.max(initial=0))):
+            part = f"{purpose}/{number}"
+            boxes = self._boxes(batch.draws, part, images.shape[2:], np.maximum(counts, 1))
+            boxes[:, number >= counts] = 0
+            images = _erased(images, boxes, self._colours(batch.draws, part, images))
+        return replace(done, images=images)
+
+    def _boxes(self, draws: Draws, purpose: str, size: Sequence[int], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns first row, first column, height and width, (4, B); the height is 0 where none of the tries fits."""
+        numbers = draws.uniform(purpose, 2 * _TRIES + 2)
+        height, width = size
+        areas = (self.scale[0] + (self.scale[1] - self.scale[0]) * numbers[:_TRIES]) * height * width / counts
+        low, high = map(math.log, self.ratio)
+        ratios = np.exp(low + (high - low) * numbers[_TRIES:-2])
+        heights, widths = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
+        fits = (heights < height) & (widths < width)
+        first = fits.argmax(axis=0), np.arange(fits.shape[1])
+        tall, wide = np.where(fits.any(axis=0), heights[first], 0), widths[first]
+        rows, columns = np.floor(numbers[-2] * (height - tall + 1)), np.floor(numbers[-1] * (width - wide + 1))
+        return np.stack([rows, columns, tall, wide]).astype(np.int64)
+
+    def _colours(self, draws: Draws, purpose: str, images: Tensor) -> Tensor | NDArray[np.int64]:
+        """Returns (B, C, 1, 1); or keys of each picture's noise, (B,)."""
+        count, channels = images.shape[:2]
+        if self.value == "random":
+            return draws.keys(f"{purpose} noise")
+        if self.value == "color":
+            colours = draws.normal(f"{purpose} color", channels).T
+        else:
+            colours = np.tile(np.array(fill_of(self.value, channels)), (count, 1))  # type: ignore[arg-type]
+        return to_device(torch.from_numpy(np.ascontiguousarray(colours)).to(images.dtype), images.device)[
+            ..., None, None
+        ]
+
+
+def _erased(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[np.int64]) -> Tensor:
+    """Returns the images, changed in place on the CPU."""
+    if images.device.type == "cpu":
+        for number in np.flatnonzero(boxes[2]):
+            top, left, height, width = boxes[:, number].tolist()
+            if isinstance(colours, Tensor):
+                colour = colours[number]
+            else:
+                key = torch.from_numpy(colours[number : number + 1])
+                colour = noise(key, (top, left, height, width), images.shape)[0].to(images.dtype)
+            images[number, :, top : top + height, left : left + width] = colour
+        return images
+    if not isinstance(colours, Tensor):
+        keys = to_device(torch.from_numpy(colours), images.device)
+        colours = noise(keys, (0, 0, *images.shape[2:]), images.shape).to(images.dtype)
+    inside = []
+    for first, length, size in zip(boxes[:2], boxes[2:], images.shape[2:], strict=True):
+        places = np.arange(size)
+        inside.append((places >= first[:, None]) & (places < (first + length)[:, None]))
+    rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
+    return torch.where(rows[:, None, :, None] & columns[:, None, None, :], colours, images)
+
+
+def noise(keys: Tensor, box: tuple[int, int, int, int], shape: Sequence[int]) -> Tensor:
+    """Returns float32 (n, C, height, width): the part of each picture's noise, of `shape`, (B, C, H, W), in a box.
+
+    Each number depends on the picture's key and on the pixel alone, and is one of 65,536 quantiles of the normal
+    distribution. The numbers are the same on all devices.
+    """
+    top, left, height, width = box
+    rows = torch.arange(top, top + height, device=keys.device)[:, None]
+    pixels = rows * shape[3] + torch.arange(left, left + width, device=keys.device)
+    channels = []
+    for channel in range(shape[1]):
+        if channel % 4 == 0:
+            counters = pixels + channel // 4 * shape[2] * shape[3] + 1
+            bits = _scrambled(keys[:, None, None] + counters * _GAMMA)
+        channels.append((bits >> (16 * (channel % 4))) & 0xFFFF)
+    numbers: Tensor = _quantiles(keys.device)[torch.stack(channels, dim=1)]
+    return numbers
+
+
+def _scrambled(bits: Tensor) -> Tensor:
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return bits
+
+
+@cache
+def _quantiles(device: torch.device) -> Tensor:
+    shares = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
+    return torch.special.ndtri(shares).float().to(device)

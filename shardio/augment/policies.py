@@ -1,0 +1,349 @@
+"""Policies: random manipulations of random magnitudes, for each picture its own. RandAugment, TrivialAugment and kin.
+
+Manipulations, magnitudes and their distributions are those of torchvision's classes of the same names; TimmRandAugment
+is the RandAugment that timm's configurations name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.checks import Fill, check_choice, check_fill, check_number, check_whole
+from shardio.augment.geometry import SAMPLINGS, Reading
+from shardio.augment.manipulations import manipulated
+from shardio.augment.mix import beta_quantiles
+from shardio.augment.steps import Op, Sampling
+
+Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+_SIGNED = frozenset(
+    {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness"}
+)
+_COLOURS = ("Brightness", "Color", "Contrast", "Sharpness")
+_SPACE = (
+    *("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+    *_COLOURS,
+    *("Posterize", "Solarize", "AutoContrast", "Equalize"),
+)
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """The magnitudes of a policy: `count` bins from nothing to the most."""
+
+    count: int
+    shear: float = 0.3
+    translate: tuple[float, float] | None = None  # pixels; None: 150 of 331 of the size
+    rotate: float = 30.0
+    factor: float = 0.9
+    bits: tuple[int, int] = (8, 4)
+
+    def table(self, names: Sequence[str], size: tuple[int, int]) -> Floats:
+        """Returns the magnitudes of each manipulation, (names, bins)."""
+        height, width = size
+        right, down = self.translate or (150 / 331 * width, 150 / 331 * height)
+        up = np.linspace(0.0, 1.0, self.count)
+        most, least = self.bits
+        magnitudes: dict[str, Floats] = {
+            "ShearX": self.shear * up,
+            "ShearY": self.shear * up,
+            "TranslateX": np.trunc(np.linspace(0, right, self.count, dtype=np.float32)).astype(np.float64),
+            "TranslateY": np.trunc(np.linspace(0, down, self.count, dtype=np.float32)).astype(np.float64),
+            "Rotate": self.rotate * up,
+            **dict.fromkeys(_COLOURS, self.factor * up),
+            "Posterize": np.rint(most - np.arange(self.count) / ((self.count - 1) / (most - least))),
+            "Solarize": 255 * (1 - up),
+        }
+        return np.stack([magnitudes.get(name, np.zeros(self.count)) for name in names])
+
+    def signed(
+        self, names: Sequence[str], size: tuple[int, int], chosen: Numbers, bins: Numbers, sign: Floats
+    ) -> Floats:
+        """Returns the magnitudes of these manipulations and bins; half of those that have a sign are negative."""
+        has_sign = np.array([name in _SIGNED for name in names])[chosen]
+        magnitudes: Floats = self.table(names, size)[chosen, bins] * np.where(has_sign & (sign <= 0.5), -1, 1)
+        return magnitudes
+
+
+def _number(share: Floats, count: int) -> Numbers:
+    """Turns random numbers from [0, 1) into whole numbers below `count`."""
+    return (share * count).astype(np.int64)
+
+
+@dataclass(frozen=True, repr=False)
+class RandAugment(Transform):
+    """`num_ops` random manipulations, one after the other, at bin `magnitude` of `num_magnitude_bins`.
+
+    Cubuk, Zoph, Shlens, Le, "RandAugment: Practical automated data augmentation with a reduced search space", 2020.
+    """
+
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+    interpolation: Reading = "nearest"
+    fill: Fill = None
+
+    def __post_init__(self) -> None:
+        check_whole("num_ops", self.num_ops, 0)
+        check_whole("num_magnitude_bins", self.num_magnitude_bins, 2)
+        check_whole("magnitude", self.magnitude, 0, self.num_magnitude_bins - 1)
+        check_choice("interpolation", self.interpolation, Reading)
+        check_fill(self.fill)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        names = ("Identity", *_SPACE)
+        space = _Bins(self.num_magnitude_bins)
+        everywhere = np.ones(len(batch), bool)
+        for number in range(self.num_ops):
+            which, sign = batch.draws.uniform(f"{purpose}/{number}", 2)
+            chosen = _number(which, len(names))
+            bins = np.full(len(batch), self.magnitude)
+            magnitudes = space.signed(names, batch.size, chosen, bins, sign)
+            reading = SAMPLINGS[self.interpolation]
+            batch = manipulated(batch, names, chosen, magnitudes, everywhere, reading, self.fill)
+        return batch
+
+
+@dataclass(frozen=True, repr=False)
+class TrivialAugmentWide(Transform):
+    """One random manipulation, at a random one of `num_magnitude_bins` magnitudes, which go far.
+
+    Müller, Hutter, "TrivialAugment: Tuning-free yet state-of-the-art data augmentation", ICCV 2021.
+    """
+
+    num_magnitude_bins: int = 31
+    interpolation: Reading = "nearest"
+    fill: Fill = None
+
+    def __post_init__(self) -> None:
+        check_whole("num_magnitude_bins", self.num_magnitude_bins, 2)
+        check_choice("interpolation", self.interpolation, Reading)
+        check_fill(self.fill)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        names = ("Identity", *_SPACE)
+        which, bins, sign = batch.draws.uniform(purpose, 3)
+        space = _Bins(self.num_magnitude_bins, 0.99, (32.0, 32.0), 135.0, 0.99, (8, 2))
+        chosen = _number(which, len(names))
+        magnitudes = space.signed(names, batch.size, chosen, _number(bins, self.num_magnitude_bins), sign)
+        reading = SAMPLINGS[self.interpolation]
+        return manipulated(batch, names, chosen, magnitudes, np.ones(len(batch), bool), reading, self.fill)
+
+
+# Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019, appendix: the
+# subpolicies, each of two manipulations with probability in tenths and magnitude, of 10 bins.
+_LEARNT = {
+    "imagenet": (
+        "Posterize 4 8, Rotate 6 9; Solarize 6 5, AutoContrast 6 0; Equalize 8 0, Equalize 6 0; "
+        "Posterize 6 7, Posterize 6 6; Equalize 4 0, Solarize 2 4; Equalize 4 0, Rotate 8 8; "
+        "Solarize 6 3, Equalize 6 0; Posterize 8 5, Equalize 10 0; Rotate 2 3, Solarize 6 8; "
+        "Equalize 6 0, Posterize 4 6; Rotate 8 8, Color 4 0; Rotate 4 9, Equalize 6 0; "
+        "Equalize 0 0, Equalize 8 0; Invert 6 0, Equalize 10 0; Color 6 4, Contrast 10 8; "
+        "Rotate 8 8, Color 10 2; Color 8 8, Solarize 8 7; Sharpness 4 7, Invert 6 0; "
+        "ShearX 6 5, Equalize 10 0; Color 4 0, Equalize 6 0; Equalize 4 0, Solarize 2 4; "
+        "Solarize 6 5, AutoContrast 6 0; Invert 6 0, Equalize 10 0; Color 6 4, Contrast 10 8; "
+        "Equalize 8 0, Equalize 6 0"
+    ),
+    "cifar10": (
+        "Invert 1 0, Contrast 2 6; Rotate 7 2, TranslateX 3 9; Sharpness 8 1, Sharpness 9 3; "
+        "ShearY 5 8, TranslateY 7 9; AutoContrast 5 0, Equalize 9 0; ShearY 2 7, Posterize 3 7; "
+        "Color 4 3, Brightness 6 7; Sharpness 3 9, Brightness 7 9; Equalize 6 0, Equalize 5 0; "
+        "Contrast 6 7, Sharpness 6 5; Color 7 7, TranslateX 5 8; Equalize 3 0, AutoContrast 4 0; "
+        "TranslateY 4 3, Sharpness 2 6; Brightness 9 6, Color 2 8; Solarize 5 2, Invert 0 0; "
+        "Equalize 2 0, AutoContrast 6 0; Equalize 2 0, Equalize 6 0; Color 9 9, Equalize 6 0; "
+        "AutoContrast 8 0, Solarize 2 8; Brightness 1 3, Color 7 0; Solarize 4 5, AutoContrast 9 0; "
+        "TranslateY 9 9, TranslateY 7 9; AutoContrast 9 0, Solarize 8 3; Equalize 8 0, Invert 1 0; "
+        "TranslateY 7 9, AutoContrast 9 0"
+    ),
+}
+Learnt = Literal["imagenet", "cifar10"]
+
+
+@dataclass(frozen=True, repr=False)
+class AutoAugment(Transform):
+    """Two manipulations that were learnt for a dataset: one of 25 pairs for each picture, each with its probability.
+
+    Cubuk, Zoph, Mane, Vasudevan, Le, "AutoAugment: Learning augmentation strategies from data", CVPR 2019.
+    """
+
+    policy: Learnt = "imagenet"
+    interpolation: Reading = "nearest"
+    fill: Fill = None
+
+    def __post_init__(self) -> None:
+        check_choice("policy", self.policy, Learnt)
+        check_choice("interpolation", self.interpolation, Reading)
+        check_fill(self.fill)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        names = ("Invert", *_SPACE)
+        pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNT[self.policy].split(";")]
+        numbers = batch.draws.uniform(purpose, 5)
+        pair = _number(numbers[0], len(pairs))
+        for place, (whether, sign) in enumerate((numbers[1:3], numbers[3:5])):
+            chosen = np.array([names.index(parts[place][0]) for parts in pairs])[pair]
+            p, bins = (np.array([int(parts[place][at]) for parts in pairs])[pair] for at in (1, 2))
+            magnitudes = _Bins(10).signed(names, batch.size, chosen, bins, sign)
+            reading = SAMPLINGS[self.interpolation]
+            batch = manipulated(batch, names, chosen, magnitudes, whether * 10 < p, reading, self.fill)
+        return batch
+
+
+@dataclass(frozen=True, repr=False)
+class AugMix(Transform):
+    """The weighted sum of the picture and `mixture_width` chains of random manipulations of it.
+
+    A chain has `chain_depth` manipulations, or 1 to 3 if that is -1, of magnitudes up to `severity` of 10. The
+    picture's weight is drawn from Beta(alpha, alpha), those of the chains from a Dirichlet distribution with `alpha`.
+    Without `all_ops`, brightness, colour, contrast and sharpness are left out.
+
+    Hendrycks, Mu, Cubuk, Zoph, Gilmer, Lakshminarayanan, "AugMix: A simple data processing method to improve robustness
+    and uncertainty", ICLR 2020.
+    """
+
+    severity: int = 3
+    mixture_width: int = 3
+    chain_depth: int = -1
+    alpha: float = 1.0
+    all_ops: bool = True
+    interpolation: Reading = "bilinear"
+    fill: Fill = None
+
+    def __post_init__(self) -> None:
+        check_whole("severity", self.severity, 1, 10)
+        check_whole("mixture_width", self.mixture_width, 1, 16)
+        check_whole("chain_depth", self.chain_depth, -1, 16)
+        check_number("alpha", self.alpha)
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(f"alpha must be above 0; found {self.alpha!r}")
+        check_choice("interpolation", self.interpolation, Reading)
+        check_fill(self.fill)
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        names = _SPACE if self.all_ops else tuple(name for name in _SPACE if name not in _COLOURS)
+        height, width = batch.size
+        space = _Bins(10, translate=(width / 3, height / 3), bits=(4, 0))
+        own, *weights = self._weights(batch.draws.uniform(purpose, self.mixture_width))
+        batch = batch.stepped(Op.KEEP).stepped(Op.COLLECT, own)
+        for chain, weight in enumerate(weights):
+            numbers = batch.draws.uniform(f"{purpose}/{chain}", 1)
+            random_depth = 1 + _number(numbers[0], 3)
+            depth = random_depth if self.chain_depth <= 0 else np.full(len(batch), self.chain_depth)
+            for number in range(3 if self.chain_depth <= 0 else self.chain_depth):
+                which, bins, sign = batch.draws.uniform(f"{purpose}/{chain}/{number}", 3)
+                chosen = _number(which, len(names))
+                magnitudes = space.signed(names, batch.size, chosen, _number(bins, self.severity), sign)
+                reading = SAMPLINGS[self.interpolation]
+                batch = manipulated(batch, names, chosen, magnitudes, number < depth, reading, self.fill)
+            batch = batch.stepped(Op.COLLECT, weight).stepped(Op.RECALL)
+        return batch.stepped(Op.TAKE)
+
+    def _weights(self, numbers: Floats) -> list[Floats]:
+        """Returns the weight of the picture, and that of each chain, (B,) each: a stick broken again and again."""
+        own = beta_quantiles(self.alpha, numbers[0])
+        weights, left = [own], 1 - own
+        for number, share in enumerate(numbers[1:], start=1):
+            part = left * beta_quantiles(self.alpha, share, (self.mixture_width - number) * self.alpha)
+            weights.append(part)
+            left = left - part
+        return [*weights, left]
+
+
+# What timm calls its default set, whose magnitudes are shares of the most at level 10.
+_TIMM = (
+    *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast"),
+    *("Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class TimmRandAugment(Transform):
+    """The RandAugment of a configuration of timm, as "rand-m9-mstd0.5-inc1": parts that are joined by hyphens.
+
+    `m` is the level, from 0 to 10, by default 10; `mstd` the standard deviation of each one's noise, or above 100 for
+    uniform levels from 0 to `m`; `mmax` the most a level may be, by default 10; `n` the number of manipulations, by
+    default 2; `p` the probability of each, by default 0.5; `inc1` has all of them change the picture more as the level
+    rises. Pictures are read as Pillow does it, bilinear or bicubic by chance unless `interpolation` names one. Outside
+    of the picture lies `fill`, for which timm's training script takes the mean of the dataset. The `t` of timm, which
+    names another set of manipulations, is not supported.
+    """
+
+    config: str = "rand-m9-mstd0.5-inc1"
+    interpolation: Literal["random", "bilinear", "bicubic"] = "random"
+    fill: Fill = (124, 116, 104)
+
+    def __post_init__(self) -> None:
+        check_choice("interpolation", self.interpolation, Literal["random", "bilinear", "bicubic"])
+        check_fill(self.fill)
+        if self.fill is None:
+            raise ValueError("fill must be a grey level, or one for each channel; found None")
+        _ = self._parts
+
+    @cached_property
+    def _parts(self) -> dict[str, float]:
+        first, *parts = str(self.config).split("-")
+        values = {"m": 10.0, "mstd": 0.0, "mmax": 10.0, "n": 2.0, "p": 0.5, "inc": 0.0}
+        for part in parts:
+            found = re.fullmatch(r"(m|mstd|mmax|n|p|inc)(\d+(?:\.\d*)?|inf)", part)
+            if found is None:
+                first = ""
+            else:
+                values[found[1]] = float(found[2])
+        whole = all(values[name] == int(values[name]) for name in ("m", "mmax", "n", "inc"))
+        if first != "rand" or not whole or values["p"] > 1 or values["inc"] > 1:
+            raise ValueError(
+                'config must be "rand" and some of m9, mstd0.5, mmax10, n2, p0.5 and inc1, joined by hyphens; found '
+                f"{self.config!r}"
+            )
+        return values
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch = batch.unsquashed()
+        parts = self._parts
+        for number in range(int(parts["n"])):
+            which, whether, sign, reading, share = batch.draws.uniform(f"{purpose}/{number}", 5)
+            if parts["mstd"] > 100:
+                levels = parts["m"] * share
+            else:
+                levels = parts["m"] + parts["mstd"] * batch.draws.normal(f"{purpose}/{number} noise", 1)[0]
+            levels = np.clip(levels, 0, parts["mmax"])
+            chosen = _number(which, len(_TIMM))
+            table = self._magnitudes(levels / 10, np.where(sign > 0.5, -1.0, 1.0), batch.size)
+            magnitudes = np.stack([table.get(name, levels) for name in _TIMM])[chosen, np.arange(len(batch))]
+            readings = {"bilinear": Sampling.PILLOW_BILINEAR, "bicubic": Sampling.PILLOW_BICUBIC}
+            by_chance = np.where(reading < 0.5, readings["bilinear"], readings["bicubic"])
+            kind: ArrayLike = readings.get(self.interpolation, by_chance)
+            batch = manipulated(batch, _TIMM, chosen, magnitudes, whether < parts["p"], kind, self.fill)
+        return batch
+
+    def _magnitudes(self, shares: Floats, sign: Floats, size: tuple[int, int]) -> dict[str, Floats]:
+        """Returns the magnitudes at these shares of the most, (B,) each."""
+        increasing = bool(self._parts["inc"])
+        bits, threshold = np.floor(4 * shares), np.minimum(256, np.floor(256 * shares))
+        factor = np.maximum(0.1, 1 + 0.9 * shares * sign) if increasing else 1.8 * shares + 0.1
+        height, width = size
+        return {
+            "Rotate": 30 * shares * sign,
+            "Posterize": 4 - bits if increasing else bits,
+            "Solarize": 256 - threshold if increasing else threshold,
+            "SolarizeAdd": np.minimum(128, np.floor(110 * shares)),
+            **dict.fromkeys(_COLOURS, factor - 1),
+            "ShearX": 0.3 * shares * sign,
+            "ShearY": 0.3 * shares * sign,
+            "TranslateX": -0.45 * shares * sign * width,
+            "TranslateY": -0.45 * shares * sign * height,
+        }

@@ -1,0 +1,155 @@
+"""Recipes by name: the chains of transforms with which published models were trained, with their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardio.augment.batch import Compose, Transform, Views
+from shardio.augment.choice import RandomApply, RandomChoice
+from shardio.augment.colour import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
+from shardio.augment.erasing import RandomErasing
+from shardio.augment.mix import CutMix, Mixup
+from shardio.augment.policies import TimmRandAugment, TrivialAugmentWide
+from shardio.augment.transforms import AlternatingFlip, HorizontalFlip, Normalize, RandomCrop, RandomResizedCrop, Resize
+
+Recipe = Callable[[int | None, int], Transform]
+
+_MEANS = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+
+
+def _torchvision_v2(size: int | None, num_classes: int) -> Transform:
+    # https://pytorch.org/blog/how-to-train-state-of-the-art-models-using-torchvision-latest-primitives/
+    return Compose(
+        [
+            RandomResizedCrop(size or 176),
+            HorizontalFlip(),
+            TrivialAugmentWide(),
+            Normalize("imagenet"),
+            RandomErasing(0.1),
+            RandomChoice([Mixup(num_classes, 0.2, label_smoothing=0.1), CutMix(num_classes, 1.0, label_smoothing=0.1)]),
+        ]
+    )
+
+
+def _timm_rsb(level: int, alpha: float, usual: int, smoothing: float) -> Recipe:
+    """Wightman, Touvron, Jégou, "ResNet strikes back: An improved training procedure in timm", 2021, table 2."""
+
+    def make(size: int | None, num_classes: int) -> Transform:
+        return Compose(
+            [
+                RandomResizedCrop(size or usual, interpolation="bicubic"),
+                HorizontalFlip(),
+                TimmRandAugment(f"rand-m{level}-mstd0.5-inc1"),
+                Normalize("imagenet"),
+                RandomChoice(
+                    [
+                        Mixup(num_classes, alpha, partner="flip", label_smoothing=smoothing),
+                        CutMix(num_classes, 1.0, partner="flip", label_smoothing=smoothing),
+                    ]
+                ),
+            ]
+        )
+
+    return make
+
+
+def _deit3(size: int | None, num_classes: int) -> Transform:
+    # Touvron, Cord, Jégou, "DeiT III: Revenge of the ViT", ECCV 2022: 3-Augment with the simple random crop. Its blur
+    # is Pillow's, with a radius of 0.1 to 2.
+    return Compose(
+        [
+            Resize(size or 224, interpolation="bicubic"),
+            RandomCrop(size or 224, padding=4, padding_mode="reflect"),
+            HorizontalFlip(),
+            RandomChoice([RandomGrayscale(1.0), RandomSolarize(128, 1.0), GaussianBlur(9)]),
+            ColorJitter(0.3, 0.3, 0.3),
+            Normalize("imagenet"),
+            RandomChoice([Mixup(num_classes, 0.8, partner="flip"), CutMix(num_classes, 1.0, partner="flip")]),
+        ]
+    )
+
+
+def _simclr(size: int | None, num_classes: int) -> Transform:
+    # Chen, Kornblith, Norouzi, Hinton, "A simple framework for contrastive learning of visual representations", ICML
+    # 2020, appendix A, with strength 1. The kernel is a tenth of the picture.
+    side = size or 224
+    view = Compose(
+        [
+            RandomResizedCrop(side, interpolation="bicubic"),
+            HorizontalFlip(),
+            RandomApply([ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
+            RandomGrayscale(0.2),
+            RandomApply([GaussianBlur(side // 20 * 2 + 1)]),
+            Normalize((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+        ]
+    )
+    return Views([view, view])
+
+
+def _moco_v2(size: int | None, num_classes: int) -> Transform:
+    # Chen, Fan, Girshick, He, "Improved baselines with momentum contrastive learning", 2020. Its blur is Pillow's.
+    view = Compose(
+        [
+            RandomResizedCrop(size or 224, scale=(0.2, 1.0)),
+            RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8),
+            RandomGrayscale(0.2),
+            RandomApply([GaussianBlur(13)]),
+            HorizontalFlip(),
+            Normalize("imagenet"),
+        ]
+    )
+    return Views([view, view])
+
+
+def _dino(size: int | None, num_classes: int) -> Transform:
+    # Caron, Touvron, Misra, Jégou, Mairal, Bojanowski, Joulin, "Emerging properties in self-supervised vision
+    # transformers", ICCV 2021: two global views, and eight local ones of 96 pixels at 224. Its blur is Pillow's.
+    side = size or 224
+
+    def view(side: int, scale: tuple[float, float], blur: float, *more: Transform) -> Transform:
+        return Compose(
+            [
+                RandomResizedCrop(side, scale=scale, interpolation="bicubic"),
+                HorizontalFlip(),
+                RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8),
+                RandomGrayscale(0.2),
+                RandomApply([GaussianBlur(13)], blur),
+                *more,
+                Normalize("imagenet"),
+            ]
+        )
+
+    large, small = (0.4, 1.0), (0.05, 0.4)
+    local = view(round(side * 96 / 224), small, 0.5)
+    return Views([view(side, large, 1.0), view(side, large, 0.1, RandomSolarize(128, 0.2)), *[local] * 8])
+
+
+def _cifar_airbench(size: int | None, num_classes: int) -> Transform:
+    # Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024.
+    return Compose(
+        [AlternatingFlip(), RandomCrop(size or 32, padding=2, padding_mode="reflect"), Normalize(*_MEANS)],
+    )
+
+
+RECIPES: dict[str, Recipe] = {
+    "torchvision-v2": _torchvision_v2,
+    "timm-rsb-a1": _timm_rsb(7, 0.2, 224, 0.1),
+    "timm-rsb-a2": _timm_rsb(7, 0.1, 224, 0.0),
+    "timm-rsb-a3": _timm_rsb(6, 0.1, 160, 0.0),
+    "deit3": _deit3,
+    "simclr": _simclr,
+    "moco-v2": _moco_v2,
+    "dino": _dino,
+    "cifar-airbench": _cifar_airbench,
+}
+
+
+def recipe(name: str, size: int | None = None, num_classes: int = 1000) -> Transform:
+    """Returns the training transform of this name, for pictures of `size`, by default the source's own.
+
+    `num_classes` is for those that mix labels. The result prints as the chain that it is, which can be copied and
+    changed. Raises ValueError for an unknown name.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"name must be one of {', '.join(RECIPES)}; found {name!r}")
+    return RECIPES[name](size, num_classes)
