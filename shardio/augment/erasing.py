@@ -158,4 +158,5 @@ def _scrambled(bits: Tensor) -> Tensor:
 @cache
 def _quantiles(device: torch.device) -> Tensor:
     shares = (torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)
-    return torch.special.ndtri(shares).float().to(device)
+    quantiles: Tensor = torch.special.ndtri(shares).float()
+    return quantiles.to(device)
