@@ -178,9 +178,9 @@ SHEETS: dict[str, list[Row]] = {
 
 def changed(transform: Transform, images: torch.Tensor, *labels: torch.Tensor, **samples: Any) -> torch.Tensor:
     result = transform(images, *labels, **samples)
-    images = result[0] if isinstance(result, tuple) else result
-    assert isinstance(images, torch.Tensor)
-    return images
+    first = result[0] if isinstance(result, tuple) else result
+    assert isinstance(first, torch.Tensor)
+    return first
 
 
 def shown(transform: Transform | None, picture: torch.Tensor, number: int) -> Image.Image:
