@@ -162,7 +162,7 @@ def test_the_kernel_is_told_to_write_on_the_way(out: Path, cache: Path, monkeypa
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(threading.current_thread().name))
     assert verify(stage(out, cache).path).ok
     assert synced
-    assert all(re.match(r"shardio-stage-\d-sync", name) for name in synced)
+    assert all(re.match(r"shardio-stage_\d-sync", name) for name in synced)
 
 
 def test_what_the_disk_does_not_take_on_the_way_is_an_error_that_names_the_file(
