@@ -38,9 +38,6 @@ class Storage(Protocol):
     def path_of(self, entry: FileEntry) -> str:
         """Returns the name of one of the set's files for a message."""
 
-    def check(self, entry: FileEntry) -> None:
-        """Raises FormatError if the file is missing or has another size than the manifest says; reads nothing of it."""
-
     def find_fault(self, manifest: Manifest) -> str:
         """Returns, in words, the first file that is missing or has another size than the manifest says; "" if all are
         right.
@@ -81,9 +78,6 @@ class FolderStorage:
 
     def path_of(self, entry: FileEntry) -> str:
         return f"{self._folder}/{entry.file}"
-
-    def check(self, entry: FileEntry) -> None:
-        open_sized(self.path_of(entry), entry).close()
 
     def find_fault(self, manifest: Manifest) -> str:
         for entry in manifest.files:

@@ -158,7 +158,9 @@ class _Verifier:
             if self.subset is None:
                 checks += [partial(self.check_shard, split, shard, first) for shard, first in shards]
             else:
-                rows = self.rows_to_compare(split)
+                rows = None  # if the index cannot be trusted, which `check_index` reports
+                with contextlib.suppress(OSError, FormatError):
+                    rows = self.read_rows(split)
                 checks += [
                     partial(self.check_samples, shard, first, rows, self.subset, next(numbers))
                     for shard, first in shards
@@ -174,12 +176,6 @@ class _Verifier:
         num_samples = sum(self.subset.count(shard.num_samples) for shard in shards)
         others = self.manifest.nbytes - sum(shard.nbytes for shard in shards)
         return others + num_samples * sample_nbytes(self.manifest.sample_shape)
-
-    def rows_to_compare(self, split: Split) -> NDArray[np.void] | None:
-        """Returns the split's index; None if it cannot be trusted, which `check_index` reports."""
-        with contextlib.suppress(OSError, FormatError):
-            return self.read_rows(split)
-        return None
 
     def read_rows(self, split: Split) -> NDArray[np.void]:
         """Returns the split's index, read and not mapped. Raises FormatError or OSError if it cannot be trusted."""
