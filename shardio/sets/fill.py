@@ -12,7 +12,7 @@ from shardio.format.manifest import FileEntry
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import AtomicFile, reserve
 from shardio.system.opening import naming
-from shardio.system.pour import SyncedWriter, pour
+from shardio.system.pour import pour, synced_writes
 from shardio.system.threads import Flag, ThreadPool
 
 
@@ -97,8 +97,8 @@ class Filler:
             with AtomicFile(path) as file:
                 with naming(path):
                     reserve(file.descriptor, entry.nbytes)
-                with SyncedWriter(path, file.descriptor) as writer:
-                    found = self._pour(self._storage, entry, writer.write)
+                with synced_writes(path, file.descriptor) as write:
+                    found = self._pour(self._storage, entry, write)
                 if found == entry.sha256:
                     file.commit()
                     self.copied.append(entry)

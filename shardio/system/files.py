@@ -66,6 +66,8 @@ class AtomicFile:
     thread safe.
     """
 
+    temporary: Path
+    """The name under which it is written. It belongs to this process alone, as long as it is there."""
     _file: OpenFile | None = None
     _is_temporary = False  # whether there may be a file of the temporary name
 
@@ -73,7 +75,7 @@ class AtomicFile:
         self.path = path
         if left is not None:
             self._is_temporary = True
-            self._temporary, self._file = left
+            self.temporary, self._file = left
             return
         try:
             with naming(path):
@@ -86,9 +88,9 @@ class AtomicFile:
     def _begin(self) -> bool:
         """Makes the temporary file and locks it. Returns False if it was swept between the two."""
         tag = f"{_machine()}-{secrets.token_hex(8)}"
-        self._temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
+        self.temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
         self._is_temporary = True
-        self._file = open_file(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        self._file = open_file(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a filesystem without locks: then no process sweeps there either
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         return bool(os.fstat(self.descriptor).st_nlink)
@@ -100,11 +102,6 @@ class AtomicFile:
             raise ValueError(f"{self.path}: expected an open temporary file, found none")
         return self._file.fileno()
 
-    @property
-    def temporary(self) -> Path:
-        """The name under which it is written. It belongs to this process alone, as long as it is there."""
-        return self._temporary
-
     def __enter__(self) -> AtomicFile:
         return self
 
@@ -113,10 +110,10 @@ class AtomicFile:
         with naming(self.path):
             os.fsync(self.descriptor)
             if replace:
-                self._temporary.rename(self.path)
+                self.temporary.rename(self.path)
             else:
-                os.link(self._temporary, self.path)  # unlike rename, this fails if the name is taken
-                self._temporary.unlink()
+                os.link(self.temporary, self.path)  # unlike rename, this fails if the name is taken
+                self.temporary.unlink()
             self._is_temporary = False
             if self._file is not None:
                 self._file.close()
@@ -150,7 +147,7 @@ class AtomicFile:
         if self._is_temporary:
             # An error here must not hide the one for which the file is discarded.
             with contextlib.suppress(OSError):
-                self._temporary.unlink()
+                self.temporary.unlink()
             self.leave()
 
     def __exit__(self, *_: object) -> None:
