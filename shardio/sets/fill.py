@@ -23,8 +23,8 @@ class _Stopped(Exception):
 class Filler:
     """Copies files from `storage` into `folder`, `workers` at a time, until `stop` is set.
 
-    `progress` is called in the threads, whose names begin with `name`, with the bytes since; they are negative when a
-    file is begun again.
+    The names of the threads begin with `name`. They call `progress` with the number of bytes since the last call; it is
+    negative when a file is begun again.
     """
 
     def __init__(

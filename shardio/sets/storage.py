@@ -13,7 +13,7 @@ from typing import Protocol
 
 from shardio.format.manifest import FileEntry, Manifest, load_manifest
 from shardio.format.opening import check_not_cut, open_sized
-from shardio.sets.names import candidates, catalogue_roots, holds_set, is_url, not_in_catalogue
+from shardio.sets.names import candidates, holds_set, is_url, not_in_catalogue
 from shardio.sets.remote import RemoteStorage
 from shardio.system.openfiles import OpenFiles, most_open
 from shardio.system.opening import OpenFile, kind_of
@@ -136,7 +136,7 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
         storage = storage_at(candidate)
         if storage.is_published():
             return storage
-    raise not_in_catalogue(os.fspath(place), catalogue_roots())
+    raise not_in_catalogue(os.fspath(place))
 
 
 def storage_at(place: str) -> Storage:

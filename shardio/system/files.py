@@ -252,26 +252,27 @@ def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name
     machine is left alone for an hour after it was last written to, lock or none.
     """
     swept = 0
-    for entry in _temporaries(folder):
-        if not is_kept(entry.name) and (found := _open_left_over(Path(entry.path))) is not None:
+    for path in _temporaries(folder):
+        if not is_kept(path.name) and (found := _open_left_over(path)) is not None:
             with contextlib.suppress(OSError), found[0]:
                 # Once more, under the lock: its process may have decided to keep it just before it left it.
-                if not is_kept(entry.name):
-                    Path(entry.path).unlink()
+                if not is_kept(path.name):
+                    path.unlink()
                     swept += 1
     return swept
 
 
 def remove_temporaries(folder: Path) -> None:
     """Removes all temporary files in `folder`: a process that is still writing one cannot publish it any more."""
-    for entry in _temporaries(folder):
+    for path in _temporaries(folder):
         with contextlib.suppress(OSError):
-            Path(entry.path).unlink()
+            path.unlink()
 
 
-def _temporaries(folder: Path) -> list[os.DirEntry[str]]:
+def _temporaries(folder: Path) -> list[Path]:
     with os.scandir(folder) as entries:
-        return [entry for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
+        found = [entry.name for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
+    return [folder / name for name in found]
 
 
 def reserve(descriptor: int, nbytes: int) -> None:

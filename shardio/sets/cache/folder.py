@@ -137,9 +137,9 @@ class Cache:
         return EvictReport(str(self.folder), tuple(removed), tuple(kept), nbytes)
 
     def make_room(self, digest: str, nbytes: int) -> tuple[CachedCopy, ...]:
-        """Has room for so many bytes of the copy with this digest. Returns the copies that were evicted for it.
+        """Makes room for so many more bytes of the copy with this digest. Returns the copies that were evicted for it.
 
-        Raises SpaceError, and evicts nothing, if evicting would not do.
+        Raises SpaceError, and evicts nothing, if evicting cannot make enough.
         """
         free = self.free_nbytes()
         if nbytes <= free:
