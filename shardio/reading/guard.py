@@ -57,7 +57,6 @@ class GuardedReader:
         self, reader: Reader, shards: SplitLayout, *, second: SecondReader | None, skips: bool, seed: int
     ) -> None:
         self.num_threads = reader.num_threads
-        self.labels_of = reader.labels_of
         self.column_of = reader.column_of
         self.begin_epoch = reader.begin_epoch
         self._reader = reader

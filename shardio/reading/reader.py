@@ -31,9 +31,6 @@ class Reader(Protocol):
     def name(self) -> str:
         """Its name in `stats()`."""
 
-    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the labels of samples that exist. Raises OSError if the storage fails."""
-
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Returns a copy of a column of the index for samples that exist. Raises OSError if the storage fails."""
 
@@ -69,8 +66,8 @@ class Tally:
         return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._cells.values()), strict=True)))
 
 
-class BusyReader:
-    """The part of a reader whose threads have requests under way all the time, so that nothing need be announced."""
+class CountingReader:
+    """The part that readers share: it counts. It announces nothing, and has nothing to give back."""
 
     def __init__(self) -> None:
         self._tally = Tally()
@@ -78,8 +75,9 @@ class BusyReader:
     def begin_epoch(self) -> bool:
         return False
 
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
-        """Does nothing."""
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None: ...
 
     def counts(self) -> ReadCounts:
         return self._tally.counts()
+
+    def close(self) -> None: ...
