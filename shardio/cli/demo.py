@@ -32,6 +32,6 @@ def demo(context: click.Context, images: Path, out: Path | None, steps: int, siz
     run_convert(images, out, as_json=False, size=size)
     click.secho("\n" + printable(f"$ shardio info {out}"), bold=True)
     context.invoke(info, out=str(out), as_json=False)
-    run_demo(out, steps, click.echo)
+    run_demo(out, steps)
     if is_temporary:
         click.echo("\n" + printable(f"{out} is removed now; `--out FOLDER` keeps the set"))

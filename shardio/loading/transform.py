@@ -7,7 +7,7 @@ are read from the index by the gather thread that finishes a batch, which may ha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -24,29 +24,25 @@ from shardio.reading.reader import Reader
 Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class PictureSizes:
-    """How large pictures, or the windows that `crop` cuts out of them, were before they were squashed."""
-
-    column_of: Callable[[str, NDArray[np.int64]], NDArray[Any]]
-    crop: Crop | None
-
-    def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns heights and widths, (B, 2)."""
-        columns = [self.column_of(name, indices) for name in ("source_height", "source_width")]
-        sizes: NDArray[np.int64] = np.stack(columns, axis=1).astype(np.int64)
-        if self.crop is None:
-            return sizes
-        share = np.array(self.crop.cropped_shape[:2]) / self.crop.sample_shape[:2]
-        sizes[:] = np.maximum(np.rint(sizes * share), 1)
-        return sizes
+PictureSizes: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Indices of samples -> heights and widths, (B, 2): how large pictures, or the windows that are cut out of them, were
+before they were squashed."""
 
 
 def sizes_if_squashed(manifest: Manifest, reader: Reader, crop: Crop | None) -> PictureSizes | None:
     """Returns the sizes of a set whose pictures have lost their aspect ratios; None of any other."""
     conversion = manifest.provenance.get("conversion")
     squashed = isinstance(conversion, dict) and conversion.get("fit") == "squash"
-    return PictureSizes(reader.column_of, crop) if squashed else None
+    return partial(_sizes, reader, crop) if squashed else None
+
+
+def _sizes(reader: Reader, crop: Crop | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    columns = [reader.column_of(name, indices) for name in ("source_height", "source_width")]
+    sizes: NDArray[np.int64] = np.stack(columns, axis=1).astype(np.int64)
+    if crop is not None:
+        share = np.array(crop.cropped_shape[:2]) / crop.sample_shape[:2]
+        sizes[:] = np.maximum(np.rint(sizes * share), 1)
+    return sizes
 
 
 class TransformStep:

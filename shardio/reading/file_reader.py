@@ -152,7 +152,7 @@ class FileReader(CountingReader):
                 file.fileno(), offsets[some], places[some], self._row_nbytes, out, self._drop_behind
             )
             del file
-            self._tally.add(done * self._row_nbytes)
+            self._count(done * self._row_nbytes)
             left += [(i, i + 1) for i in range(first + done, stop)]
         return left
 
@@ -210,14 +210,14 @@ class FileReader(CountingReader):
                     self._files.forget_all()
                 if not attempts.again(error.errno in _TRANSIENT):
                     raise self._explained(error, number, max(offset + done, asked_for), attempts.failed) from None
-                self._tally.add(retries=1)
+                self._count(retries=1)
 
     def _fill_some(self, number: int, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, done: int) -> int:
         """Makes one request for what comes after the first `done` bytes. Returns how many more bytes are done."""
         file = self._files.get(number)
         try:
             count = os.preadv(file.fileno(), behind(buffers, done), offset + done)
-            self._tally.add(count)
+            self._count(count)
             if done + count < wanted:
                 self._check_length(number, file.fileno())
                 count -= count % self._alignment

@@ -41,14 +41,14 @@ class MappedReader(CountingReader):
         if self._announced and len(indices):
             self._look_for(indices)
         self._shards.gather(indices, out, windows)
-        self._tally.add(out.nbytes)
+        self._count(out.nbytes)
 
     def _look_for(self, indices: NDArray[np.int64]) -> None:
         """Counts how many of a few samples are in the page cache, which tells whether announcing them was worth it."""
         count = min(_MOST_LOOKED_FOR, len(indices))
         with contextlib.suppress(IndexError):  # which `gather` will raise
             if (share := self._shards.resident_share(indices, count)) is not None:
-                self._tally.add(looked_for=count, found=round(share * count))
+                self._count(looked_for=count, found=round(share * count))
 
     def begin_epoch(self) -> bool:
         # Announcements of a resident set are pure cost. Where the kernel does not tell, they are worth it.

@@ -51,26 +51,17 @@ class Reader(Protocol):
         """Gives back descriptors. Reads under way finish; others fail. May be called again."""
 
 
-class Tally:
-    """Sums to which many threads add without a lock: each to its own."""
-
-    def __init__(self) -> None:
-        self._cells: dict[int, list[int]] = {}
-
-    def add(self, nbytes: int = 0, retries: int = 0, looked_for: int = 0, found: int = 0) -> None:
-        cell = self._cells.setdefault(threading.get_ident(), [0] * len(ReadCounts._fields))
-        for i, number in enumerate((nbytes, retries, looked_for, found)):
-            cell[i] += number
-
-    def counts(self) -> ReadCounts:
-        return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._cells.values()), strict=True)))
-
-
 class CountingReader:
-    """The part that readers share: it counts. It announces nothing, and has nothing to give back."""
+    """The part that readers share: it counts, announces nothing, and has nothing to give back."""
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        # Many threads count without a lock: each has a sum of its own.
+        self._sums: dict[int, list[int]] = {}
+
+    def _count(self, nbytes: int = 0, retries: int = 0, looked_for: int = 0, found: int = 0) -> None:
+        sums = self._sums.setdefault(threading.get_ident(), [0] * len(ReadCounts._fields))
+        for i, number in enumerate((nbytes, retries, looked_for, found)):
+            sums[i] += number
 
     def begin_epoch(self) -> bool:
         return False
@@ -78,6 +69,6 @@ class CountingReader:
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None: ...
 
     def counts(self) -> ReadCounts:
-        return self._tally.counts()
+        return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._sums.values()), strict=True)))
 
     def close(self) -> None: ...

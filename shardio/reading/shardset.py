@@ -172,8 +172,10 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = position_of(index, len(self))
-        image = self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
-        return Sample(image, int(self.index["label"][position]))
+        return Sample(self._image(position), int(self.index["label"][position]))
+
+    def _image(self, position: int) -> NDArray[np.uint8]:
+        return self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
 
     def expect_random_reads(self) -> None:
         """Tells the kernel to read what is touched, and ahead of it nothing but what `will_read` announces."""
@@ -264,9 +266,9 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def _failure(self, index: int, column: str | None, attempts: int) -> OSError:
         """Returns why a page cannot be had: a fault does not tell, but reading the file does. Raises FormatError if it
         was cut."""
+        entry: FileEntry
         if column is None:
-            (shard,), (offset,) = (found.tolist() for found in self.locate(np.array([index])))
-            entry: FileEntry = self.content.shards[shard]
+            entry, offset = self.locate_one(index)
             what, nbytes = f"sample {index}", self._rows.shape[1]
         else:
             entry, what, nbytes = self.content.index, f"the {column} of sample {index}", self._table.shape[1]

@@ -143,7 +143,7 @@ class StagedReader(CountingReader):
             self._settled.read(indices, out, windows)
         else:
             self._shards.gather(indices, out, windows)
-            self._tally.add(out.nbytes)
+            self._count(out.nbytes)
 
     def begin_epoch(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
@@ -178,7 +178,7 @@ class StorageReader(CountingReader):
         indices = self._shards.check_request(indices, out)
         for index, pixels in zip(indices.tolist(), out, strict=True):
             fetch(self._shards, self._storage, index, pixels, None)
-        self._tally.add(out.nbytes)
+        self._count(out.nbytes)
         if self._shards.column_of("crc32", indices).tolist() == [crc32(pixels) for pixels in out]:
             self._on_damaged_copy()
 
