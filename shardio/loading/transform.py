@@ -54,7 +54,7 @@ class TransformStep:
         self._sizes = sizes
 
     def sizes_wanted(self) -> PictureSizes | None:
-        """Returns what reads sizes for `function`; None if it wants none."""
+        """Returns what gives the sizes that `function` asks for; None if it asks for none."""
         return None if self._sizes is None or _ours(self.function) is None else self._sizes
 
     def __call__(
@@ -78,8 +78,10 @@ class TransformStep:
 
 
 def _ours(transform: object) -> Transform | None:
-    """Returns the transform of shardio.augment that this is, or that torch.compile was given: the compiler compiles
-    nothing of it, and hides that it asks for seed, epoch and samples. None for any other."""
+    """Returns the transform of shardio.augment that this is, or that torch.compile was given; None of any other.
+
+    The compiler compiles nothing of such a transform, and hides that it asks for seed, epoch and samples.
+    """
     original = transform
     # Only torch's own wrappers are looked through: a user's may do more than what it wraps.
     while getattr(original, "__globals__", {}).get("__name__", "").startswith("torch.") and hasattr(

@@ -82,19 +82,18 @@ def check_world(world: World) -> None:
 
 
 def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
-    """Returns LOCAL_RANK, which every starter of torch processes sets, or that of a launcher which means this process.
+    """Returns the number of this process on its node, from LOCAL_RANK or the variable of another launcher.
 
-    A launcher may have started one process that has started others itself, all with its one local rank.
+    Everything that starts torch processes sets LOCAL_RANK for each of them. Another launcher is believed only if its
+    rank and world size are those of `world`: it may have started one process that has started others itself, which
+    inherit its one local rank.
     """
+    told = (str(world.rank), str(world.world_size))
     for source, (rank, world_size, local_ranks) in _LAUNCHERS.items():
         for name in local_ranks:
-            if name in environ and (source == "torchrun" or _is(world, environ, rank, world_size)):
+            if name in environ and (source == "torchrun" or (environ.get(rank), environ.get(world_size)) == told):
                 return _integer(environ, name, source)
     return None
-
-
-def _is(world: World, environ: Mapping[str, str], rank: str, world_size: str) -> bool:
-    return environ.get(rank) == str(world.rank) and environ.get(world_size) == str(world.world_size)
 
 
 def _from_environment(environ: Mapping[str, str]) -> World:

@@ -219,7 +219,9 @@ class FileReader(CountingReader):
             count = os.preadv(file.fileno(), behind(buffers, done), offset + done)
             self._count(count)
             if done + count < wanted:
-                self._check_length(number, file.fileno())
+                # If the file was cut, waiting would not help.
+                entry = self._entries[number]
+                check_not_cut(self._layout.path_of(entry), entry, os.fstat(file.fileno()).st_size)
                 count -= count % self._alignment
                 if not count:
                     raise OSError(errno.EIO, f"only {done} of {wanted} bytes came")
@@ -228,11 +230,6 @@ class FileReader(CountingReader):
             return count
         finally:
             del file  # or a caller that keeps an error would keep the file open
-
-    def _check_length(self, number: int, descriptor: int) -> None:
-        """Raises FormatError, after a read that came short, if the file was cut: waiting would not help."""
-        entry = self._entries[number]
-        check_not_cut(self._layout.path_of(entry), entry, os.fstat(descriptor).st_size)
 
     def _explained(self, error: OSError, number: int, offset: int, attempts: int) -> OSError:
         if number == self._index_number:

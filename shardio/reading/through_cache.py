@@ -47,7 +47,7 @@ _STORAGE_THREADS = 16
 class _Staging:
     """Copies a set to the cache in a thread, and holds the lease on the copy until `close`.
 
-    The thread refers to this, and not to `owner`, whose death tells it to stop.
+    The thread stops when `owner` dies. It refers to this object alone, so that `owner` can die.
     """
 
     def __init__(self, owner: CachedSplit, storage: Storage) -> None:
