@@ -113,33 +113,50 @@ class Decoded:
 _DEFAULTS = DecodeOptions()
 
 
-def decode_image(data: bytes, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
-    """Decodes one image of any supported kind. Raises DecodeError with a reason class, and no other exception.
+def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
+    """Decodes one image: the bytes of a JPEG, PNG or WebP, or what `check_object` takes.
+
+    Pixels are a copy. Arrays of one channel are grey, and the last of four is alpha, laid over the background. PIL
+    images are converted as those that Pillow decodes here. Neither is turned: a decoded picture does not tell whether
+    that was done already.
 
     With `least_size` a JPEG may be decoded to a half, a quarter or an eighth of its size, by leaving out the finest of
     its frequencies, which takes a fraction of the time.
+
+    Raises DecodeError with a reason class if the image cannot be decoded, TypeError as `check_object`, and nothing
+    else.
     """
+    image = check_object(image)
     try:
-        orientation = _orientation(data) if options.exif_rotate else 1
-        if jpeg.is_jpeg(data):
-            # The last pixels of a reduced picture stand for less than others, and shall not become the first.
-            decoded = _decode_jpeg(data, least_size if orientation == 1 else None)
-        elif png.is_png(data):
-            decoded = Decoded(_decode_png(data, options))
-        elif webp.is_webp(data):
-            decoded = Decoded(_decode_webp(data, options))
-        else:
-            raise DecodeError(*_describe_unsupported(data))
-        return replace(decoded, pixels=_turn(decoded.pixels, orientation))
+        if isinstance(image, bytes):
+            return _decode_bytes(image, options, least_size)
+        if isinstance(image, np.ndarray):
+            return Decoded(_array_to_rgb(image, options.background))
+        return Decoded(_pil_to_rgb(image, options.background))
     except DecodeError:
         raise
     except MemoryError as error:
         raise DecodeError("too large", f"no memory to decode it: {error}") from None
     except Exception as error:
         # Decoders raise a dozen types on damaged files: ValueError, OSError, SyntaxError, EOFError, struct.error...
+        # A PIL image may be a file that is decoded only now.
         # Only the message, in the words of its version, tells that a PNG's metadata expand beyond Pillow's limits.
         reason: Reason = "too large" if re.search("too large|MAX_TEXT_", str(error), re.IGNORECASE) else "damaged"
         raise DecodeError(reason, f"{type(error).__name__}: {error}") from None
+
+
+def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | None) -> Decoded:
+    orientation = _orientation(data) if options.exif_rotate else 1
+    if jpeg.is_jpeg(data):
+        # The last pixels of a reduced picture stand for less than others, and shall not become the first.
+        decoded = _decode_jpeg(data, least_size if orientation == 1 else None)
+    elif png.is_png(data):
+        decoded = Decoded(_decode_png(data, options.background))
+    elif webp.is_webp(data):
+        decoded = Decoded(_decode_webp(data, options.background))
+    else:
+        raise DecodeError(*_describe_unsupported(data))
+    return replace(decoded, pixels=_turn(decoded.pixels, orientation))
 
 
 def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int]:
@@ -156,30 +173,8 @@ def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int
     return (width, height) if turned else (height, width)
 
 
-def decode_object(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
-    """Copies an image as Python code gives it. Raises DecodeError as decode_image, TypeError as check_object.
-
-    Encoded bytes are judged, turned and reduced as a file's are, and PIL images converted as those that Pillow decodes
-    here. Arrays of one channel are grey, and the last of four is alpha, laid over the background. A decoded
-    picture is not turned: it does not tell whether that was done already.
-    """
-    image = check_object(image)
-    if isinstance(image, bytes):
-        return decode_image(image, options, least_size=least_size)
-    try:
-        if isinstance(image, np.ndarray):
-            return Decoded(_array_to_rgb(image, options.background))
-        return Decoded(_pil_to_rgb(image, options.background))
-    except DecodeError:
-        raise
-    except MemoryError as error:
-        raise DecodeError("too large", f"no memory for it: {error}") from None
-    except Exception as error:  # a PIL image may be a file that is decoded only now
-        raise DecodeError("damaged", f"{type(error).__name__}: {error}") from None
-
-
 def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
-    """Returns the image. Raises TypeError unless `decode_object` takes it: bytes, PIL, uint8 (height, width[, C])."""
+    """Returns the image. Raises TypeError unless `decode_image` takes it: bytes, PIL, uint8 (height, width[, C])."""
     if isinstance(image, (bytes, Image.Image)):
         return image
     found = type(image).__name__
@@ -283,7 +278,7 @@ def _strict_jpeg(data: bytes, size: tuple[int, int], reduction: int) -> NDArray[
     return pixels
 
 
-def _decode_png(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
+def _decode_png(data: bytes, background: Colour) -> NDArray[np.uint8]:
     header = png.read_header(data)
     check_pixels(header.width, header.height)
     transparent = png.find_chunk(data, b"tRNS")
@@ -302,7 +297,7 @@ def _decode_png(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
             # Pillow has scaled the pixels to 8 bits, and may compare them with the value as it is stored.
             most = (1 << header.depth) - 1
             image.info["transparency"] = (transparent[-1] & most) * 255 // most
-        return _to_rgb(image, options.background)
+        return _to_rgb(image, background)
 
 
 def _check_palette(image: Image.Image, colours: bytes) -> None:
@@ -312,14 +307,14 @@ def _check_palette(image: Image.Image, colours: bytes) -> None:
         raise DecodeError("damaged", f"expected palette indices below {len(colours) // 3}, found {largest}")
 
 
-def _decode_webp(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
+def _decode_webp(data: bytes, background: Colour) -> NDArray[np.uint8]:
     claimed = webp.claimed_nbytes(data)
     if claimed > len(data):
         raise DecodeError("damaged", f"expected {claimed} bytes, found {len(data)}")
     check_pixels(*webp.read_size(data))  # before Pillow opens it, which allocates two whole pictures
     with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
         image.load()
-        return _to_rgb(image, options.background)
+        return _to_rgb(image, background)
 
 
 def _to_rgb(image: Image.Image, background: Colour) -> NDArray[np.uint8]:

@@ -56,7 +56,7 @@ class Given(NamedTuple):
     """An image as a dataset gives it, with a label that was not known before."""
 
     image: object
-    """An object that `decode_object` takes."""
+    """An object that `decode_image` takes."""
     label: int
 
 

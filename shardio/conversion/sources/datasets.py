@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import check_object, decode_object
+from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source, is_want
 from shardio.conversion.sources.labels import check_label
@@ -192,7 +192,7 @@ def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
 
 
 def _hash_item(given: Given) -> bytes:
-    pixels = decode_object(given.image).pixels
+    pixels = decode_image(given.image).pixels
     return hashlib.sha256(b"%d %d %d " % (given.label, *pixels.shape[:2]) + pixels.tobytes()).digest()
 
 
