@@ -18,10 +18,11 @@ from shardio.conversion.images.fit import Fit, FitMode, Resample
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.columns import ColumnTable, check_columns_file, read_columns
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
-from shardio.conversion.sources.detect import EmptyClasses, SourceKind, check_images_local, scan_for
+from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan_for
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
+from shardio.errors import SourceError
 from shardio.format.layout import SampleShape
-from shardio.sets.local import check_apart, check_usable
+from shardio.sets.local import check_apart, check_local, check_usable
 
 Order = Literal["shuffled", "source"]
 Quality = Literal["exact", "fast"]
@@ -48,7 +49,7 @@ class SourceOptions:
     def check(self, src: Src, out: Path | None) -> None:
         """Raises all errors that can be found without a scan."""
         if isinstance(src, (str, os.PathLike)):
-            check_images_local(src)
+            check_local(src, SourceError, "images are read from files, so copy or mount them here first")
             if out is not None:
                 check_apart(Path(os.path.abspath(src)), out)
         elif self.source != "auto":

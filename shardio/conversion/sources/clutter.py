@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 # In lower case. Names that begin with a dot (.DS_Store, .ipynb_checkpoints, AppleDouble's ._*) need no list.
@@ -25,3 +29,13 @@ def clutter(name: str) -> Literal["hidden", "of the system", ""]:
 def clutter_in(path: str) -> Literal["hidden", "of the system", ""]:
     """Returns the kind of the first folder or file of a path that is clutter; "" if none is."""
     return next(filter(None, map(clutter, path.split("/"))), "")
+
+
+def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.DirEntry[str]]:
+    """Yields what is in a folder, unsorted, but for clutter, which is counted in `ignored` by its kind."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if not (kind := clutter(entry.name)):
+                yield entry
+            elif ignored is not None:
+                ignored[kind] += 1

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from shardio.conversion.sources.clutter import clutter
+from shardio.conversion.sources.clutter import entries
 from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.conversion.sources.kaggle import images_folder, scan_kaggle
@@ -25,7 +25,7 @@ from shardio.conversion.sources.tree import scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
 from shardio.errors import SourceError
 from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
-from shardio.sets.local import PLAN_NAME, check_local, looks_like_a_set
+from shardio.sets.local import PLAN_NAME, looks_like_a_set
 
 SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]
 EmptyClasses = Literal["refuse", "omit", "keep"]
@@ -51,11 +51,6 @@ _MOST_PADDING = 15
 
 # Archives and pictures have a NUL among their first bytes, text has none.
 _SNIFFED_NBYTES = 8192
-
-
-def check_images_local(src: str | os.PathLike[str]) -> None:
-    """Raises SourceError if SRC is a URL."""
-    check_local(src, SourceError, "images are read from files, so copy or mount them here first")
 
 
 def scan(
@@ -173,8 +168,7 @@ def _kind_of_folder(src: Path) -> str:
     if is_parquet(src):
         return "parquet"
     try:
-        with os.scandir(src) as entries:
-            is_folder = {entry.name: entry.is_dir() for entry in entries if not clutter(entry.name)}
+        is_folder = {entry.name: entry.is_dir() for entry in entries(src)}
         folders = sorted(name for name in is_folder if is_folder[name] and name not in DEVKIT_NAMES)
         tars = [name for name in is_folder if name.endswith(".tar") and not is_folder[name]]
         if TRAIN_NAME in tars or VAL_NAME in tars:
@@ -194,12 +188,10 @@ def _kind_of_folder(src: Path) -> str:
 def _holds_only_tars(folder: Path) -> bool:
     """Whether there are tars in a folder, and nothing else. Little is read of other folders."""
     found = False
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if not clutter(entry.name):
-                if not entry.name.endswith(".tar") or entry.is_dir():
-                    return False
-                found = True
+    for entry in entries(folder):
+        if not entry.name.endswith(".tar") or entry.is_dir():
+            return False
+        found = True
     return found
 
 

@@ -17,7 +17,7 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from shardio.conversion.sources.clutter import clutter, clutter_in
+from shardio.conversion.sources.clutter import clutter_in, entries
 from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Source
 from shardio.conversion.sources.labels import NO_VECTORS, Numbering, number_labels
 from shardio.conversion.sources.splits import (
@@ -107,14 +107,9 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
     if not src.is_dir():
         return src.parent, [src.name], ignored
     tars = []
-    for entry in _entries(src):
-        if kind := clutter(entry.name):
-            ignored[kind] += 1
-            continue
-        for one in _entries(src / entry.name) if entry.is_dir() else [entry]:
-            if kind := clutter(one.name):
-                ignored[kind] += 1
-            elif one.name.endswith(".tar"):
+    for entry in _sorted_entries(src, ignored):
+        for one in _sorted_entries(src / entry.name, ignored) if entry.is_dir() else [entry]:
+            if one.name.endswith(".tar"):
                 tars.append(os.path.relpath(one.path, src))
             else:
                 ignored["other file"] += 1
@@ -123,9 +118,8 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
     return src, tars, ignored
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return sorted(entries, key=lambda entry: entry.name)
+def _sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
+    return sorted(entries(folder, ignored), key=lambda entry: entry.name)
 
 
 def _expand(pattern: str) -> list[str]:
