@@ -20,7 +20,7 @@ from shardio.conversion.sources.kaggle import images_folder, scan_kaggle
 from shardio.conversion.sources.listfile import scan_list
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
 from shardio.conversion.sources.splits import known_split
-from shardio.conversion.sources.tar import BLOCK_NBYTES, compressed, compression, is_header, open_archive
+from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
 from shardio.conversion.sources.tree import scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
 from shardio.errors import SourceError
@@ -200,8 +200,7 @@ def _kind_of_file(src: Path) -> str:
         return "parquet"
     with open(src, "rb") as file:
         first = file.read(_SNIFFED_NBYTES)
-    if (method := compression(first)) is not None:
-        raise compressed(str(src), method)
+    check_plain(str(src), first)
     if is_header(first[:BLOCK_NBYTES]):
         with open_archive(src) as archive:
             return "ilsvrc" if src.name == VAL_NAME or holds_tars(archive) else "webdataset"

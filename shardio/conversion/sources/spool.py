@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class ParquetOrigin(Origin):
         with open_parquet(path) as file:
             while number >= (num_rows := file.metadata.row_group(group).num_rows):
                 number, group = number - num_rows, group + 1
-            image = next(islice(_images(file, self.image, [group]), number, None))
+            image = next(islice(chain.from_iterable(_images(file, self.image, [group])), number, None))
             if image is not None and len(image) > MAX_SOURCE_NBYTES:
                 raise _too_large(len(image))
             return image if image is None else bytes(image)
@@ -121,20 +121,17 @@ class ParquetOrigin(Origin):
     def _copy_out(self, where: bytes, report: Callable[[int], None]) -> None:
         path, target = self._path(where), self._spool_path(where)
         entries = bytearray()
-        offset = reported = 0
+        offset = 0
         with AtomicFile(target) as out, open_parquet(path) as file:
-            for image in _images(file, self.image):
-                nbytes = _NO_IMAGE if image is None else len(image)
-                entries += _ENTRY.pack(offset, nbytes)
-                if image is not None and nbytes <= MAX_SOURCE_NBYTES:
-                    with naming(target):
-                        write_all(out.descriptor, image)
-                    offset += nbytes
-                count = len(entries) // _ENTRY.size
-                if count - reported == _IMAGES_AT_ONCE:
-                    report(count - reported)
-                    reported = count
-            report(len(entries) // _ENTRY.size - reported)
+            for images in _images(file, self.image):
+                for image in images:
+                    nbytes = _NO_IMAGE if image is None else len(image)
+                    entries += _ENTRY.pack(offset, nbytes)
+                    if image is not None and nbytes <= MAX_SOURCE_NBYTES:
+                        with naming(target):
+                            write_all(out.descriptor, image)
+                        offset += nbytes
+                report(len(images))
             if len(entries) != self.files[where].num_rows * _ENTRY.size or identify(path) != self.files[where].identity:
                 raise _changed(path)
             with naming(target):
@@ -171,12 +168,11 @@ def is_struct(kind: Any) -> bool:
     return str(kind).startswith("struct<")
 
 
-def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[memoryview | None]:
-    """Yields the bytes of all rows, or of those of some row groups: views that are valid until the next one."""
+def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[list[memoryview | None]]:
+    """Yields the bytes of all rows, or of those of some row groups, a few at a time: views valid until the next few."""
     batches = file.iter_batches(_IMAGES_AT_ONCE, row_groups=row_groups, columns=[column], use_threads=False)
     for batch in batches:
         array = batch.column(0)
         if is_struct(array.type):
             (array,) = array.flatten()  # where the struct is null, so are its bytes
-        for value in array:
-            yield memoryview(value.as_buffer()) if value.is_valid else None
+        yield [memoryview(value.as_buffer()) if value.is_valid else None for value in array]

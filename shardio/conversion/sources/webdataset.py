@@ -71,8 +71,8 @@ def scan_webdataset(src: Path) -> Collection:
             "folder tree must be unpacked; ImageNet's own archives need `--source ilsvrc`)"
         )
     splits = _splits(src, tars, samples)
-    written: dict[str, set[str]] = {split: set() for split in in_split_order(splits or [DEFAULT_SPLIT])}
-    for sample, split in zip(samples, splits or [DEFAULT_SPLIT] * len(samples), strict=True):
+    written: dict[str, set[str]] = {split: set() for split in in_split_order(splits)}
+    for sample, split in zip(samples, splits, strict=True):
         if not sample.fault:
             written[split].add(sample.label)
     numbering = number_labels(written)
@@ -85,7 +85,7 @@ def scan_webdataset(src: Path) -> Collection:
     if all(isinstance(place, Fault) for place in places):
         assert isinstance(places[0], Fault)
         raise SourceError(f"{src}: expected samples with a label, found none in {len(places):,}: {places[0].detail}")
-    by_split = {split: tuple(sources[split]) for split in written}
+    by_split = {split or DEFAULT_SPLIT: tuple(sources[split]) for split in written}
     return Collection(FileOrigin(folder), numbering.classes, by_split, ignored, kind="webdataset")
 
 
@@ -252,8 +252,8 @@ def _read_json(content: bytes) -> list[_Label]:
 # --- splits and keys --------------------------------------------------------------------------------------------------
 
 
-def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str] | None:
-    """Returns the split of each sample; None if nothing tells any."""
+def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str]:
+    """Returns the split of each sample; "" for all if nothing tells any."""
     told = {tar: _word_of_tar(tar) for tar in tars}
     if all(told.values()):
         _check_words(src, told.values())
@@ -266,7 +266,7 @@ def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str] | N
         )
     firsts = [sample.name.partition("/")[0] for sample in samples]
     if not all(map(known_split, firsts)):
-        return None
+        return [""] * len(samples)
     _check_words(src, firsts)
     return list(map(split_name, firsts))
 
@@ -295,14 +295,13 @@ def _check_words(src: Path, words: Iterable[str]) -> None:
 
 
 def _sources(
-    samples: list[_Sample], splits: list[str] | None, numbering: Numbering, keep_tar: bool
+    samples: list[_Sample], splits: list[str], numbering: Numbering, keep_tar: bool
 ) -> dict[str, list[Source]]:
     """Returns the sources by split. `keep_tar` puts the name of its tar before that of each sample."""
     sources: dict[str, list[Source]] = {}
-    for number, sample in enumerate(samples):
-        split = DEFAULT_SPLIT if splits is None else splits[number]
+    for sample, split in zip(samples, splits, strict=True):
         fault, name, folders = sample.fault, sample.name, []
-        if splits is not None:
+        if split:
             folders.append(split)
             first, _, rest = name.partition("/")
             name = rest if rest and split_name(first) == split else name
