@@ -68,8 +68,7 @@ class SourceOptions:
         """Returns what is in SRC, for a set in `out`."""
         if not isinstance(src, (str, os.PathLike)):
             return collect_datasets(src)
-        path = Path(os.path.abspath(src))
-        return scan_for(out, path, self.source, accept_layout=self.accept_layout, empty_classes=self.empty_classes)
+        return scan_for(out, Path(src), self.source, accept_layout=self.accept_layout, empty_classes=self.empty_classes)
 
     def read_columns(self, collection: Collection) -> ColumnTable | None:
         return None if self.columns is None else read_columns(Path(self.columns), collection.splits)

@@ -240,9 +240,9 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
         raise DecodeError("too large", f"expected at most {MAX_SCANS} scans, found {header.num_scans}")
     size = (header.height, header.width)
     reduction = 1 if least_size is None else _most_reduction(size, least_size(*size))
-    reduced_from = None if reduction == 1 else size
+    warning = ""
     try:
-        return Decoded(_strict_jpeg(data, size, reduction), "", reduction, reduced_from)
+        pixels = _strict_jpeg(data, size, reduction)
     except ValueError as error:
         if "subsampling" in str(error):  # sound, but laid out in a way that the TurboJPEG API has no name for
             raise DecodeError("unsupported", str(error)) from None
@@ -252,7 +252,8 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
             pixels = _strict_jpeg(jpeg.without_junk(data, header), size, reduction)
         except ValueError as again:
             raise DecodeError("damaged", str(again)) from None
-        return Decoded(pixels, f"{JUNK}: {error}", reduction, reduced_from)
+        warning = f"{JUNK}: {error}"
+    return Decoded(pixels, warning, reduction, None if reduction == 1 else size)
 
 
 def _most_reduction(size: tuple[int, int], least: tuple[int, int]) -> int:

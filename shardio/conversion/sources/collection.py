@@ -142,6 +142,7 @@ class FileOrigin(Origin):
     """Files below one folder, or parts of such files."""
 
     folder: Path
+    """Absolute: tasks are done by processes that have other current folders."""
 
     def _find(self, source: Source) -> tuple[str, Extent | None]:
         """Returns the path of a file, and the extent of it unless all of it is meant. DecodeError for a fault."""

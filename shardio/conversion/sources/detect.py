@@ -38,6 +38,7 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
     "webdataset": scan_webdataset,
     "parquet": scan_parquet,
 }
+"""Each takes an absolute path, for an origin keeps it."""
 
 # A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or one of
 # the names that are given for all labels, in use or not.
@@ -66,6 +67,7 @@ def scan(
         raise ValueError(f"source must be one of {', '.join(get_args(SourceKind))}; found {kind!r}")
     if empty_classes not in get_args(EmptyClasses):
         raise ValueError(f"empty_classes must be one of {', '.join(get_args(EmptyClasses))}; found {empty_classes!r}")
+    src = Path(os.path.abspath(src))
     collection = _SCANS[find_kind(src) if kind == "auto" else kind](src)
     if empty_classes != "keep" and (empty := find_empty(collection)):
         if empty_classes == "refuse":

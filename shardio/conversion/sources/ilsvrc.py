@@ -44,7 +44,6 @@ def scan_ilsvrc(src: Path) -> Collection:
     The devkit lies in the same folder. Validation images need it; with training images alone it gives the names of
     the classes, if it is there. Raises SourceError if something is missing or wrong.
     """
-    src = Path(os.path.abspath(src))
     ignored: Counter[str] = Counter()
     if src.is_dir():
         folder = src

@@ -27,7 +27,6 @@ _MAPPING_NAME = "LOC_synset_mapping.txt"
 
 def images_folder(src: Path) -> Path | None:
     """Returns the folder of train and val, `src` or one below, if that is laid out as Kaggle does it; else None."""
-    src = Path(os.path.abspath(src))
     for depth in range(len(_IMAGES)):
         if src.joinpath(*_IMAGES[depth:]).is_dir():
             return src.joinpath(*_IMAGES[depth:])

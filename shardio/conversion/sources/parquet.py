@@ -79,7 +79,6 @@ def scan_parquet(src: Path) -> Collection:
     Raises SourceError if a file is damaged or not of this form, if files contradict each other, or if one of a numbered
     series is missing.
     """
-    src = Path(os.path.abspath(src))
     ignored: Counter[str] = Counter()
     if not (src.is_dir() or src.is_file()):
         found = "something else" if src.exists() else "nothing"

@@ -26,7 +26,6 @@ def scan_tree(root: Path) -> Collection:
     its name, but for what is clutter. The collection's `doubts` say what the layout may not have been meant to be.
     SourceError says what is wrong with it in any case.
     """
-    root = Path(os.path.abspath(root))
     if not root.is_dir():
         found = "a file" if root.exists() else "nothing"
         raise SourceError(f"{root}: expected a folder of images, found {found}")

@@ -59,7 +59,7 @@ def scan_webdataset(src: Path) -> Collection:
     all names of samples; otherwise it is train. The order is that of the tars. A sample without a label or image is a
     source that will be refused. SourceError says what is wrong with the tars.
     """
-    folder, tars, ignored = _find_tars(Path(os.path.abspath(src)))
+    folder, tars, ignored = _find_tars(src)
     samples: list[_Sample] = []
     for found in drain(_walk(folder, tar) for tar in tars):
         samples += (item for item in found if isinstance(item, _Sample))
