@@ -101,7 +101,7 @@ class Decoded:
     pixels: NDArray[np.uint8]
     warning: str = ""
     reduction: int = 1
-    """1, or 2, 4 or 8: each pixel stands for so many rows and columns of the image; those at the end may for fewer."""
+    """1, 2, 4 or 8: each pixel stands for so many rows and columns of the image. The last ones may stand for fewer."""
     reduced_from: tuple[int, int] | None = None
 
     @property
@@ -148,7 +148,7 @@ def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_siz
 def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | None) -> Decoded:
     orientation = _orientation(data) if options.exif_rotate else 1
     if jpeg.is_jpeg(data):
-        # The last pixels of a reduced picture stand for less than others, and shall not become the first.
+        # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
         decoded = _decode_jpeg(data, least_size if orientation == 1 else None)
     elif png.is_png(data):
         decoded = Decoded(_decode_png(data, options.background))
@@ -220,6 +220,7 @@ def _describe_unsupported(data: bytes) -> tuple[Reason, str]:
 
 
 def check_pixels(width: int, height: int) -> None:
+    """Raises DecodeError unless a picture may be so large."""
     if width <= 0 or height <= 0:
         raise DecodeError("damaged", f"the header claims {width} x {height} pixels")
     if width * height > MAX_PIXELS:
@@ -342,8 +343,7 @@ def _strip_to_rgb(strip: Image.Image, background: Colour) -> NDArray[np.uint8]:
 
 # --- the right way up -------------------------------------------------------------------------------------------------
 
-# Among the eight orientations, those whose stored rows are shown as columns; then those with rows, with columns in
-# reverse.
+# Orientations that show the stored rows as columns; rows in reverse order; columns in reverse order.
 _SIDES_SWAPPED = frozenset({5, 6, 7, 8})
 _ROWS_REVERSED = frozenset({3, 4, 7, 8})
 _COLUMNS_REVERSED = frozenset({2, 3, 6, 7})

@@ -74,11 +74,6 @@ class Source:
 class Origin(ABC):
     """Where the images of a collection are. Picklable, for tasks carry it to other processes. Thread safe."""
 
-    @property
-    def random_access(self) -> bool:
-        """Whether to read one image costs no more than its own bytes."""
-        return True
-
     @abstractmethod
     def read(self, source: Source) -> bytes | Given:
         """Returns one encoded image, or what a dataset gives: then its label counts, and not the source's.
@@ -100,7 +95,7 @@ class Origin(ABC):
         return self
 
     def copies_nbytes(self) -> int:
-        """Returns how much `prepare` has left to write, by and large, or would have with a folder for it."""
+        """Returns about how many bytes `prepare` has to write; 0 if to read an image costs no more than its bytes."""
         return 0
 
     def prepare(self, report: Callable[[int], None]) -> None:  # noqa: B027 - most origins copy nothing
@@ -130,7 +125,7 @@ class Collection:
     identity: str = ""
     """Differs from that of another collection with the same keys and labels, where these do not name the images."""
     doubts: tuple[str, ...] = ()
-    """Oddities of the layout of SRC, in words that end in what was made of it."""
+    """What looks like a mistake in the layout of SRC, each in words that end in how it was understood."""
 
     @property
     def num_sources(self) -> int:

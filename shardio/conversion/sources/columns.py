@@ -44,7 +44,7 @@ class ColumnTable:
     values: Mapping[str, _Numbers]
     """The numbers of each column, in the order of the keys."""
     sha256: str
-    """Names the columns and the numbers of all sources."""
+    """Hash of the columns' names, types and numbers, of all sources."""
     num_unused: int
     """Rows of the file whose path is no source."""
 

@@ -24,8 +24,6 @@ from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header,
 from shardio.conversion.sources.tree import scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
 from shardio.errors import SourceError
-from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
-from shardio.sets.local import PLAN_NAME, looks_like_a_set
 
 SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]
 EmptyClasses = Literal["refuse", "omit", "keep"]
@@ -81,22 +79,6 @@ def scan(
     return collection
 
 
-def scan_for(
-    out: Path | None, src: Path, kind: SourceKind, *, accept_layout: bool, empty_classes: EmptyClasses
-) -> Collection:
-    """Scans for a conversion into `out`, otherwise as `scan`. If that has begun, its layout was accepted then, and the
-    sources are compared with its plan anyway: the caller is not asked again."""
-    if out is not None and any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")):
-        accept_layout = True
-        empty_classes = "keep" if empty_classes == "refuse" else empty_classes
-    try:
-        return scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
-    except SourceError as error:
-        if looks_like_a_set(src):
-            raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
-        raise
-
-
 def _doubt_words(collection: Collection) -> Iterator[str]:
     words = [name for name in collection.classes if known_split(name)]
     # One class may be called so: trains are in many collections.
@@ -117,7 +99,7 @@ def _doubt_keys(collection: Collection) -> Iterator[str]:
 
 
 def find_empty(collection: Collection) -> list[str]:
-    """Returns the classes whose folders have no image in the first split, of which the others have their classes."""
+    """Returns the classes whose folders have no image in the first split, which has the classes of all splits."""
     if collection.kind not in _KINDS_WITH_FOLDERS:
         return []
     full = {source.label for source in next(iter(collection.splits.values()))}

@@ -48,13 +48,12 @@ def is_parquet(src: Path) -> bool:
     if src.is_file():
         return src.name.endswith(_SUFFIX)
     with contextlib.suppress(OSError):
-        return any(
-            _holds_files(src / name) for name in (".", *os.listdir(src)) if name in (".", "data") or known_split(name)
-        )
+        return any(_holds_files(src / name) for name in (".", "data", *filter(known_split, os.listdir(src))))
     return False
 
 
 def _holds_files(folder: Path) -> bool:
+    """Whether there are parquet files in a folder, and no folders."""
     found = False
     with contextlib.suppress(OSError):
         for entry in entries(folder):

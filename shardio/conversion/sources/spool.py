@@ -38,7 +38,7 @@ class TableFile:
 
     num_rows: int
     nbytes: int
-    """The size of its images, by and large."""
+    """About the size of its images."""
     identity: str
 
 
@@ -54,10 +54,6 @@ class ParquetOrigin(Origin):
     """The column: "image.bytes" of a struct."""
     files: Mapping[bytes, TableFile]
     spool: Path | None = None
-
-    @property
-    def random_access(self) -> bool:
-        return self.spool is not None
 
     def read(self, source: Source) -> bytes:
         """As Origin.read. Raises FileNotFoundError if the spool was removed, as by a process that published the set."""

@@ -91,7 +91,7 @@ class _Scan:
         """The folders in each class folder that has any."""
 
     def doubt(self, full: list[str]) -> None:
-        """Adds to `doubts` what is odd about the classes, of which these have images."""
+        """Adds to `doubts` what looks like a mistake in the classes. `full` are those that have images."""
         if len(full) == 1:
             hint = ""
             if len(self._inside) == 1:
