@@ -209,6 +209,12 @@ def is_want(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
+def check_source_nbytes(nbytes: int) -> None:
+    """Raises DecodeError if no image that can be decoded has so many bytes."""
+    if nbytes > MAX_SOURCE_NBYTES:
+        raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
+
+
 def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
     """Reads a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
     try:
@@ -218,8 +224,7 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
             if not stat.S_ISREG(status.st_mode):
                 raise DecodeError(UNREADABLE, "not a regular file")
             nbytes = status.st_size if extent is None else extent.nbytes
-            if nbytes > MAX_SOURCE_NBYTES:
-                raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
+            check_source_nbytes(nbytes)
             if extent is None:
                 # A byte more than there are: if it does not come, that was the end, and no second call need ask for it.
                 data = file.read(nbytes + 1)

@@ -19,7 +19,7 @@ from typing import Any
 
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.arrow import open_parquet
-from shardio.conversion.sources.collection import Item, Origin, Source, identify
+from shardio.conversion.sources.collection import Item, Origin, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
 from shardio.system.files import AtomicFile, write_all
 from shardio.system.opening import naming, open_untrusted
@@ -81,9 +81,10 @@ class ParquetOrigin(Origin):
             while number >= (num_rows := file.metadata.row_group(group).num_rows):
                 number, group = number - num_rows, group + 1
             image = next(islice(chain.from_iterable(_images(file, self.image, [group])), number, None))
-            if image is not None and len(image) > MAX_SOURCE_NBYTES:
-                raise _too_large(len(image))
-            return image if image is None else bytes(image)
+            if image is None:
+                return None
+            check_source_nbytes(len(image))
+            return bytes(image)
 
     # --- the spool ---
 
@@ -141,8 +142,7 @@ class ParquetOrigin(Origin):
             offset, nbytes = _ENTRY.unpack(os.pread(file.fileno(), _ENTRY.size, start))
             if nbytes == _NO_IMAGE:
                 return None
-            if nbytes > MAX_SOURCE_NBYTES:
-                raise _too_large(nbytes)
+            check_source_nbytes(nbytes)
             return os.pread(file.fileno(), nbytes, offset)
 
 
@@ -153,10 +153,6 @@ def _item(source: Source) -> Item:
 
 def _changed(path: Path) -> SourceError:
     return SourceError(f"{path}: expected the file as it was scanned, found it changed: run the command again")
-
-
-def _too_large(nbytes: int) -> DecodeError:
-    return DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
 
 
 def is_struct(kind: Any) -> bool:
