@@ -102,10 +102,12 @@ class Fit:
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
         resized = _resize(pixels, placement.resized, self.resample, (height / reduction, width / reduction))
+        top, left = placement.top, placement.left
         if self.mode == "pad":
-            return _pad(resized, self.size, placement)
-        bottom, right = placement.top + self.size[0], placement.left + self.size[1]
-        return resized[placement.top : bottom, placement.left : right]
+            sample = np.zeros((*self.size, 3), np.uint8)
+            sample[-top : resized.shape[0] - top, -left : resized.shape[1] - left] = resized
+            return sample
+        return resized[top : top + self.size[0], left : left + self.size[1]]
 
 
 def _resize(
@@ -125,10 +127,3 @@ def _resize(
         resized = torch.nn.functional.interpolate(batch, scale_factor=factors, mode=resample, antialias=True)
     result: NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
     return result
-
-
-def _pad(resized: NDArray[np.uint8], size: tuple[int, int], placement: Placement) -> NDArray[np.uint8]:
-    sample = np.zeros((*size, resized.shape[2]), np.uint8)
-    top, left = -placement.top, -placement.left
-    sample[top : top + resized.shape[0], left : left + resized.shape[1]] = resized
-    return sample

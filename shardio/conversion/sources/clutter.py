@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 # In lower case. Names that begin with a dot (.DS_Store, .ipynb_checkpoints, AppleDouble's ._*) need no list.
 _SYSTEM_NAMES = frozenset(
@@ -19,14 +18,14 @@ _SYSTEM_NAMES = frozenset(
 )
 
 
-def clutter(name: str) -> Literal["hidden", "of the system", ""]:
-    """Returns what kind of clutter an entry of a folder is, by its name alone; "" if it is none."""
+def clutter(name: str) -> str:
+    """Returns "hidden" or "of the system" for an entry of a folder that is clutter, by its name alone; else ""."""
     if name.startswith("."):
         return "hidden"
     return "of the system" if name.lower() in _SYSTEM_NAMES else ""
 
 
-def clutter_in(path: str) -> Literal["hidden", "of the system", ""]:
+def clutter_in(path: str) -> str:
     """Returns the kind of the first folder or file of a path that is clutter; "" if none is."""
     return next(filter(None, map(clutter, path.split("/"))), "")
 

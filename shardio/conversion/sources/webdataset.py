@@ -30,6 +30,7 @@ from shardio.conversion.sources.splits import (
 )
 from shardio.conversion.sources.tar import drain, members, open_archive
 from shardio.errors import SourceError
+from shardio.format.parse import first_repeated
 
 _IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 # Fields of a .json member: the first that is there counts.
@@ -76,9 +77,9 @@ def scan_webdataset(src: Path) -> Collection:
             written[split].add(sample.label)
     numbering = number_labels(written)
     sources = _sources(samples, splits, numbering, keep_tar=False)
-    if _repeated(sources) is not None:  # names that begin anew in each tar
+    if first_repeated(_keys(sources)) is not None:  # names that begin anew in each tar
         sources = _sources(samples, splits, numbering, keep_tar=True)
-        if (key := _repeated(sources)) is not None:
+        if (key := first_repeated(_keys(sources))) is not None:
             raise SourceError(f"{src}: expected samples of different names in a tar, found {os.fsdecode(key)!r} twice")
     faults = [source.place for source in chain.from_iterable(sources.values()) if isinstance(source.place, Fault)]
     if len(faults) == len(samples):
@@ -319,10 +320,5 @@ def _sources(
     return sources
 
 
-def _repeated(sources: dict[str, list[Source]]) -> bytes | None:
-    seen: set[bytes] = set()
-    for source in chain.from_iterable(sources.values()):
-        if source.key in seen:
-            return source.key
-        seen.add(source.key)
-    return None
+def _keys(sources: dict[str, list[Source]]) -> Iterator[bytes]:
+    return (source.key for source in chain.from_iterable(sources.values()))
