@@ -33,18 +33,17 @@ from shardio.system.opening import naming, open_untrusted, read_untrusted
 _SUFFIX = ".journal"
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A source that became a sample, whose pixels are where they belong."""
 
     label: int
-    source_size: tuple[int, int]
+    source_height: int
+    source_width: int
     crc32: int
     warning: str
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     reason: str
     detail: str
 
@@ -89,7 +88,7 @@ class Journal:
                 for fingerprint, (_, found, *values) in zip(self._fingerprints, lines, strict=False):
                     if found != fingerprint:
                         break
-                    outcomes.append(_from_values(values))
+                    outcomes.append(_to_outcome(*values))
         return outcomes
 
     def rewrite(self, outcomes: Sequence[Outcome]) -> None:
@@ -104,7 +103,8 @@ class Journal:
 
     def _next_line(self, outcome: Outcome) -> bytes:
         number = self._num_sources
-        line = _to_line([number, self._fingerprints[number], *_to_values(outcome)])
+        hashed = outcome.hash and outcome.hash.hex()
+        line = _to_line([number, self._fingerprints[number], hashed, *outcome.result])
         self._num_sources += 1
         self._num_samples += isinstance(outcome.result, Stored)
         return line
@@ -138,25 +138,13 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
 
-def _to_values(outcome: Outcome) -> list[object]:
-    result = outcome.result
+def _to_outcome(hashed: str | None, *values: Any) -> Outcome:
+    result = Refusal(*values) if len(values) == 2 else Stored(*values)
     if isinstance(result, Stored):
-        rest: tuple[object, ...] = (result.label, *result.source_size, result.crc32, result.warning)
-    else:
-        rest = (result.reason, result.detail)
-    return [outcome.hash and outcome.hash.hex(), *rest]
-
-
-def _from_values(values: list[Any]) -> Outcome:
-    hashed, *rest = values
-    if len(rest) == 2:
-        result: Stored | Refusal = Refusal(*rest)
-    else:
-        label, height, width, crc, warning = rest
-        if not (_are_integers(-(1 << 63), 1 << 63, label) and _are_integers(0, 1 << 32, height, width, crc)):
-            raise ValueError(f"expected numbers of a sample, found {rest!r:.200}")
-        result = Stored(label, (height, width), crc, warning)
-    return Outcome(result, hashed and bytes.fromhex(hashed))
+        label, *numbers, _ = result
+        if not (_are_integers(-(1 << 63), 1 << 63, label) and _are_integers(0, 1 << 32, *numbers)):
+            raise ValueError(f"expected numbers of a sample, found {values!r:.200}")
+    return Outcome(result, bytes.fromhex(hashed) if hashed else None)
 
 
 def _are_integers(start: int, stop: int, *numbers: object) -> bool:
