@@ -68,9 +68,6 @@ class Part:
         if not (type(self.number) is type(self.count) is int and 1 <= self.number <= self.count):
             raise ValueError(f"part must be (K, N) with K from 1 to N; found ({self.number!r}, {self.count!r})")
 
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
     def of(self, tasks: Sequence[ShardTask]) -> Sequence[ShardTask]:
         """Returns the part's tasks. They are dealt out like cards, so that all parts are of about equal size."""
         return tasks[self.number - 1 :: self.count]
