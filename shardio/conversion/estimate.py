@@ -61,12 +61,12 @@ class Estimate:
     splits: Mapping[str, SplitEstimate]
     ignored: Mapping[str, int]
     source_nbytes: int | None
-    """Size of the encoded images, of parquet by and large; None if their origin cannot tell without reading them."""
+    """Size of the encoded images, about that for parquet; None if their origin cannot tell without reading them."""
     num_shards: int
     nbytes: int
     """Size of all shards and indexes."""
     spool_nbytes: int
-    """Size of the images' copies beside them, by and large, which a conversion of parquet needs until the set is
+    """About the size of the images' copies that a conversion of parquet keeps beside the shards until the set is
     published; 0 for any other kind."""
     free_nbytes: int | None
     """Room on the filesystem of OUT, if there is an OUT."""

@@ -20,14 +20,7 @@ from typing import Any, NamedTuple
 
 from shardio.errors import FormatError
 from shardio.format.layout import WORK_FOLDER
-from shardio.system.files import (
-    fsync_folder,
-    is_abandoned,
-    is_left_over,
-    sweep_temporaries,
-    write_all,
-    write_atomic,
-)
+from shardio.system.files import fsync_folder, is_abandoned, is_left_over, sweep_temporaries, write_all, write_atomic
 from shardio.system.opening import naming, open_untrusted, read_untrusted
 
 _SUFFIX = ".journal"
@@ -61,8 +54,8 @@ class Journal:
     """The journal of one temporary file. One thread may add while another one saves."""
 
     def __init__(self, temporary: Path, identity: str, fingerprints: Sequence[str]) -> None:
-        """`identity` tells the shard from every other that there may be under its name. `fingerprints` tell its sources
-        from others before any was read: see `Origin.fingerprints`."""
+        """`identity` differs for any other shard that may have the same name. `fingerprints` were taken before any
+        source was read, and show whether one has changed: see `Origin.fingerprints`."""
         self._out = temporary.parent
         self._path = _journal_of(temporary)
         self._identity = identity
@@ -180,7 +173,8 @@ class Left(NamedTuple):
     nbytes: int
     """Room on the disk that need not be allocated again."""
     is_ours: bool
-    """Whether a lock tells that a process on this machine has left it. Any other may be at work, and is only read."""
+    """Whether its lock shows that a process of this machine has left it. Any other may still be written to, and is
+    only read."""
 
 
 def _journal_of(temporary: Path) -> Path:

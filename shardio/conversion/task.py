@@ -75,7 +75,7 @@ class Control:
 
 def _prepare(task: ShardTask, source: Source, row: NDArray[np.uint8]) -> Outcome:
     """Reads, decodes and resizes one source into `row`, which holds anything if it is refused."""
-    options, hashed = task.options, None
+    options, hashed = task.options, UNREAD if task.hash_sources else None
     with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
@@ -97,9 +97,8 @@ _Handover = tuple[Sequence[Source], NDArray[np.uint8]]
 
 
 def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int, first: int) -> Generator[_Block, None, None]:
-    """Yields the shard's blocks, each with its sources and their outcomes in order: row i belongs to the i-th of them.
-
-    `first` is the source to begin with.
+    """Yields the shard's blocks from the source `first` on, each with its sources and their outcomes: row i belongs to
+    the i-th of them.
 
     While the outcomes of one block are waited for, the threads go on to the next. With one thread nothing runs beside
     the caller: a source is prepared when its outcome is asked for.
@@ -149,13 +148,12 @@ class _Results:
     def add(self, source: Source, outcome: Outcome) -> bool:
         """Takes the next one, and returns whether it is a sample."""
         task, result = self._task, outcome.result
+        self._hashes.append(outcome.hash)
         if isinstance(result, Refusal):
-            self._hashes.append(outcome.hash or UNREAD)
             self.rejects.append(Reject(task.split, source.key, *result))
             if task.expected_sha256 is None:
                 note_refused(task, self.rejects[-1])
             return False
-        self._hashes.append(outcome.hash)
         size = result.source_height, result.source_width
         self._shard.rows.append(label=result.label, key=source.key, source_size=size, crc32=result.crc32)
         if result.warning:
