@@ -95,7 +95,7 @@ def repair(
     sweep_temporaries(folder)
     damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)
     lacking = _without_columns(manifest, plan) & damaged
-    work = _Repair(folder, manifest, plan, damaged - lacking, workers)
+    work = _Repair(manifest, plan, damaged - lacking, workers)
     try:
         if work.damaged:
             copy_again(plan)
@@ -155,9 +155,8 @@ def _readings(src: Path, source: SourceKind) -> Iterator[SourceCollection]:
 
 @dataclass
 class _Repair:
-    """One repair of one set. Not thread safe."""
+    """One repair of the set in `plan.out`. Not thread safe."""
 
-    folder: Path
     manifest: Manifest
     plan: Plan
     damaged: frozenset[str]
@@ -195,7 +194,7 @@ class _Repair:
         for part in parts:
             sha256.update(part)
         if sha256.hexdigest() == entry.sha256:
-            write_atomic(self.folder / entry.file, *parts)
+            write_atomic(self.plan.out / entry.file, *parts)
             self.repaired.append(entry.file)
         else:
             self.faults[entry.file] = f"expected sha256 {entry.sha256}, made {sha256.hexdigest()}"
@@ -206,7 +205,7 @@ class _Repair:
     def _refused_keys(self) -> Mapping[str, Collection[bytes] | None]:
         """The keys of each split's refused sources, as a sound file tells; None if there is no such file."""
         if self.manifest.rejects.file not in self.damaged:
-            rejects = read_rejects(self.folder / self.manifest.rejects.file)
+            rejects = read_rejects(self.plan.out / self.manifest.rejects.file)
             return {split: {r.key for r in rejects if r.split == split} for split in self.manifest.splits}
         found: dict[str, Collection[bytes] | None] = {}
         for name, split in self.manifest.splits.items():
@@ -259,7 +258,7 @@ class _Repair:
         """Returns the crc32 of each key. The index is read once, though every shard may have changed."""
         if split not in self._indexes:
             index = self.manifest.splits[split].index
-            rows = np.frombuffer(read_untrusted(self.folder / index.file), index.dtype, offset=HEADER_NBYTES)
+            rows = np.frombuffer(read_untrusted(self.plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
             self._indexes[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
         return self._indexes[split]
 
@@ -285,7 +284,7 @@ class _Repair:
                 raise DecodeError(error.reason, f"{os.fsdecode(source.key)}: {error.detail}") from None
 
         with ThreadPool(self.workers, "shardio-sizes") as pool:
-            crc32s = _crc32s(self.folder / task.name, sample_nbytes(self.manifest.sample_shape))
+            crc32s = _crc32s(self.plan.out / task.name, sample_nbytes(self.manifest.sample_shape))
             for source, source_size, crc in zip(kept, pool.map(size, kept), crc32s, strict=True):
                 rows.append(label=source.label, key=source.key, source_size=source_size, crc32=crc)
         return rows.to_array(task.key_nbytes)

@@ -123,7 +123,6 @@ class ShardFileWriter:
         self._reserve_samples = reserve_samples
         self._block: NDArray[np.uint8] | None = None  # of `append`
         self._filled = 0
-        self._free: list[NDArray[np.uint8]] = []
         self._writing: deque[tuple[Call[None], NDArray[np.uint8]]] = deque()
         self._write_thread = ThreadPool(1, "shardio-write")
         self._sync = BackgroundSync("shardio-sync")
@@ -224,8 +223,6 @@ class ShardFileWriter:
         Its content is arbitrary. Waits for the disk if that is two blocks behind, and raises OSError for what failed
         there. So memory is bounded by two blocks and those that the caller has.
         """
-        if self._free:
-            return self._free.pop()
         if len(self._writing) == _MOST_WRITING:
             return self._oldest_written()
         return _make_block(self.sample_shape)
