@@ -234,7 +234,7 @@ class Conversion:
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
 
     def _find_duplicates(self) -> tuple[Duplicates, ...]:
-        """Hashes what has no hash in a record: a finished set has no records, and older ones may be without."""
+        """Reads sources again whose hashes no record has: a finished set has no records, older records no hashes."""
         plan, workers = self._plan, self._engine.workers or usable_cores()
         known = {name: record.hashes for name, record in self._records.items()}
         if not all(known.get(task.name) for task in plan.tasks):

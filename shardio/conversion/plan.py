@@ -57,8 +57,8 @@ class Part:
     has written its own; if both do, both publish the same bytes.
 
     `count` calls, on any machines and in any order, make the set, and the last of them publishes it; the report of the
-    others says what is `unfinished`. `max_bad` is that of the whole set: beside the images that a part itself refuses,
-    those count that are refused in shards that others had finished before it began.
+    others says what is `unfinished`. `max_bad` is that of the whole set: a part counts the images that it refuses, and
+    those of shards that others had finished before it began.
     """
 
     number: int
