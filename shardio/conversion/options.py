@@ -53,8 +53,7 @@ class SourceOptions:
             if out is not None:
                 check_apart(Path(os.path.abspath(src)), out)
         elif self.source != "auto":
-            found = f"found {self.source!r}"
-            raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; {found}")
+            raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; found {self.source!r}")
         elif self.accept_layout or self.empty_classes != "refuse":
             raise ValueError(
                 "accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out"

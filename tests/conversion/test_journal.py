@@ -659,11 +659,9 @@ def test_what_other_machines_have_left_again_and_again_does_not_pile_up(
 
 @pytest.mark.parametrize("label", [1 << 70, -1 << 64, True, 1.5, "1", None])
 def test_a_journal_with_numbers_that_are_none_counts_up_to_them(task: ShardTask, label: Any) -> None:
-    outcome = Outcome(Stored(0, (5, 6), 7, ""))
+    outcome = Outcome(Stored(0, 5, 6, 7, ""))
     temporary = task.out / f".{task.name}.{'0' * 8}-{'0' * 16}.tmp"
-    Journal(temporary, "i", "abc").rewrite(
-        [outcome, replace(outcome, result=replace(outcome.result, label=label)), outcome]
-    )
+    Journal(temporary, "i", "abc").rewrite([outcome, Outcome(Stored(label, 5, 6, 7, "")), outcome])
     assert Journal(temporary, "i", "abc").read() == [outcome]
 
 
