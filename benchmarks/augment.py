@@ -261,7 +261,7 @@ def by_torch(batch: Batch, size: int) -> torch.Tensor:
 
 
 def batches_on(device: torch.device, shards: ShardSet, transform: Transform, batch_size: int) -> list[Batch]:
-    """Returns batches on which the transform has noted its wishes, and no pixel is computed."""
+    """Returns batches for which the transform has noted what to compute. No pixel of them is computed yet."""
     rng = np.random.default_rng(0)
     batches = []
     for epoch in range(BATCHES_IN_TURN):

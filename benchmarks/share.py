@@ -57,7 +57,7 @@ def memory(folder: Path) -> dict[str, int]:
 
 
 def serve(path: Path, io: str, batch_size: int, num_threads: int) -> None:
-    """In a process of its own: does what the lines on stdin say, and answers each with one line of JSON."""
+    """Runs in a process of its own: does what the lines on stdin say, and answers each with one line of JSON."""
     loader: ShardLoader | None = None
     nbytes = 0
     before = memory(path)
@@ -102,7 +102,7 @@ def serve(path: Path, io: str, batch_size: int, num_threads: int) -> None:
 
 
 class Processes:
-    """So many processes that do the same at the same time."""
+    """Processes that all do the same thing at the same time."""
 
     def __init__(self, count: int, path: Path, arguments: Sequence[str]) -> None:
         command = [sys.executable, __file__, str(path), *arguments, "--serve"]

@@ -68,7 +68,7 @@ def make_tree(root: Path, shape: str, images: int) -> None:
 
 
 def measure(command: list[str]) -> tuple[float, float]:
-    """Returns the seconds of a process, and its most megabytes of memory."""
+    """Returns the seconds that a process takes, and its peak memory in megabytes."""
     done = subprocess.run([sys.executable, "-c", MEASURE, *command], check=True, capture_output=True, text=True)
     seconds, kilobytes = done.stdout.split()
     return float(seconds), float(kilobytes) / 1e3

@@ -1,4 +1,4 @@
-"""Draw an ImageNet-like tree of pictures: OUT/train/<class>/*.JPEG and OUT/val/<class>/*.JPEG.
+"""Draws an ImageNet-like tree of pictures: OUT/train/<class>/*.JPEG and OUT/val/<class>/*.JPEG.
 
 A stand-in for ImageNet where it is not at hand.  Sizes, bytes per pixel and rare oddities follow the real
 set.  The classes can be learnt, though from no single cue: each has its own outline, hues and

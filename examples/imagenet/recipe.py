@@ -35,7 +35,7 @@ def option(default: Any, text: str, **words: Any) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the weights depend on. A checkpoint holds it, and goes on with no other."""
+    """The options that the weights depend on. A checkpoint holds them, and no run with other ones goes on from it."""
 
     model: str = option("resnet50", "the network", choices=("resnet50", "small"))
     epochs: int = option(90, "passes over the training split")
@@ -61,16 +61,17 @@ class Recipe:
             raise ValueError(f"expected crops that grow; found sizes from {self.first_size} to {self.size}")
 
     def image_size(self, epoch: int) -> int:
-        """Of the training crops: it grows to its last over three quarters of the epochs, in steps of 32 pixels, which
-        are one of the network's last stage. Tan and Le, "EfficientNetV2", 2021, have it as progressive learning."""
+        """Returns the size of the training crops. It grows over three quarters of the epochs, in steps of 32 pixels,
+        which are one pixel of the network's last stage. Tan and Le, "EfficientNetV2", 2021, call it progressive
+        learning."""
         growing = min(0.75 * self.epochs, self.epochs - 1)
         left = 1 - epoch / growing if epoch < growing else 0.0
         first = self.first_size or self.size
         return max(first, self.size - 32 * math.ceil(left * (self.size - first) / 32))
 
     def learning_rate(self, progress: float, global_batch: int) -> float:
-        """After `progress` epochs. Goyal et al., "Accurate, large minibatch SGD", 2017; the cosine of Loshchilov and
-        Hutter, "SGDR", 2017."""
+        """Returns the learning rate after `progress` epochs. The warm-up is that of Goyal et al., "Accurate, large
+        minibatch SGD", 2017; the cosine that of Loshchilov and Hutter, "SGDR", 2017."""
         highest = self.lr * global_batch / 256
         if progress < self.warmup_epochs:
             return highest * progress / self.warmup_epochs
@@ -78,7 +79,7 @@ class Recipe:
         return highest * (1 + math.cos(math.pi * share)) / 2
 
     def dtype(self, device: torch.device) -> torch.dtype:
-        """Of images, and of convolutions and products; weights are float32."""
+        """Returns the type of images, and of convolutions and matrix products. Weights are float32."""
         bf16 = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
         return torch.bfloat16 if bf16 else torch.float32
 
@@ -97,14 +98,15 @@ class Recipe:
         return Compose([*steps, RandomChoice(mixes)] if mixes else steps)
 
     def eval_transform(self, dtype: torch.dtype) -> Transform:
-        """The usual 256 to 224. Of squashed pictures too, which the loader tells Resize how to undo."""
+        """Resizes and crops in the usual ratio of 256 to 224. The loader tells Resize how to undo the squashing of
+        pictures."""
         size = self.eval_size or self.size
         return Compose([Resize(round(size * 256 / 224)), CenterCrop(size), Normalize("imagenet"), ToDtype(dtype)])
 
 
 @dataclass(frozen=True)
 class Run:
-    """What may change from one start of a run to the next."""
+    """The options that may change from one start of a run to the next."""
 
     shards: str = field(metadata={"help": "the set: a path, or a name in SHARDIO_PATH"})
     out: Path = field(metadata={"help": "folder of the run, on a filesystem that all its nodes share"})

@@ -338,7 +338,7 @@ class FaultyDisk:
             content = self._contents.get(number, b"")
             if new.get(name) == number:
                 if (current := self._read(path)) == content:
-                    os.link(path, f"{target}/{name}")  # the very file, with its inode and its times
+                    os.link(path, f"{target}/{name}")  # the same file, with its inode and its times
                     continue
                 content = survival.of_content(content, current)
             with open(f"{target}/{name}", "wb") as file:
