@@ -43,7 +43,7 @@ from shardio.sets.verify import verify
 
 
 def child_processes() -> set[int]:
-    """Processes whose parent we are, ended ones that nobody waited for included; without those that help all tests."""
+    """Child processes, those included that have ended and were not waited for; without those that help all tests."""
     tracker = multiprocessing.resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     forks = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     found = set()
@@ -174,7 +174,7 @@ DEFAULTS = DecodeOptions()
 
 
 def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled", options: DecodeOptions = DEFAULTS) -> int:
-    """Every sample against the decoder and the resizer, called by hand in the order of the plan; how many there are."""
+    """Compares all samples with the decoder and resizer, called by hand in the order of the plan. Returns the count."""
     tree = scan_tree(src)
     total = 0
     for split, listed in tree.splits.items():
@@ -838,7 +838,7 @@ def convert_failing(disk: FailingDisk, src: Path, out: Path) -> OSError | Conver
 def test_a_disk_that_fails_at_any_call_loses_nothing(
     small_tree: Path, tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Reading is not writing: a source that cannot be opened is a refused image, which other tests are about.
+    # Calls that read are left out: a source that cannot be opened is a refused image, which other tests are about.
     monkeypatch.setattr("disks.DISK_CALLS", DISK_WRITES)
     reference = tmp_path / "reference"
     counting = FailingDisk(0, code, for_good=False)
@@ -852,7 +852,7 @@ def test_a_disk_that_fails_at_any_call_loses_nothing(
         error = convert_failing(disk, small_tree, out)
         assert disk.failed, first
         if (out / "manifest.json").exists():
-            # Only what comes after the manifest's own rename may fail with the set there.
+            # Only calls after the manifest's own rename may fail with the set there.
             assert hashes(out).items() >= expected.items(), disk
             assert verify(out).ok, disk
         else:
@@ -993,7 +993,7 @@ def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
-    """Have this done when the next conversion has found its folder empty, before it claims it."""
+    """Runs `what` when the next conversion has found its folder empty, before it claims it."""
     real = claim.make_folder
 
     def after_the_other(folder: Path) -> None:
@@ -1031,7 +1031,7 @@ def test_the_plan_of_one_who_came_too_late_does_not_keep_others_from_the_set(
 def test_an_orphan_that_still_writes_while_the_work_folder_is_removed_leaves_nothing(
     image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A worker whose parent was killed looks up after its first image, and opens its list of refused images before.
+    # A worker whose parent was killed notices it after its first image, and opens its list of refused images before.
     rmdir = os.rmdir
     written: list[str] = []
 

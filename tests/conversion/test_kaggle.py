@@ -1,4 +1,4 @@
-"""Kaggle's layout of ImageNet: labels of the flat validation folder, what is ignored, what is missing or wrong."""
+"""Kaggle's layout of ImageNet: labels of the flat validation folder, ignored files, and missing or wrong ones."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def test_sources_that_are_nothing_are_refused(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_label_are_ignored_and_counted_and_a_split_of_them_is_none(tmp_path: Path) -> None:
-    """As in ImageNet's test split, whose labels are not given away."""
+    """ImageNet's test split is like that: its labels are not public."""
     put(tmp_path / "src" / "train.parquet", table([b"x"] * 4, [2, -1, None, 1]))
     put(tmp_path / "src" / "test.parquet", table([b"x"] * 3, [-1] * 3))
     collection = scan_parquet(tmp_path / "src")
@@ -287,7 +287,7 @@ ODD_PATHS: list[tuple[str | None, bytes]] = [
     (None, b"00000003"),
     ("", b"00000004"),
     ("folder/", b"00000005"),
-    ("a.JPEG", b"00000006"),  # as the first
+    ("a.JPEG", b"00000006"),  # of the first file
     ("d\0.JPEG", b"00000007"),
     ("ü☃.png", "ü☃.png".encode()),
 ]
@@ -570,7 +570,7 @@ def test_a_conversion_that_is_killed_while_it_copies_goes_on(
     command = [sys.executable, "-c", code, str(src), str(out), str(spooled)]
     result = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert result.returncode == -signal.SIGKILL, result.stderr
-    assert len(copies(out)) == whole  # the last that was told of was not yet published
+    assert len(copies(out)) == whole  # the last one that was reported was not yet published
     left_over = {path.name for path in out.glob(".convert/.*.images.*.tmp")}
     assert len(left_over) == 1
     seen: set[str] = set()

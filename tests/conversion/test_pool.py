@@ -61,7 +61,7 @@ def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks look at every picture whether to stop, and whoever started them looks all the time how far they are."""
+    """Tasks look at every picture whether to stop, and the conversion looks all the time how far they are."""
     monkeypatch.setattr(runfile, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(executors, "_PROGRESS_SECONDS", 0.001)
 
@@ -78,7 +78,7 @@ class Here(Executor):
         number, self.submitted = self.submitted, self.submitted + 1
         try:
             self.before(number)
-            # As if another machine did it: what goes there and comes back is pickled.
+            # Another machine would get and give pickles, too.
             call, arguments = pickle.loads(pickle.dumps((call, arguments)))
             future.set_result(pickle.loads(pickle.dumps(call(*arguments, **options))))
         except Exception as error:
@@ -365,7 +365,7 @@ def test_a_machine_that_sees_other_sources_takes_no_part(terms: Terms, image_tre
 
 
 class Paused(Control):
-    """Stands still before the source of this number until it may go on."""
+    """Stops before the source of this number until it may go on."""
 
     def __init__(self, number: int) -> None:
         reached, go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""torch's number of threads is one inside, and afterwards what it was, whoever is inside meanwhile."""
+"""torch's number of threads is one inside, and is restored when the last thread leaves."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_name_that_a_process_has_mapped_is_that_ones(words: list[str], blamed:
         assert (path.name in shared_names_left(before)) == blamed
         process.stdin.close()
         assert process.stdout.read() == "ends\n"
-    with must_not_block():  # an orphan is gone a moment after its last word
+    with must_not_block():  # an orphan ends a moment after its last line
         while path.name not in shared_names_left(before):
             os.sched_yield()
 

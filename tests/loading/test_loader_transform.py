@@ -1,4 +1,4 @@
-"""What a ShardLoader tells its transform: augmented pixels depend on (seed, epoch, sample) and on nothing else."""
+"""A ShardLoader tells its transform enough: augmented pixels depend on (seed, epoch, sample) and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def augmented(path: Path, epoch: int = 0, **options: Any) -> dict[int, torch.Tensor]:
-    """Of each sample what an epoch gives of it."""
+    """Returns the pixels that an epoch gives of each sample."""
     options = {"device": "cpu", "transform": USUAL, "return_indices": True, "seed": 4, **options}
     batch_size = options.pop("batch_size", 5)
     with ShardLoader(path, batch_size, **options) as loader:
@@ -161,7 +161,7 @@ def squashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class NoteSizes(Transform):
-    """What a loader says of the pictures."""
+    """The sizes that a loader tells of the pictures."""
 
     def __init__(self) -> None:
         self.sizes: dict[int, tuple[int, int]] = {}
@@ -203,7 +203,7 @@ def test_nobody_reads_the_sizes_of_squashed_samples_unless_they_are_wanted(
         batches = iter(loader)
         next(batches)
         assert set(asked) == {"label"}
-        loader.transform = notes = NoteSizes()  # in the middle of an epoch: of batches under way, too
+        loader.transform = notes = NoteSizes()  # in the middle of an epoch: for batches under way, too
         list(batches)
     assert len(notes.sizes) == 12
     assert set(notes.sizes.values()) <= set(SIZES)

@@ -37,7 +37,7 @@ class Copy:
 
 
 class CountingStorage(FolderStorage):
-    """Notes what is read from afar."""
+    """Notes the reads from afar."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -190,7 +190,7 @@ def test_threads_read_while_shards_come(src: Path, storage: CountingStorage, cop
     for thread in threads:
         thread.start()
     for file in shard_files(src):
-        # As a stager does: under another name first.
+        # A stager copies like this: under another name first.
         shutil.copyfile(src / file, copy.path / ".half")
         os.rename(copy.path / ".half", copy.path / file)
     done.set()

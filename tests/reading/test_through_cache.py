@@ -243,8 +243,8 @@ def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(s
         assert loader.stats()["read_retries"] > 0
         assert not loader.damaged
         wait_for(loader)
-        assert len(list(batches)) == 10  # whoever has the copy open goes on with it
-        read_epoch(loader)  # what is mapped stays damaged, and is read from the source again
+        assert len(list(batches)) == 10  # a reader that has the copy open goes on with it
+        read_epoch(loader)  # mapped pages stay damaged, and are read from the source again
     after = {file.name: file.stat().st_ino for file in path.iterdir()}
     assert {name for name in before if before[name] != after[name]} == {"train-00003.npy"}
     assert (path / "train-00003.npy").read_bytes() == (src / "train-00003.npy").read_bytes()
@@ -254,7 +254,7 @@ def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(s
 
 
 def damage(shard: Path) -> None:
-    """Its second sample: 31 of the fourth shard."""
+    """Damages the second sample of the fourth shard, which is sample 31."""
     with open(shard, "r+b") as file:
         file.seek(4096 + 90)
         file.write(b"other")

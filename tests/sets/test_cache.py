@@ -1,4 +1,4 @@
-"""A cache: whoever holds a copy keeps it, whatever else happens, and nothing goes that shardio did not put there."""
+"""A cache: a held copy stays, whatever else happens, and only files that shardio put there are removed."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_forked_process_does_not_keep_others_from_filling(cache: Cache) -> Non
 
 
 def as_nobody(expression: str, cache: Cache) -> str:
-    """What an expression on `cache` gives or raises, as text, in a process of a user who owns nothing."""
+    """Returns the result or error of an expression on `cache`, as text, in a process of a user who owns nothing."""
     if os.geteuid():
         pytest.skip("only root can become another user")
     code = f"""
@@ -308,7 +308,7 @@ def test_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
     expression = f"cache.lease('{A}').try_filling('')"
     assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
     assert digests(cache) == {A}
-    # As /tmp is: the kernel lets nobody open another user's file there with O_CREAT.
+    # /tmp has such permissions: the kernel lets no user open another user's file there with O_CREAT.
     cache.folder.chmod(0o1777)
     assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
     assert as_nobody(f"cache.lease('{B}').try_filling('') is not None", cache) == "True"
@@ -395,7 +395,7 @@ def test_a_lock_that_another_user_makes_at_the_same_moment_is_opened(
         if len(flags_of_lock) == 1:
             Path(path).write_bytes(b"")
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        if flags & os.O_CREAT and not flags & os.O_EXCL:  # as fs.protected_regular has it
+        if flags & os.O_CREAT and not flags & os.O_EXCL:  # fs.protected_regular does that
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return real(path, flags, mode)
 
@@ -670,7 +670,7 @@ def test_locks_without_a_copy_are_swept_unless_somebody_holds_them(cache: Cache)
 def test_a_look_at_the_copies_does_not_keep_them(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     put_copy(cache, A)
     descriptor = os.open(cache.folder / f"{A}.lock", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as `copies` does for a moment
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # `copies` does that for a moment
     monkeypatch.setattr(locks.time, "sleep", lambda seconds: os.close(descriptor))
     assert cache.evict(keep=0).removed
 

@@ -1,4 +1,4 @@
-"""Servers that say nothing, or little at a time: one limit for all of what is small, for the rest one of silence."""
+"""Servers that are silent or slow: a small request has one limit for all of it, a large one a limit of silence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 @pytest.fixture(scope="module", autouse=True)
 def loop_of_fsspec() -> None:
-    """Its thread and descriptors stay for as long as the process."""
+    """Starts fsspec's thread, which stays with its descriptors for as long as the process."""
     from fsspec.asyn import get_loop
 
     get_loop()

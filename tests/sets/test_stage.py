@@ -1,4 +1,4 @@
-"""Staging: one verified copy per cache, whoever asks, whoever dies, whatever is damaged; and the source as it was."""
+"""Staging: one verified copy per cache, whichever processes ask or die; and the source stays as it was."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def inodes(folder: str | Path) -> dict[str, tuple[int, int]]:
-    """What tells a file from another one of the same name; numbers of inodes come again."""
+    """Returns inode and time of each file. A new file of the same name may get the same number of an inode."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in Path(folder).iterdir()}
 
 
@@ -725,7 +725,7 @@ def on_a_terminal(code: str, *words: Path) -> tuple[subprocess.Popen[bytes], int
 
 
 def rest_of(terminal: int) -> bytes:
-    """What is written to a terminal until its last process ends. Nobody could write much if it was not read."""
+    """Returns the output on a terminal until its last process ends. Writers would block if it was not read."""
     text = b""
     with open(terminal, "rb", buffering=0) as file, suppress(OSError):  # EIO is its end
         while True:
@@ -798,7 +798,7 @@ cli.main()
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
-# What runs on a node: a disk of its own at /node, the common folder read-only, and four jobs that ask at once.
+# The script of a node: a disk of its own at /node, the common folder read-only, and four jobs that ask at once.
 NODE = """
 import json, os, subprocess, sys
 common, node, jobs = sys.argv[1:]
@@ -852,7 +852,7 @@ def test_each_of_two_nodes_with_a_common_folder_stages_once(out: Path, tmp_path:
         reports, names = json.loads(stdout)
         assert sorted(report["num_copied"] for report in reports) == [0, 0, 0, 7]
         assert names == sorted([digest, f"{digest}.fill", f"{digest}.lock", MARKER_NAME])
-    assert list(node.iterdir()) == []  # what a node has, the others do not see
+    assert list(node.iterdir()) == []  # only the node itself sees what is on its disk
     assert contents(common / "set") == contents(out)
 
 

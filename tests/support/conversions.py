@@ -1,4 +1,4 @@
-"""Conversions of the fixture `image_tree`, with their options, and what disturbs them."""
+"""Conversions of the fixture `image_tree`, with their options, and disturbances of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + PER_SHARD * SIZE *
 """For `image_tree`: four shards of three samples in train, two in val."""
 
 
-# Beyond so many threads in one process there are two.
+# A conversion on so many threads has two processes.
 TWO_PROCESSES = 5
 
 
@@ -51,7 +51,7 @@ def rejects(out: Path) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def failing_storage(key: str) -> Iterator[None]:
-    """The file of this source cannot be read for the time being."""
+    """Makes the file of this source unreadable inside of the block."""
     real = sources.FileOrigin.read
 
     def read(origin: sources.FileOrigin, source: sources.Source) -> bytes:

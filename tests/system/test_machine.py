@@ -1,4 +1,4 @@
-"""What the kernel tells of filesystems and memory, read from made-up /proc and /sys/fs/cgroup trees."""
+"""The kernel's words on filesystems and memory, read from made-up /proc and /sys/fs/cgroup trees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write(path: Path, text: str) -> None:
 
 
 def mountinfo(proc: Path, *mounts: tuple[str, Path | str, str]) -> None:
-    """Of (device, mount point, kind)."""
+    """Writes mountinfo with a line for each (device, mount point, kind)."""
     lines = [
         f"{20 + number} 1 {device} / {str(point).replace(' ', ESCAPED_SPACE)} rw,noatime shared:1 - {kind} server:/x rw"
         for number, (device, point, kind) in enumerate(mounts)
