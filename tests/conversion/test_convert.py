@@ -993,7 +993,7 @@ def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
-    """Runs `what` when the next conversion has found its folder empty, before it claims it."""
+    """Runs `do` when the next conversion has found its folder empty, before it claims it."""
     real = claim.make_folder
 
     def after_the_other(folder: Path) -> None:
@@ -1014,7 +1014,7 @@ def test_a_conversion_that_comes_too_late_for_a_folder_leaves_nothing_there(
     assert not (out / ".convert").exists()
 
 
-def test_the_plan_of_one_who_came_too_late_does_not_keep_others_from_the_set(
+def test_the_plan_of_a_conversion_that_came_too_late_does_not_keep_others_from_the_set(
     image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def do() -> None:

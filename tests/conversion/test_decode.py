@@ -920,7 +920,7 @@ def test_decoding_takes_at_most_16_bytes_a_pixel(kind: str) -> None:
     data = LARGE[kind]()
     outcome, peak = decode_apart(data)
     height, width = map(int, outcome.split())
-    # Other memory is that of the strips in which a picture is converted, and of a decoder's first use.
+    # The other 16 MiB are for the strips in which a picture is converted, and for a decoder's first use.
     assert peak < 16 * height * width / (1 << 20) + 16
 
 

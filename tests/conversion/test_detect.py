@@ -43,7 +43,7 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(out: Path) -> dict[str, object]:
-    """Hashes every file of a set, but of the manifest neither digest nor provenance nor the names of classes."""
+    """Returns the files' hashes, and the manifest without its digest, its provenance and the names of its classes."""
     files: dict[str, object] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
     manifest = json.loads((out / "manifest.json").read_bytes())
     return files | {"manifest.json": {k: v for k, v in manifest.items() if k not in _TOLD_APART_BY}}

@@ -264,7 +264,7 @@ def test_a_shard_with_nothing_but_refused_sources_is_left_and_gone_on_with(task:
     assert nothing_unfinished(task)
 
 
-def test_hashes_of_sources_are_kept_and_those_that_nobody_had_asked_for_are_not_made_up(
+def test_hashes_of_sources_are_kept_and_those_that_were_not_asked_for_are_not_made_up(
     task: ShardTask, whole: ShardRecord
 ) -> None:
     asking = replace(task, hash_sources=True)
@@ -294,7 +294,7 @@ def left(task: ShardTask, whole: ShardRecord) -> tuple[ShardTask, ShardRecord, C
     return task, whole, restore
 
 
-def test_of_a_journal_that_is_cut_anywhere_the_whole_lines_count(left: Any) -> None:
+def test_the_whole_lines_of_a_journal_that_is_cut_anywhere_count(left: Any) -> None:
     task, whole, restore = left
     data = the_journal(task).read_bytes()
     for nbytes in [*range(0, 200, 7), *range(200, len(data), 41)]:
@@ -303,7 +303,7 @@ def test_of_a_journal_that_is_cut_anywhere_the_whole_lines_count(left: Any) -> N
         restore()
 
 
-def test_of_a_journal_with_a_changed_byte_the_lines_before_count(left: Any) -> None:
+def test_the_lines_before_a_changed_byte_of_a_journal_count(left: Any) -> None:
     task, whole, restore = left
     data = the_journal(task).read_bytes()
     for place in [*range(150), *range(150, len(data), 29)]:
@@ -323,7 +323,7 @@ def test_lines_that_are_lost_or_come_twice_end_what_counts(left: Any) -> None:
         restore()
 
 
-def test_of_samples_with_a_changed_byte_those_before_count(left: Any) -> None:
+def test_the_samples_before_a_changed_byte_count(left: Any) -> None:
     task, whole, restore = left
     nbytes = SIDE * SIDE * 3
     good = [i for i in range(30) if i not in BAD]
@@ -337,7 +337,7 @@ def test_of_samples_with_a_changed_byte_those_before_count(left: Any) -> None:
         restore()
 
 
-def test_of_a_file_that_is_shorter_than_its_journal_says_the_whole_samples_count(left: Any) -> None:
+def test_the_whole_samples_of_a_file_that_is_shorter_than_its_journal_says_count(left: Any) -> None:
     task, whole, restore = left
     nbytes = SIDE * SIDE * 3
     good = [i for i in range(30) if i not in BAD]
@@ -600,7 +600,9 @@ def test_what_a_living_process_is_writing_is_left_to_it(task: ShardTask, whole: 
     assert nothing_unfinished(task)
 
 
-def test_of_two_that_go_on_at_the_same_moment_one_takes_the_file_over(task: ShardTask, whole: ShardRecord) -> None:
+def test_one_of_two_tasks_that_go_on_at_the_same_moment_takes_the_file_over(
+    task: ShardTask, whole: ShardRecord
+) -> None:
     for _ in range(10):
         stop(task, 31)
         barrier = threading.Barrier(2)

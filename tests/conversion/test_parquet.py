@@ -287,7 +287,7 @@ ODD_PATHS: list[tuple[str | None, bytes]] = [
     (None, b"00000003"),
     ("", b"00000004"),
     ("folder/", b"00000005"),
-    ("a.JPEG", b"00000006"),  # of the first file
+    ("a.JPEG", b"00000006"),  # the same as the first path
     ("d\0.JPEG", b"00000007"),
     ("ü☃.png", "ü☃.png".encode()),
 ]

@@ -299,7 +299,7 @@ def test_what_a_part_could_not_read_is_refused_unless_that_part_is_run_again(
         assert (hashes(out) == finished) == again
 
 
-def test_nobody_publishes_a_shard_that_is_being_made_again(
+def test_no_part_publishes_a_shard_that_is_being_made_again(
     image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with failing_storage("train/n01/n01_1.JPEG"):

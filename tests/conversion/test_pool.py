@@ -406,7 +406,7 @@ def go_on(control: Paused) -> None:
 
 @pytest.mark.parametrize("first_ends_first", [True, False])
 @pytest.mark.parametrize(("first", "second"), [(11, 0), (7, 0), (7, 4), (3, 7), (2, 2)])
-def test_two_who_do_one_task_at_once_give_the_same_shard_and_do_no_harm(
+def test_two_workers_that_do_one_task_at_once_give_the_same_shard_and_do_no_harm(
     task: ShardTask, out: Path, first: int, second: int, first_ends_first: bool
 ) -> None:
     alone = replace(task, out=out.with_name("alone"))

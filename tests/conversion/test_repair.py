@@ -51,7 +51,7 @@ FILES = [*(f"{name}.npy" for name in SHARDS), "train-index.npy", "val-index.npy"
 
 
 def finished_before(done: int) -> int:
-    """Returns how many shards are finished just after so many sources are done, one after the other."""
+    """Returns how many shards are finished when so many sources are done in order, but not the shard of the last."""
     return sum(total < done for total in accumulate(SHARDS.values()))
 
 

@@ -594,7 +594,7 @@ def test_a_class_name_that_stands_for_no_text_and_no_bytes_is_refused() -> None:
     ],
     ids=str,
 )
-def test_what_nobody_could_open_is_not_published(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_no_reader_could_open_is_not_published(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match=r"manifest\.json: .*expected .*; nothing is published$"):
         commit_manifest(tmp_path, replace(small_manifest(), **changes))
     assert os.listdir(tmp_path) == []

@@ -112,7 +112,7 @@ def test_the_dask_job_starts_a_scheduler_and_workers_and_converts_on_them(tmp_pa
 
 
 def assert_stages(command: list[str]) -> None:
-    """Returns the options of `shardio stage` for a set by its name."""
+    """Checks that the command is `shardio stage` of a set by its name, and that shardio's command line takes it."""
     assert command == ["shardio", "stage", "imagenet-256", "/nvme/shardio"]
     assert stage_command.stage.make_context("stage", command[2:]).params["cache"] == Path("/nvme/shardio")
 

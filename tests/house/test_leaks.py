@@ -36,7 +36,7 @@ def path() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("words", "blamed"), [([], True), (["orphan"], False)])
-def test_a_name_that_a_process_has_mapped_is_that_ones(words: list[str], blamed: bool, path: Path) -> None:
+def test_a_name_that_a_process_has_mapped_belongs_to_that_process(words: list[str], blamed: bool, path: Path) -> None:
     before = shared_names()
     command = [sys.executable, "-c", MAP, str(path), *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -283,7 +283,7 @@ def test_the_consumer_waits_for_its_own_batch_only(hand: Hand) -> None:
     hand.simulation.synchronize()
 
 
-def test_a_batch_that_nobody_takes_is_not_copied_into_memory_of_others(hand: Hand) -> None:
+def test_a_batch_that_is_never_taken_is_not_copied_into_memory_of_others(hand: Hand) -> None:
     hand.simulation.slow = hand.copier._stream
     for value in (1, 2, 3):
         hand.start(value)

@@ -208,7 +208,7 @@ def test_a_whole_batch_is_finished_once_after_its_last_part(parts: int) -> None:
     assert pending.wait() is slot
 
 
-def test_a_batch_that_failed_or_that_nobody_wants_is_not_finished() -> None:
+def test_a_batch_that_failed_or_was_abandoned_is_not_finished() -> None:
     def fail() -> None:
         raise LookupError("no such row")
 
@@ -225,7 +225,7 @@ def test_a_batch_that_failed_or_that_nobody_wants_is_not_finished() -> None:
         failed.wait()
 
 
-def test_an_error_while_a_batch_is_finished_is_raised_by_whoever_waits() -> None:
+def test_an_error_while_a_batch_is_finished_is_raised_by_wait() -> None:
     def fail(slot: Slot, size: int) -> None:
         raise LookupError("nothing to finish it with")
 
@@ -474,7 +474,7 @@ class InterruptAt:
 
 
 @pytest.mark.parametrize("point", range(20))
-def test_an_interrupt_anywhere_in_wait_arrives_and_blocks_nobody(point: int) -> None:
+def test_an_interrupt_anywhere_in_wait_arrives_and_blocks_no_thread(point: int) -> None:
     asleep = threading.Event()
     interrupt = InterruptAt(point, asleep)
     pending = Pending(fresh_slot(), 9, 1)

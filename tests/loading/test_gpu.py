@@ -216,7 +216,7 @@ def test_batches_on_another_stream_get_every_byte(path: Path, poison: None, busy
     stream = torch.cuda.Stream()
     with loader_on_cuda(path) as loader:
         for _ in range(3):
-            busy(20)  # the default stream, which has nothing to do with the batches
+            busy(20)  # on the default stream, which has nothing to do with the batches
             with torch.cuda.stream(stream):
                 for batch in loader:
                     busy(2)
@@ -471,7 +471,7 @@ def test_closing_waits_for_copies_before_slots_may_be_written(hand: Hand, poison
     assert hand.ring.num_free == hand.ring.num_made == 4
 
 
-def test_a_batch_that_nobody_took_is_not_copied_into_memory_of_others(
+def test_a_batch_that_was_never_taken_is_not_copied_into_memory_of_others(
     hand: Hand, busy: Busy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A Ctrl-C would cut short the wait like this. Only the order of streams, and torch, protect the slots' memory.

@@ -721,7 +721,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
         stats = loader.stats()
         assert (stats["batches"], stats["images"]) == (11, 2 * NUM_SAMPLES + 10)
         assert stats["nbytes"] == stats["images"] * int(np.prod(SHAPE))
-        assert stats["read_nbytes"] >= stats["nbytes"]  # and those that were read ahead
+        assert stats["read_nbytes"] >= stats["nbytes"]  # batches that were read ahead count, too
         assert stats["gather_seconds"] > 0
         assert stats["wait_seconds"] > 0
         assert before["batches"] == 0  # a copy, not a window
@@ -776,7 +776,7 @@ def test_an_error_while_gathering_is_raised_where_its_batch_was_due(
             check(batch)
 
 
-def test_an_error_in_a_batch_that_nobody_takes_is_nobody_s(
+def test_an_error_in_a_batch_that_is_never_taken_is_not_raised(
     loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = FailingGather(monkeypatch)

@@ -189,7 +189,7 @@ def test_threads_descriptors_and_address_space_that_are_left_are_noticed(
         assert counts.rounds_that_left == 1
         assert counts.left["thread"] == counts.left["descriptor"] == 1
         assert counts.left["mapping"] == 4  # three shards, and the index
-        assert counts.left["reservation"] == 3 + 3  # one of a region without files, and one behind each file
+        assert counts.left["reservation"] == 3 + 3  # three of a region without files, and three behind files
     finally:
         left[0].close()
         os.close(left[1])

@@ -1,4 +1,4 @@
-"""A ShardLoader in the place of torch's DataLoader: what such code finds works, or says what to use instead."""
+"""A ShardLoader in the place of torch's DataLoader: it has what such code reads, or names what to use instead."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_sizes_are_those_of_a_data_loader(loader_of: MakeLoader) -> None:
 
 
 def test_the_loop_of_torchvisions_reference_finds_what_it_reads(loader_of: MakeLoader) -> None:
-    """references/classification/train.py chooses an epoch by the sampler, and has an evaluation that counts."""
+    """It does the same as references/classification/train.py: the sampler chooses an epoch, an evaluation counts."""
     with loader_of(shuffle=False, tail="short") as data_loader:
         num_classes = len(data_loader.dataset.classes)
         for epoch in range(2):

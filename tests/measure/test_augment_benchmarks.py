@@ -62,7 +62,7 @@ def test_a_library_that_does_not_work_is_left_out_with_its_reason(
 
 
 class Event:
-    """Events of a device on which 20 calls take 40 ms. At first it is as fast as the host."""
+    """An event of a device on which 20 calls take 40 ms. At first it is as fast as the host."""
 
     queries = 0
 

@@ -386,14 +386,14 @@ class LostSamples:
         monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: self.judged(pread, fd, nbytes, at))
 
     def copy(self, rows: NDArray[np.uint8], numbers: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
-        """Copies the bytes before a lost page."""
+        """Copies the rows before a lost page."""
         if rows.shape[1] == NBYTES:  # otherwise it is the index
             lost = np.flatnonzero(np.isin(numbers, [self.row_of(i) for i in self.samples]))
             numbers = numbers[: lost[0]] if len(lost) else numbers
         return self.copy_rows(rows, numbers, out[: len(numbers)])
 
     def row_of(self, i: int) -> int:
-        """Returns offsets in the mapping, where a shard's place is a whole number of pages and of rows."""
+        """Returns the sample's row in the mapping, where a shard's place is a whole number of pages and of rows."""
         return i // PER_SHARD * int(np.lcm(4096, NBYTES)) // NBYTES + i % PER_SHARD
 
     def judged(self, read: Callable[..., Any], fd: int, what: Any, at: int) -> Any:
@@ -418,7 +418,7 @@ def test_samples_that_storage_does_not_give_are_replaced_after_all_attempts(
     for number, (asked, came) in enumerate(read_all(loader, 2)):
         assert came == expected_instead(asked, lost.samples, 2, number // 6)
     assert loader.damaged == sorted(lost.samples)
-    # Three attempts with the request that the sample was in, and three for itself, in one epoch.
+    # A sample has three pauses with the request that it was in, and three alone, in one epoch.
     assert len(no_pauses) <= 3 * 2 * len(lost.samples)
     if io == "pread":
         assert loader.stats()["read_retries"] == len(no_pauses)

@@ -70,7 +70,7 @@ def test_a_set_on_a_read_only_mount_is_read_in_every_way(make_set: Callable[...,
     (path / "new").touch()  # the mount was gone with its process
 
 
-def test_a_set_of_somebody_else_without_write_permission_is_read_in_every_way(make_set: Callable[..., Path]) -> None:
+def test_another_users_set_without_write_permission_is_read_in_every_way(make_set: Callable[..., Path]) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     path = make_set(20)
@@ -81,7 +81,7 @@ def test_a_set_of_somebody_else_without_write_permission_is_read_in_every_way(ma
 
 @contextlib.contextmanager
 def readable_for_all(path: Path) -> Iterator[None]:
-    """Makes the folders above it passable."""
+    """Makes the set readable, and the folders above it passable."""
     modes = {folder: stat.S_IMODE(folder.stat().st_mode) for folder in (path, *path.parents)}
     try:
         for folder, mode in modes.items():

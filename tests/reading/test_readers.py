@@ -308,7 +308,7 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callab
         assert not reader.begin_epoch()
 
 
-def test_of_windows_only_the_lines_that_they_cross_are_announced(make_set: Callable[..., Path]) -> None:
+def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[..., Path]) -> None:
     """A line has 256 bytes, a page 16 lines, and the pixels begin on a page."""
     shards = cold(make_set)
     reader = MappedReader(shards)
@@ -348,7 +348,7 @@ def test_what_was_announced_and_came_in_time_is_counted(make_set: Callable[..., 
     assert (reader.counts().looked_for, reader.counts().found) == (16, 8)
 
 
-def test_of_files_of_somebody_else_the_kernel_does_not_tell(
+def test_the_kernel_does_not_tell_of_another_users_files(
     make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = open_shards(make_set(20))

@@ -223,7 +223,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
         wait_for(loader)
 
 
-def test_a_source_that_is_gone_does_not_matter_to_who_pins_a_complete_copy(src: Path, cache: Path) -> None:
+def test_a_source_that_is_gone_does_not_matter_when_a_complete_copy_is_pinned(src: Path, cache: Path) -> None:
     digest = staging.stage(src, cache).digest
     shutil.rmtree(src)
     with pytest.raises(SetNotFoundError):

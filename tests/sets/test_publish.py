@@ -381,7 +381,7 @@ def test_what_is_no_lock_of_a_publisher_is_left_alone_and_not_waited_for(
 @pytest.mark.parametrize("target", ["taken", "gone/name", "new"])
 @pytest.mark.parametrize("rest", ["both", "lock", "folder"])
 def test_what_a_loss_of_power_left_is_swept_by_any_next_call(out: Path, root: Path, rest: str, target: str) -> None:
-    publish(out, root / "taken")  # was finished when the power went off
+    publish(out, root / "taken")  # this was finished when the power went off
     lock, folder = left_over(root, _machine())
     if rest == "lock":
         shutil.rmtree(folder)
@@ -448,7 +448,7 @@ def test_another_machines_work_is_left_alone_for_an_hour_after_its_last_write(ou
     assert not folder.exists()
 
 
-def test_of_many_publishers_of_one_name_one_wins(out: Path, root: Path) -> None:
+def test_one_of_many_publishers_of_one_name_wins(out: Path, root: Path) -> None:
     barrier, outcomes = threading.Barrier(6), list[str]()
 
     def run() -> None:

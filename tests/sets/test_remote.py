@@ -118,7 +118,7 @@ def test_no_server_at_all_is_tried_for_a_while(store: ObjectStore, monkeypatch: 
         open_storage("http://127.0.0.1:1/small").load_manifest()
 
 
-def test_whoever_waits_to_try_again_gives_up_when_the_storage_is_closed(store: ObjectStore) -> None:
+def test_a_read_that_waits_to_try_again_gives_up_when_the_storage_is_closed(store: ObjectStore) -> None:
     place = remote.RemoteStorage("memory://waits")
 
     def fail() -> None:

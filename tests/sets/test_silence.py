@@ -80,7 +80,7 @@ def test_a_listing_is_waited_for_within_one_limit(serve: Callable[..., str], mon
     assert "within 0.3 seconds" in listing.problem
 
 
-def test_of_a_server_that_is_silent_for_one_set_not_all_sets_are_asked_for(
+def test_a_server_that_is_silent_for_one_set_is_not_asked_for_all_sets(
     serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SMALL_FILE_SECONDS", 0.3)

@@ -368,9 +368,7 @@ def have_room(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setattr(Cache, "free_nbytes", lambda self: nbytes - sum(copy.nbytes for copy in self.copies()))
 
 
-def test_copies_that_nobody_uses_make_room(
-    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_copies_make_room(make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets = [make_set(count) for count in (20, 21, 22, 23)]
     old = [stage(one, cache).digest for one in sets[:3]]
     have_room(monkeypatch, sum(copy.nbytes for copy in Cache(cache).copies()) + 1000)
@@ -381,7 +379,7 @@ def test_copies_that_nobody_uses_make_room(
     assert {copy.digest for copy in Cache(cache).copies()} == {old[0], old[2], report.digest}
 
 
-def test_too_little_room_names_who_holds_it_and_evicts_nothing_in_vain(
+def test_too_little_room_names_its_holders_and_evicts_nothing_in_vain(
     make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, unused, large = (make_set(count) for count in (12, 11, 60))
@@ -564,7 +562,7 @@ def test_a_stager_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path,
     assert stage(out, cache).num_copied == 4
 
 
-def test_who_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
+def test_a_stager_that_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
     told: list[str] = []
     with Cache(cache).lease(load_manifest(out).digest) as lease:
         filling = lease.try_filling("")
@@ -581,7 +579,7 @@ def test_who_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
     assert told == [f"waits for {os.getpid()}", "fills"]  # there was nothing to fill
 
 
-def test_who_waits_can_be_told_to_stop(out: Path, cache: Path, gate: type[Gate]) -> None:
+def test_a_stager_that_waits_can_be_told_to_stop(out: Path, cache: Path, gate: type[Gate]) -> None:
     first = Caught(lambda: stage(out, cache))
     assert gate.asked.wait(60)
     stop, waiting = threading.Event(), threading.Event()
@@ -652,7 +650,7 @@ def test_stage_prints_the_path_of_the_copy_and_nothing_else(out: Path, cache: Pa
     assert report["nbytes"] == load_manifest(out).nbytes
 
 
-def test_stage_says_once_for_whom_it_waits(out: Path, cache: Path, gate: type[Gate]) -> None:
+def test_stage_says_once_which_process_it_waits_for(out: Path, cache: Path, gate: type[Gate]) -> None:
     first = Caught(lambda: stage(out, cache))
     assert gate.asked.wait(60)
     command = [sys.executable, "-W", "error", "-m", "shardio", "stage", str(out), str(cache)]
@@ -681,7 +679,9 @@ def test_stage_shows_no_credentials_when_it_waits(
     )
 
 
-def test_who_copies_shows_a_bar_on_a_terminal_and_who_waits_does_not(out: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_stager_that_copies_shows_a_bar_on_a_terminal_and_one_that_waits_does_not(
+    out: Path, cache: Path, tmp_path: Path
+) -> None:
     code = """
 import os, sys, time
 from shardio.cli import main as cli

@@ -100,7 +100,7 @@ def fork_rank(script: str, start: dict[str, Any], rank: int, port: int) -> int:
         return pid
     code = 1
     try:
-        os.dup2(2, 1)  # prints of a script go to stderr
+        os.dup2(2, 1)  # a script prints to stderr
         run_rank(script, start, rank, port)
         code = 0
     except BaseException:

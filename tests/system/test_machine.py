@@ -55,7 +55,7 @@ def test_where_no_mount_has_the_device_the_longest_mount_point_tells(tmp_path: P
     assert filesystem_kind(tmp_path / "link", proc) == "lustre"
 
 
-def test_of_mounts_over_each_other_the_last_one_counts(tmp_path: Path) -> None:
+def test_the_last_of_mounts_over_each_other_counts(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     mountinfo(proc, ("0:991", "/", "ext4"), ("0:992", tmp_path, "autofs"), ("0:993", tmp_path, "nfs"))
     assert filesystem_kind(tmp_path, proc) == "nfs"

@@ -152,7 +152,9 @@ def test_where_it_cannot_be_done_nothing_is_done(refusal: str, monkeypatch: pyte
         assert numa._policy() is None
 
 
-def test_a_kernel_that_tells_the_policy_but_lets_nobody_change_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_tells_the_policy_but_does_not_let_it_be_changed_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
     def call(which: int, *arguments: object) -> bool:
