@@ -21,7 +21,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversions import OPTIONS, PER_SHARD, SIZE, TWO_PROCESSES, Interrupt, failing_storage, interrupted, rejects
+from conversions import (
+    OPTIONS,
+    PER_SHARD,
+    SIZE,
+    TWO_PROCESSES,
+    Interrupt,
+    convert_twice_at_once,
+    failing_storage,
+    interrupted,
+    rejects,
+    undisturbed,
+)
 from deadlines import must_not_block
 from disks import FailingDisk
 from folders import everything, hashes, stamps
@@ -83,17 +94,12 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-_finished: dict[str, str] = {}
-
-
 @pytest.fixture
 def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
-    """The hashes of an undisturbed conversion of `image_tree` with OPTIONS; made once, for every tree is the same."""
-    if not _finished:
-        convert(image_tree, tmp_path / "undisturbed", **OPTIONS)
-        _finished.update(hashes(tmp_path / "undisturbed"))
-    assert len(_finished) == 4 + 2 + 2 + 2  # shards, indexes, rejects and manifest
-    return _finished
+    """The hashes of an undisturbed conversion of `image_tree` with OPTIONS."""
+    found = undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS)
+    assert len(found) == 4 + 2 + 2 + 2  # shards, indexes, rejects and manifest
+    return found
 
 
 # --- the same bytes ---------------------------------------------------------------------------------------------------
@@ -1054,22 +1060,7 @@ def test_two_conversions_into_one_folder_at_once_both_succeed(
 ) -> None:
     for attempt in range(8):
         out = tmp_path / f"out-{attempt}"
-        barrier = threading.Barrier(2)
-        errors: list[BaseException] = []
-
-        def work(out: Path = out, barrier: threading.Barrier = barrier, errors: list[BaseException] = errors) -> None:
-            barrier.wait(30)
-            try:
-                convert(image_tree, out, **OPTIONS)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not errors, attempt
+        assert not convert_twice_at_once(image_tree, out), attempt
         assert hashes(out) == finished, attempt
 
 

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from collected import keys
 from command import assert_one_clear_error, shardio
-from conversions import OPTIONS, Interrupt, rejects
+from conversions import OPTIONS, Interrupt, convert_twice_at_once, rejects
 from disks import FailingDisk
 from folders import everything, hashes, stamps
 from pictures import random_jpeg, random_picture, write_jpeg
@@ -634,22 +633,7 @@ def test_two_conversions_into_one_folder_at_once_both_succeed(image_tree: Path, 
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     for attempt in range(6):
         out = tmp_path / f"out-{attempt}"
-        barrier = threading.Barrier(2)
-        errors: list[BaseException] = []
-
-        def work(out: Path = out, barrier: threading.Barrier = barrier, errors: list[BaseException] = errors) -> None:
-            barrier.wait(30)
-            try:
-                convert(src, out, **OPTIONS)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not errors, attempt
+        assert not convert_twice_at_once(src, out), attempt
         assert hashes(out) == hashes(tmp_path / "reference"), attempt
 
 
@@ -669,7 +653,7 @@ def test_too_little_space_is_told_with_what_the_copies_need(
     with pytest.raises(KeyboardInterrupt):
         convert(src, out, **OPTIONS, on_progress=Interrupt(10))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, shards))
-    convert(src, out, **OPTIONS)  # what is there needs no room again
+    convert(src, out, **OPTIONS)  # copies that are there need no room again
 
 
 def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversions import rejects
+from conversions import rejects, undisturbed
 from folders import hashes, stamps
 from pictures import random_picture, write_jpeg
 
@@ -47,16 +47,10 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-_finished: dict[str, str] = {}
-
-
 @pytest.fixture
 def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
     """The hashes of the set of `image_tree` that this process makes by itself."""
-    if not _finished:
-        convert(image_tree, tmp_path / "undisturbed", **OPTIONS, workers=1)
-        _finished.update(hashes(tmp_path / "undisturbed"))
-    return _finished
+    return undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS, workers=1)
 
 
 @pytest.fixture
@@ -417,7 +411,7 @@ def test_two_workers_that_do_one_task_at_once_give_the_same_shard_and_do_no_harm
     with ThreadPoolExecutor(2) as pool:
         both = [begin(pool, task, first), begin(pool, task, second)]
         assert set(refused_so_far(task)) <= set(refused)
-        assert sweep_temporaries(out) == 0  # what is being written
+        assert sweep_temporaries(out) == 0  # files that are being written stay
         for future, control in both if first_ends_first else both[::-1]:
             go_on(control)
             future.result(60)

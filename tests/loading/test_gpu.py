@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from pictures import random_picture, sample_images, sample_pixels
+from pictures import random_pictures, sample_images, sample_pixels
 
 from shardio.augment import (
     CenterCrop,
@@ -610,7 +610,7 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
     else:
         monkeypatch.setattr("shardio.augment.resample_cuda.can_fuse", lambda images, size: False)
     rng = np.random.default_rng(0)
-    stored = np.stack([random_picture(rng, 96, 96) for _ in range(BATCH)])
+    stored = random_pictures(rng, BATCH, 96, 96)
     images = torch.from_numpy(stored).permute(0, 3, 1, 2)
     sizes = rng.integers(60, 300, (BATCH, 2)) if name in ("usual", "evaluation") else None
     expected = AUGMENTS[name](images, seed=3, epoch=2, sizes=sizes)

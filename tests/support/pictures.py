@@ -20,6 +20,10 @@ def random_picture(rng: np.random.Generator, height: int, width: int) -> NDArray
     return np.ascontiguousarray(np.kron(coarse, np.ones((8, 8, 1), np.uint8))[:height, :width])
 
 
+def random_pictures(rng: np.random.Generator, count: int, height: int, width: int) -> NDArray[np.uint8]:
+    return np.stack([random_picture(rng, height, width) for _ in range(count)])
+
+
 def write_jpeg(path: Path, pixels: NDArray[np.uint8], quality: int = 90) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(simplejpeg.encode_jpeg(pixels, quality=quality))
