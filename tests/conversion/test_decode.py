@@ -566,7 +566,7 @@ def test_jpeg_whose_sampling_has_no_name_is_unsupported_and_not_left_to_a_lenien
 @pytest.mark.parametrize("progressive", [False, True])
 def test_adobe_ycck_gets_the_colours_of_its_inks(progressive: bool) -> None:
     # Pillow writes CMYK, inverted, as Adobe does. Told to be YCCK, the first three planes are those of YCbCr; they are
-    # of R, G and B where R is 255 less the cyan that a reader is to find inverted: the cyan itself.
+    # of R, G and B, where R is 255 less the cyan that a reader must find inverted: the cyan itself.
     rng = np.random.default_rng(17)
     for inks in rng.integers(0, 256, (10, 4)):
         cyan, magenta, yellow, black = (int(ink) for ink in inks)

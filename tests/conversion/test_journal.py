@@ -728,7 +728,7 @@ def test_a_sweep_leaves_what_is_left_with_a_journal_while_it_looks(
 def test_processes_that_look_at_the_same_moment_find_the_same_left(task: ShardTask) -> None:
     stop(task, 31)
     with the_data(task).open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_SH)  # as another that looks
+        fcntl.flock(held, fcntl.LOCK_SH)  # another process that looks does the same
         assert find_left(task.out, {task.name})[task.name][0].is_ours
 
 

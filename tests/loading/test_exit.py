@@ -177,7 +177,7 @@ for batch in ShardLoader(path, 4, device="cpu", num_threads=2):
 
 
 def test_ctrl_c_while_it_iterates_ends_it(start: Start) -> None:
-    # What is held is not finalised: an interrupt that arrives in a finaliser is looked at in
+    # Objects that are held are not finalised: an interrupt that arrives in a finaliser is looked at in
     # tests/loading/test_ring.py.
     script = """
 loader = ShardLoader(path, 1, device="cpu", num_threads=2)
@@ -226,7 +226,7 @@ def stop(number, frame):
     global left
     left -= 1
     if left >= 0:
-        raise SystemExit(143)  # as job launchers have it
+        raise SystemExit(143)  # the code that job launchers use
 signal.signal(signal.SIGALRM, stop)
 left = {signals}
 loader = ShardLoader(path, 4, device="cpu", num_threads=3, prefetch=4)
@@ -262,7 +262,7 @@ loader = ShardLoader(path, 4, device="cpu", num_threads=2)
 iterator = iter(loader)
 next(iterator)
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of fork with threads: that is what is tried
+    warnings.simplefilter("ignore", DeprecationWarning)  # it warns of a fork with threads, which is tried here
     child = os.fork()
 if not child:
     try:

@@ -190,7 +190,7 @@ def test_an_abandoned_slot_returns_once_whenever_it_is_abandoned(parts: int, fai
                 pending.run_part(copy)
         pending.abandon(released.append)
         assert released == [slot], case
-        # What comes after is not wanted, and need not be copied.
+        # Later parts are not wanted, and need not be copied.
         assert len(copied) == min(done_before, again_after, parts), case
 
 

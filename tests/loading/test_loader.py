@@ -900,7 +900,7 @@ def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader) -
 
 
 class Interrupted(BaseException):
-    """What a signal handler might raise."""
+    """An exception as a signal handler might raise it."""
 
 
 class InterruptAt:

@@ -284,7 +284,7 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
         if len(hinted) == 3:
             entered.set()
             assert go_on.wait(DEADLINE_SECONDS)
-        raise LookupError("a hint that fails is nobody's error")
+        raise LookupError("a hint that fails is no error")
 
     monkeypatch.setattr(MappedReader, "will_read", slow)
     with loader_of("mmap", batch_size=3, num_threads=1, prefetch=0) as loader:

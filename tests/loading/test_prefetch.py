@@ -100,7 +100,7 @@ def test_a_slot_returns_after_its_copy_and_not_before() -> None:
     assert ring.released == []
     assert not holds(tensors, 1, BATCH)
     copier.finish_oldest()
-    assert ring.released == []  # nobody has asked yet
+    assert ring.released == []  # no caller has asked yet
     prefetch.reclaim(1)
     assert ring.released == [slot]
     assert holds(tensors, 1, BATCH)

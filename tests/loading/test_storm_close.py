@@ -305,7 +305,7 @@ def test_a_wait_that_was_interrupted_leaves_the_others_their_signal() -> None:
     thread = DaemonThread(lambda: None, "shardio-test")
     thread.begin()
     thread.join()
-    thread._call._over_signal.get()  # by a wait that an exception ended in the next moment
+    thread._call._over_signal.get()  # a wait took it, and an exception ended that wait
     thread.wait()
     other = threading.Thread(target=thread._call._over_signal.get, daemon=True)  # one that looked at the flag before
     other.start()

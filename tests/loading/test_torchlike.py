@@ -163,7 +163,7 @@ def test_a_data_loader_around_a_loader_is_told_to_be_left_out(options: dict[str,
         with pytest.raises(TypeError, match="leave out the DataLoader around it, or give that a ShardDataset"):
             next(iter(around))
     del around
-    gc.collect()  # of the pipes to workers that have ended
+    gc.collect()  # closes the pipes to workers that have ended
 
 
 # Copies, and other processes.

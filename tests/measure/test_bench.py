@@ -186,7 +186,7 @@ def test_batches_of_an_epoch_come_again_and_go_on_with_the_next(path: Path) -> N
         seen: list[list[int]] = []
         for _ in range(2):
             steps = shardio.measure.bench._batches(loader, 5)
-            assert list(itertools.islice(steps, 16)) == [4] * 16  # of 7 in an epoch
+            assert list(itertools.islice(steps, 16)) == [4] * 16  # an epoch has 7
             seen.append([loader.state_dict()["epoch"], loader.state_dict()["consumed"]])
             steps.close()
         assert seen[0] == seen[1] == [7, 8]

@@ -245,7 +245,7 @@ def test_a_stateful_dataloader_over_a_shard_dataset_goes_on_in_mid_epoch(num_wor
     assert seen + labels_of(second) == expected
     assert sorted(label for labels in expected for label in labels) == list(range(NUM_TRAIN))
     del first, second, batches
-    gc.collect()  # of the pipes to workers that have ended
+    gc.collect()  # closes the pipes to workers that have ended
 
 
 # Lightning

@@ -198,7 +198,7 @@ def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | 
         return there
 
     def noting_rewrite(journal: Any, outcomes: Any) -> None:
-        saved[shard_of(journal)] = len(outcomes)  # what is lost here had not been sound
+        saved[shard_of(journal)] = len(outcomes)  # lost samples had not been sound
         rewrite(journal, outcomes)
 
     def shard_of(journal: Any) -> str:

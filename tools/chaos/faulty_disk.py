@@ -280,7 +280,7 @@ class FaultyDisk:
             "fstat",
             "preadv",
         )
-        # As in os, the error of a call on a descriptor names no file.
+        # The error of a call on a descriptor names no file, as in os.
         names = [] if name in by_descriptor or name.startswith(("file.", "close")) else [place]
         raise OSError(code, os.strerror(code), *names)
 
