@@ -334,14 +334,16 @@ def measure_device_loader(path: Path, shards: ShardSet, options: argparse.Namesp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", type=Path, nargs="?", help="a set; generated if none is given")
-    parser.add_argument("--samples", type=int, default=2048, help="augmented in a round (%(default)s)")
+    parser.add_argument("--samples", type=int, default=2048, help="samples to augment in a round (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=256, help="(%(default)s)")
-    parser.add_argument("--size", type=int, default=224, help="of the result (%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="side of the result (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="(%(default)s)")
-    parser.add_argument("--batches", type=int, default=50, help="of the loader in a round, on a GPU (%(default)s)")
+    parser.add_argument(
+        "--batches", type=int, default=50, help="the loader's batches in a round, on a GPU (%(default)s)"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(%(default)s)")
     for library in ("torchvision", "ffcv"):
-        help_text = f"of an environment that has {library}; by default the one that runs this"
+        help_text = f"Python of an environment that has {library}; by default the one that runs this"
         parser.add_argument(f"--{library}-python", metavar="PATH", default=sys.executable, help=help_text)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -76,7 +76,7 @@ def measure(command: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=70_000, help="in each tree (%(default)s)")
+    parser.add_argument("--images", type=int, default=70_000, help="images in each tree (%(default)s)")
     options = parser.parse_args()
     folder = BUILD / "trees"
     src, out = str(folder / "src"), str(folder / "out")

@@ -40,9 +40,9 @@ class Recipe:
     model: str = option("resnet50", "the network", choices=("resnet50", "small"))
     epochs: int = option(90, "passes over the training split")
     lr: float = option(0.1, "highest learning rate, for a global batch of 256; it grows with the batch")
-    warmup_epochs: float = option(5.0, "in which the learning rate grows from 0; then it falls as a cosine does")
-    momentum: float = option(0.9, "Nesterov's")
-    weight_decay: float = option(1e-4, "of all weights but biases and those of BatchNorm")
+    warmup_epochs: float = option(5.0, "epochs in which the learning rate grows from 0; then it falls as a cosine does")
+    momentum: float = option(0.9, "Nesterov momentum")
+    weight_decay: float = option(1e-4, "decay of all weights but biases and those of BatchNorm")
     label_smoothing: float = option(0.1, "share of a label that is spread over all classes")
     mixup: float = option(0.0, "alpha of Mixup; 0: none. With --cutmix, one of them is chosen for each batch")
     cutmix: float = option(0.0, "alpha of CutMix; 0: none")
@@ -51,8 +51,10 @@ class Recipe:
     first_size: int = option(0, "pixels of the crops of the first epoch, from which they grow; 0: as --size")
     eval_size: int = option(0, "pixels of the crops that are evaluated; 0: as --size")
     min_area: float = option(0.08, "least share of a picture that a training crop shows")
-    precision: str = option("auto", "of the network; auto: bf16 on CUDA", choices=("auto", "bf16", "float32"))
-    seed: int = option(0, "of weights, order and augmentation")
+    precision: str = option(
+        "auto", "type of the network's arithmetic; auto: bf16 on CUDA", choices=("auto", "bf16", "float32")
+    )
+    seed: int = option(0, "seed of weights, order and augmentation")
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_epochs < self.epochs:
@@ -110,10 +112,10 @@ class Run:
 
     shards: str = field(metadata={"help": "the set: a path, or a name in SHARDIO_PATH"})
     out: Path = field(metadata={"help": "folder of the run, on a filesystem that all its nodes share"})
-    batch_size: int = option(256, "of one process")
+    batch_size: int = option(256, "images in a batch of one process")
     cache: str = option("", "folder on the node's own disk for a copy of the set")
-    log_steps: int = option(20, "from one line of the log to the next; a signal, too, is seen then")
-    checkpoint_steps: int = option(1000, "from one checkpoint to the next; there is one after each epoch, too")
+    log_steps: int = option(20, "steps from one line of the log to the next; a signal, too, is seen then")
+    checkpoint_steps: int = option(1000, "steps from one checkpoint to the next; there is one after each epoch, too")
     stop_after: int = option(0, "steps of this start, then a checkpoint; 0: no limit")
     tensorboard: bool = option(False, "write OUT/tensorboard, too")
     profile: int = option(0, "steps that torch.profiler records, after the first four, in OUT/trace.json")
