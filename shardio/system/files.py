@@ -117,7 +117,9 @@ class AtomicFile:
             else:
                 os.link(self._temporary, self.path)  # unlike rename, this fails if the name is taken
                 self._temporary.unlink()
-            self.leave()
+            self._is_temporary = False
+            if self._file is not None:
+                self._file.close()
             fsync_folder(self.path.parent)
 
     @classmethod
@@ -139,7 +141,9 @@ class AtomicFile:
         """Closes the temporary file, if it was not committed, and keeps it for `take_over`. May be called again."""
         self._is_temporary = False
         if self._file is not None:
-            self._file.close()
+            # An error here must not hide the one for which it is left; what its reader relies on was synced before.
+            with contextlib.suppress(OSError):
+                self._file.close()
 
     def discard(self) -> None:
         """Removes the temporary file, if it was not committed. May be called again, also where it was interrupted."""
@@ -147,8 +151,7 @@ class AtomicFile:
             # An error here must not hide the one for which the file is discarded.
             with contextlib.suppress(OSError):
                 self._temporary.unlink()
-            with contextlib.suppress(OSError):
-                self.leave()
+            self.leave()
 
     def __exit__(self, *_: object) -> None:
         self.discard()
@@ -227,7 +230,8 @@ def _open_left_over(path: Path) -> tuple[OpenFile, bool] | None:
     except BaseException:
         file.close()
         raise
-    file.close()
+    with contextlib.suppress(OSError):  # it is not this process's to write
+        file.close()
     return None
 
 
@@ -253,12 +257,11 @@ def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name
     swept = 0
     for entry in _temporaries(folder):
         if not is_kept(entry.name) and (found := _open_left_over(Path(entry.path))) is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), found[0]:
                 # Once more, under the lock: its process may have decided to keep it just before it left it.
                 if not is_kept(entry.name):
                     Path(entry.path).unlink()
                     swept += 1
-            found[0].close()
     return swept
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import re
 import resource
@@ -37,7 +38,7 @@ from shardio.system.files import (
     write_all,
     write_atomic,
 )
-from shardio.system.opening import open_file, open_regular, open_untrusted, read_untrusted
+from shardio.system.opening import OpenFile, open_file, open_regular, open_untrusted, read_untrusted
 
 
 def names(folder: Path) -> list[str]:
@@ -257,6 +258,30 @@ def test_the_error_names_the_file_whatever_call_fails(tmp_path: Path, replace: b
 
     every_failure(do)
     assert not unnamed, unnamed
+
+
+@contextlib.contextmanager
+def left_at_the_end(file: AtomicFile) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        file.leave()
+
+
+def test_a_failing_close_hides_no_error_for_which_a_file_is_left_or_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def close(file: OpenFile) -> None:
+        io.FileIO.close(file)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(OpenFile, "close", close)
+    with pytest.raises(OSError, match="the disk is full"), AtomicFile(tmp_path / "discarded"):
+        raise OSError(errno.ENOSPC, "the disk is full")
+    file = AtomicFile(tmp_path / "left")
+    with pytest.raises(OSError, match="the disk is full"), file, left_at_the_end(file):
+        raise OSError(errno.ENOSPC, "the disk is full")
+    assert list(tmp_path.iterdir()) == [file.temporary]
 
 
 def test_a_failing_fstat_leaves_no_temporary_and_no_descriptor(tmp_path: Path) -> None:

@@ -183,7 +183,9 @@ class FaultyDisk:
 
         def close(file: OpenFile) -> None:
             real = functools.partial(io.FileIO.close, file)
-            place = None if file.closed or not file.writable() else self._place((file.fileno(),), {})
+            # Its mode does not tell: an OpenFile is made of any descriptor.
+            is_written = not file.closed and self._is_written(file.fileno())
+            place = self._place((file.fileno(),), {}) if is_written else None
             if place is None:
                 real()
             else:
