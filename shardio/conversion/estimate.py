@@ -178,7 +178,7 @@ def _measure(
     fit, sources = options.fit, _all_sources(collection)
     order = spread(len(sources))
     read = partial(_read, collection.origin)
-    if not collection.origin.random_access:
+    if collection.origin.copies_nbytes():
         found = _read_ahead(collection.origin, (sources[number] for number in order[:_MOST_READ_AHEAD]), seconds)
         order, read = order[: len(found)], partial(_get, found)
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast

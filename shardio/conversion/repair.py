@@ -131,7 +131,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         options = read_options(there)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
-    for collection in _readings(Path(os.path.abspath(src)), sources.source):
+    for collection in _readings(Path(src), sources.source):
         table = sources.read_columns(collection)
         plan = make_plan(folder, collection, options, table)
         # The names of classes are in the manifest alone, and not every kind of storage has them.

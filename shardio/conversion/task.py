@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.duplicates import UNREAD, hash_source
-from shardio.conversion.images.decode import decode_image, decode_object
+from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.journal import Journal, Left, Outcome, Refusal, Stored, find_left
 from shardio.conversion.plan import ShardTask, library_versions
@@ -80,11 +80,12 @@ def _prepare(task: ShardTask, source: Source, row: NDArray[np.uint8]) -> Outcome
         try:
             found = task.origin.read(source)
             if isinstance(found, Given):
-                decoded, label = decode_object(found.image, options.decode, least_size=options.least_size), found.label
+                image, label = found
             else:
+                image, label = found, source.label
                 if task.hash_sources:
                     hashed = hash_source(found)
-                decoded, label = decode_image(found, options.decode, least_size=options.least_size), source.label
+            decoded = decode_image(image, options.decode, least_size=options.least_size)
             np.copyto(row, options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
         except DecodeError as error:
             return Outcome(Refusal(error.reason, error.detail), hashed)

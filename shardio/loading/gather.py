@@ -197,7 +197,7 @@ def _copy(
 ) -> None:
     part = indices[start:stop]
     reader.read(part, slot.images[start:stop], None if windows is None else windows[start:stop])
-    slot.labels[start:stop] = reader.labels_of(part)
+    slot.labels[start:stop] = reader.column_of("label", part)
     slot.indices[start:stop] = part
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,22 +49,13 @@ class Counts:
     read_ahead_batches: int = 0
 
 
-@dataclass(frozen=True)
-class _LastStep:
-    """The `Finish` of batches of `epoch`, which gather threads call when the last part of one has come.
-
-    It does not refer to the pipeline, which would then end in one of its own threads.
-    """
-
-    epoch: int
-    guard: GuardedReader | None
-    sizes: PictureSizes | None
-
-    def __call__(self, slot: Slot, size: int) -> None:
-        if self.guard is not None:
-            self.guard.replace_damaged(self.epoch, slot.images[:size], slot.labels[:size], slot.indices[:size])
-        if self.sizes is not None:
-            slot.sizes = self.sizes(slot.indices[:size])
+def _finish(epoch: int, guard: GuardedReader | None, sizes: PictureSizes | None, slot: Slot, size: int) -> None:
+    """Does the last step of a batch, in a gather thread. (No method of the pipeline, which would then end in one of its
+    own threads.)"""
+    if guard is not None:
+        guard.replace_damaged(epoch, slot.images[:size], slot.labels[:size], slot.indices[:size])
+    if sizes is not None:
+        slot.sizes = sizes(slot.indices[:size])
 
 
 class Pipeline:
@@ -138,7 +130,7 @@ class Pipeline:
     def last_step(self, epoch: int) -> Finish | None:
         """Returns what is done to batches of this epoch when they have been gathered; None if nothing is."""
         sizes = self.transform.sizes_wanted()
-        return None if self._guard is None and sizes is None else _LastStep(epoch, self._guard, sizes)
+        return None if self._guard is None and sizes is None else partial(_finish, epoch, self._guard, sizes)
 
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns what takes batches of one epoch to the device; None if they stay on the CPU."""

@@ -477,7 +477,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
 def test_options_that_make_no_sense_are_refused_before_anything_is_written(
     image_tree: Path, out: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("shardio.conversion.options.scan_for")  # which may take minutes
+    monkeypatch.delattr("shardio.conversion.options.scan")  # which may take minutes
     with pytest.raises(ValueError, match=f"^{message}$"):
         convert(image_tree, out, **{**OPTIONS, **options})
     assert not out.exists()

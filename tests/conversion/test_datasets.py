@@ -25,7 +25,7 @@ from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
 from shardio.conversion.convert import convert
-from shardio.conversion.images.decode import Decoded, decode_image, decode_object
+from shardio.conversion.images.decode import Decoded, decode_image
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Item, Source
 from shardio.conversion.sources.datasets import collect_datasets
@@ -238,7 +238,7 @@ class Recycled(Pictures):
 def test_a_dataset_may_use_the_memory_of_an_item_again_for_the_next(tmp_path: Path) -> None:
     convert(Recycled(23), tmp_path / "out", **OPTIONS)
     check_set(tmp_path / "out", "train", 23)
-    image = decode_object(Recycled.memory).pixels
+    image = decode_image(Recycled.memory).pixels
     assert not np.shares_memory(image, Recycled.memory)
 
 
@@ -287,7 +287,7 @@ TENSORS: dict[str, tuple[Any, NDArray[np.uint8]]] = {
 @pytest.mark.parametrize("name", IMAGES)
 def test_every_kind_of_image_becomes_rgb(name: str) -> None:
     image, expected = IMAGES[name]
-    decoded = decode_object(image).pixels
+    decoded = decode_image(image).pixels
     assert decoded.dtype == np.uint8
     np.testing.assert_array_equal(decoded, expected)
 
@@ -320,7 +320,7 @@ def test_other_images_are_the_callers_mistake_and_named_with_the_item(tmp_path: 
     image, found = OTHERS[name]
     if not isinstance(image, torch.Tensor):
         with pytest.raises(TypeError, match=f"^expected a PIL image, encoded bytes or a uint8 array .*{found}"):
-            decode_object(image)
+            decode_image(image)
     with pytest.raises(TypeError, match=rf"^dataset 'train', item 0: expected .*{found}"):
         convert([(image, 0)] * 3, tmp_path / "out", **OPTIONS)
     assert not (tmp_path / "out").exists()
@@ -341,7 +341,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
 def test_images_of_the_right_kind_that_cannot_be_taken_are_refused(name: str) -> None:
     image, reason, detail = REFUSED[name]
     with pytest.raises(DecodeError, match=detail) as caught:
-        decode_object(image)
+        decode_image(image)
     assert caught.value.reason == reason
 
 
@@ -350,7 +350,7 @@ def test_a_file_that_pillow_opens_and_cannot_read_is_refused() -> None:
         Image.open(io.BytesIO(encode(picture(0, 100, 100), "PNG")[:-500])) as image,
         pytest.raises(DecodeError) as caught,
     ):
-        decode_object(image)
+        decode_image(image)
     assert caught.value.reason == "damaged"
     assert caught.value.detail
 
@@ -359,8 +359,8 @@ def test_images_are_converted_as_files_of_them_are() -> None:
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
         image = Image.fromarray(RGBA).convert(mode)
         expected = decode_image(encode(image, "PNG")).pixels
-        np.testing.assert_array_equal(decode_object(image).pixels, expected, err_msg=mode)
-    assert isinstance(decode_object(RGB), Decoded)
+        np.testing.assert_array_equal(decode_image(image).pixels, expected, err_msg=mode)
+    assert isinstance(decode_image(RGB), Decoded)
 
 
 # --- labels and classes ----------------------------------------------------------------------------------------------

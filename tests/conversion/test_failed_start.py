@@ -172,7 +172,7 @@ def test_a_missing_library_is_told_before_the_images_are_listed(
     monkeypatch.chdir(tmp_path)
     Path("columns.parquet").write_bytes(b"PAR1 and so on")
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delattr("shardio.conversion.options.scan_for")
+    monkeypatch.delattr("shardio.conversion.options.scan")
     with pytest.raises((ConvertError, SourceError), match=hint):
         convert(image_tree, tmp_path / "out", **OPTIONS, **options)
     assert not (tmp_path / "out").exists()

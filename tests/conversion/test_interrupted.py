@@ -65,10 +65,10 @@ print(counts.torn, counts.lost, counts.aborts + counts.hangs, counts.other)
 NO_FSYNC = """
 def commit(self, *, replace=True):
     if replace:
-        os.rename(self._temporary, self.path)
+        os.rename(self.temporary, self.path)
     else:
-        os.link(self._temporary, self.path)
-        os.unlink(self._temporary)
+        os.link(self.temporary, self.path)
+        os.unlink(self.temporary)
     self.leave()
     files.fsync_folder(self.path.parent)
 files.AtomicFile.commit = commit

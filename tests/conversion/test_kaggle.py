@@ -47,9 +47,10 @@ def test_validation_images_have_the_keys_of_the_tree_and_their_own_places(src: P
 
 def test_test_images_and_what_is_no_image_are_counted(src: Path) -> None:
     put(images(src), "val/.DS_Store", "val/README.txt", "train/.x", "train/notes.txt")
+    put(images(src), "train/._n01440764.JPEG", "test/.DS_Store")
     assert scan_kaggle(src).ignored == {
         "unlabelled test image": 3,
-        "hidden": 2,
+        "hidden": 4,
         "not a validation image": 1,
         "outside of class folders": 1,
     }

@@ -33,7 +33,7 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import make_plan
 from shardio.conversion.repair import repair
 from shardio.conversion.report import Progress
-from shardio.conversion.sources import spool
+from shardio.conversion.sources import collection, spool
 from shardio.conversion.sources.collection import Source
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
@@ -151,7 +151,8 @@ def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: byte
 def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
     image_tree: Path, tmp_path: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "MAX_SOURCE_NBYTES", 10_000)
+    for module in (collection, spool):
+        monkeypatch.setattr(module, "MAX_SOURCE_NBYTES", 10_000)
     images = [picture, b"", None, b"<html>", picture[:100], bytes(10_001), picture]
     built = table(images, [0] * 7)
     nothing = pa.array([None], IMAGE)

@@ -286,7 +286,7 @@ def test_every_reader_finds_the_labels_among_the_columns(with_columns: Path) -> 
     labels = [i % 7 for i in range(23)]
     assert open_shards(with_columns).labels.tolist() == labels
     reader = FileReader(open_shards(with_columns))
-    assert reader.labels_of(np.arange(23)).tolist() == labels
+    assert reader.column_of("label", np.arange(23)).tolist() == labels
     reader.close()
     assert [label for _, label in ShardDataset(with_columns)] == labels
     for io in ("mmap", "pread"):

@@ -45,8 +45,8 @@ def quick(path: Path, **options: Any) -> Report:
 
 
 def no_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shardio.reading.choose, "direct_alignment", lambda path: None)
     for module in (shardio.reading.choose, shardio.measure.limits):
-        monkeypatch.setattr(module, "direct_alignment", lambda path: None)
         monkeypatch.setattr(module, "filesystem_kind", lambda path: "oldfs")
 
 

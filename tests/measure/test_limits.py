@@ -150,10 +150,10 @@ def test_any_error_in_a_thread_arrives(paged: ShardSet, monkeypatch: pytest.Monk
 
 def test_why_there_are_no_direct_reads_is_said(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     shards = open_shards(make_set(12))
-    monkeypatch.setattr(shardio.measure.limits, "direct_alignment", lambda path: 512)
+    monkeypatch.setattr(shardio.measure.limits, "alignment_of", lambda shards: 512)
     assert limits.why_no_direct_reads(shards) == "samples of 90 bytes are not whole sectors of 512 bytes"
     assert limits.why_no_direct_reads(open_shards(make_set(12, PAGES))) is None
-    monkeypatch.setattr(shardio.measure.limits, "direct_alignment", lambda path: None)
+    monkeypatch.setattr(shardio.measure.limits, "alignment_of", lambda shards: None)
     monkeypatch.setattr(shardio.measure.limits, "filesystem_kind", lambda path: "oldfs")
     assert limits.why_no_direct_reads(shards) == "O_DIRECT does not work on oldfs"
     monkeypatch.setattr(shardio.measure.limits, "filesystem_kind", lambda path: "")

@@ -127,7 +127,7 @@ def test_random_batches_of_any_shape_are_right(
             unaligned = np.empty(len(indices) * pictures[0].nbytes + 1, np.uint8)[1:].reshape(len(indices), *shape)
             reader.read(indices, unaligned)
             assert np.array_equal(unaligned, pictures[indices])
-    assert np.array_equal(reader.labels_of(np.arange(99, -1, -1)), np.arange(99, -1, -1) % 7)
+    assert np.array_equal(reader.column_of("label", np.arange(99, -1, -1)), np.arange(99, -1, -1) % 7)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -149,7 +149,7 @@ def test_labels_of_many_samples_are_right(
     shards = open_shards(make_set(9000, (1, 1, 1), 5000))
     reader = reader_of(shards, engine)
     for indices in (np.arange(9000), np.arange(8999, -1, -7), np.array([5, 5, 8999, 0]), np.array([], np.int64)):
-        labels = reader.labels_of(indices)
+        labels = reader.column_of("label", indices)
         assert labels.dtype == np.int64
         assert np.array_equal(labels, shards.labels[indices])
 
@@ -676,25 +676,25 @@ def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
 ) -> None:
     path = make_set(20)
     reader = reader_of(open_shards(path), engine)
-    expected = reader.labels_of(np.arange(20))
+    expected = reader.column_of("label", np.arange(20))
     faults.rest = failure(errno.EIO)
     with pytest.raises(OSError, match=r"reading the label of sample 7 at byte \d+ failed \(attempts: 4\)") as caught:
-        reader.labels_of(np.array([7]))
+        reader.column_of("label", np.array([7]))
     assert caught.value.filename == str(path / "train-index.npy")
     with pytest.raises(OSError, match=r"reading the crc32 of sample 19 at byte \d+ failed"):
         reader.column_of("crc32", np.array([19]))
     faults.rest = None
     faults.plan = [failure(errno.EIO), failure(errno.ESTALE)]
-    assert np.array_equal(reader.labels_of(np.arange(20)), expected)
+    assert np.array_equal(reader.column_of("label", np.arange(20)), expected)
     os.truncate(path / "train-index.npy", 4200)
     with pytest.raises(FormatError, match=r"train-index\.npy: expected .* found 4200"):
-        reader.labels_of(np.array([0, 19]))
+        reader.column_of("label", np.array([0, 19]))
 
 
 def test_the_index_is_read_through_the_page_cache(make_set: Callable[..., Path], reader_of: MakeReader) -> None:
     """Labels are 8 bytes each, which O_DIRECT could not read."""
     reader = reader_of(open_shards(make_set(20)), "direct 4096")
-    assert np.array_equal(reader.labels_of(np.array([3, 19])), [3 % 7, 19 % 7])
+    assert np.array_equal(reader.column_of("label", np.array([3, 19])), [3 % 7, 19 % 7])
     assert isinstance(reader, FileReader)
     assert not fcntl.fcntl(reader._files.get(reader._index_number).fileno(), fcntl.F_GETFL) & os.O_DIRECT
 

@@ -54,7 +54,7 @@ leases.Lease.try_filling = lambda self, source: leases.Filling(opening.open_file
 """
 NAMED_TOO_EARLY = """
 def init(self, path, left=None):
-    self.path = self._temporary = path
+    self.path = self.temporary = path
     self._file = opening.open_file(path, os.O_RDWR | os.O_CREAT)
 files.AtomicFile.__init__ = init
 """

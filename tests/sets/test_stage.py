@@ -41,7 +41,7 @@ from shardio.sets.cache.stage import Stager, stage
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
-from shardio.system.pour import SyncedWriter
+from shardio.system.pour import synced_writes
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_the_kernel_is_told_to_write_on_the_way(out: Path, cache: Path, monkeypa
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(threading.current_thread().name))
     assert verify(stage(out, cache).path).ok
     assert synced
-    assert all(re.match(r"shardio-stage-\d-sync", name) for name in synced)
+    assert all(re.match(r"shardio-stage_\d-sync", name) for name in synced)
 
 
 def test_what_the_disk_does_not_take_on_the_way_is_an_error_that_names_the_file(
@@ -449,14 +449,19 @@ def test_a_file_that_is_given_up_halfway_is_no_progress(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts, failures = list[int](), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
-    real = SyncedWriter.write
 
-    def write(self: SyncedWriter, piece: memoryview) -> None:
-        if len(counts) >= 6 and failures:
-            raise failures.pop()
-        real(self, piece)
+    @contextlib.contextmanager
+    def failing(path: Path, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
+        with synced_writes(path, descriptor) as real:
 
-    monkeypatch.setattr(SyncedWriter, "write", write)
+            def write(piece: memoryview) -> None:
+                if len(counts) >= 6 and failures:
+                    raise failures.pop()
+                real(piece)
+
+            yield write
+
+    monkeypatch.setattr(fill, "synced_writes", failing)
     monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert min(counts) < 0

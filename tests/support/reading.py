@@ -30,7 +30,6 @@ def read_in_every_way(path: Path) -> None:
     assert warm(path).num_files > 0
     storage = open_storage(path)
     index = storage.load_manifest().splits["train"].index
-    storage.check(index)
     storage.read_into(index, 4096, memoryview(bytearray(8)))
 
 
