@@ -163,7 +163,7 @@ class GatherThreads:
         windows: Windows | None = None,
         finish: Finish | None = None,
     ) -> Pending:
-        """Begin to copy the samples `indices` or windows of them, their labels and the indices into the slot.
+        """Begins to copy the samples `indices` or windows of them, their labels and the indices into the slot.
 
         `finish` is then called with the slot and the number of samples, in one of the threads, unless a part failed.
         """

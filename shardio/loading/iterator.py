@@ -115,7 +115,7 @@ class Flow:
 
 
 class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
-    """One pass over one epoch."""
+    """Gives the batches of one epoch, once."""
 
     def __init__(self, pipeline: Pipeline, position: Position, *, prefetch: int, return_indices: bool) -> None:
         self._pipeline = pipeline

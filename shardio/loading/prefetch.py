@@ -44,7 +44,7 @@ class Transfer(Protocol):
     """The time that the device took for the copy. 0.0 until it is known to be done."""
 
     def start(self, slot: Slot, size: int) -> None:
-        """Begin to copy the first `size` samples. Does not wait; the slot must stay as it is until it is done."""
+        """Begins to copy the first `size` samples. Does not wait; the slot must stay as it is until that is done."""
 
     def done(self) -> bool:
         """Returns whether the copy has been made: only then may the slot be written again. Does not wait."""
@@ -94,7 +94,7 @@ class DevicePrefetch:
         return len(self._transfers)
 
     def start(self, slot: Slot, size: int) -> None:
-        """Begin to copy a gathered batch, and take over its slot."""
+        """Begins to copy a gathered batch, and takes over its slot."""
         with record_function("shardio.copy"):
             transfer = self._reserved or self._copier.reserve(slot)
             self._reserved = None

@@ -1,4 +1,4 @@
-"""Whatever names, keys, labels, servers and sets say: a terminal or log shows lines of shardio, and text in them."""
+"""Names, keys, labels, servers and sets may say anything: terminals and logs show it as text in shardio's lines."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_torch_datasets_are_datasets(tmp_path: Path) -> None:
 
 
 def test_encoded_images_give_the_set_of_the_same_files_in_a_tree(image_tree: Path, tmp_path: Path) -> None:
-    """But for the keys, which are numbers: a dataset does not say what its items are called."""
+    """The keys differ: they are numbers, as a dataset does not say what its items are called."""
     names = sorted(str(path.relative_to(image_tree)) for path in image_tree.rglob("*.JPEG"))
     splits = {
         split: [((image_tree / n).read_bytes(), int(n.split("/")[1][1:]) - 1) for n in names if n.startswith(split)]
@@ -211,7 +211,7 @@ def test_the_shuffled_order_is_that_of_the_keys_and_columns_belong_to_them(tmp_p
 
 
 def test_a_dataset_is_called_by_the_calling_thread_alone_and_in_order(tmp_path: Path) -> None:
-    """As a loop would: connections to databases and file handles may demand it."""
+    """A loop would do the same. Connections to databases and file handles may demand it."""
     calls: list[tuple[int, int]] = []
 
     class Watched(Pictures):
@@ -428,7 +428,7 @@ def test_datasets_without_classes_have_as_many_as_the_largest_label_of_all_split
 
 
 class ImageNetLike(Pictures):
-    """As torchvision's ImageNet has them."""
+    """torchvision's ImageNet has such classes."""
 
     wnids = ("n01440764", "n02012849", "n03126707")
 
@@ -594,7 +594,7 @@ def test_a_dataset_of_an_interactive_session_is_refused_before_workers_die_of_it
 
 @dataclass
 class Processes(Pictures):
-    """Says which process read an item, by its label."""
+    """A dataset whose labels say which process read the item."""
 
     def __getitem__(self, index: int) -> Any:
         return picture(index), os.getpid() % 1000
@@ -650,7 +650,7 @@ DIFFERENT: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("state", ["finished set", "unfinished conversion"])
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_another_dataset_into_the_same_folder_is_refused(tmp_path: Path, name: str, state: str) -> None:
-    """As far as it can be told: by class, length, classes, targets, and a few of its items."""
+    """The class, the length, the classes, the targets and a few of the items tell one dataset from another."""
     if state == "finished set":
         convert(Pictures(23), tmp_path / "out", **OPTIONS)
     else:

@@ -1,4 +1,4 @@
-"""A conversion that fails before it works on an image leaves in OUT what was there, and no OUT where none was."""
+"""A conversion that fails before its first image leaves OUT as it was, and makes no OUT."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUBMIT = "engines.processes.ProcessPoolExecutor.submit"
 
 
 class Broken(Executor):
-    """One that takes nothing, or loses what it took."""
+    """An executor that takes no task, or loses what it took."""
 
     def __init__(self, error: Exception, *, submits: bool) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""Kaggle's layout of ImageNet: labels of the flat validation folder, what is ignored, what is missing or wrong."""
+"""Kaggle's layout of ImageNet: labels of the flat validation folder, ignored files, and missing or wrong ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_train_or_val_may_be_missing(src: Path) -> None:
     assert "expected a folder train or val in it, found neither" in refused(src)
 
 
-def test_validation_images_that_somebody_sorted_into_class_folders_are_taken_as_they_are(src: Path) -> None:
+def test_validation_images_that_were_sorted_into_class_folders_are_taken_as_they_are(src: Path) -> None:
     expected = [(source.key, source.label) for source in scan_kaggle(src).splits["val"]]
     for source in scan_kaggle(src).splits["val"]:
         place = images(src) / source.key.decode()

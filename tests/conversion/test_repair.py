@@ -45,14 +45,14 @@ OPTIONS: dict[str, Any] = {
     "max_bad": 7,
 }
 
-# Of the second shard of train every source is refused.
+# Every source of the second shard of train is refused.
 SHARDS = {"train-00000": 3, "train-00002": 3, "train-00003": 3, "train-00004": 3, "val-00000": 2, "val-00001": 2}
-"""Sources of each."""
+"""Sources of each shard."""
 FILES = [*(f"{name}.npy" for name in SHARDS), "train-index.npy", "val-index.npy", "rejects.jsonl"]
 
 
 def finished_before(done: int) -> int:
-    """How many shards are finished when so many sources are done, one after the other, and the last only just."""
+    """Returns how many shards are finished when so many sources are done in order, but not the shard of the last."""
     return sum(total < done for total in accumulate(SHARDS.values()))
 
 
@@ -443,7 +443,7 @@ def test_a_folder_in_place_of_a_shard_is_an_error_that_names_it(source: Path, ou
 
 
 def assert_no_worse(out: Path, sound: Path, damaged: dict[str, str]) -> None:
-    """Every file is what it was, or what it shall be; and no temporary file is left."""
+    """Checks that every file is as it was or as it shall be, and that no temporary file is left."""
     whole = hashes(sound)
     for name, digest in hashes(out).items():
         assert digest in (damaged.get(name), whole.get(name)), name

@@ -1,4 +1,4 @@
-"""What a folder tree is taken to mean: classes, labels, order, splits; what is ignored and what is refused."""
+"""The meaning of a folder tree: classes, labels, order and splits; ignored files, and refused trees."""
 
 from __future__ import annotations
 

@@ -160,14 +160,14 @@ def full_manifest(columns: tuple[tuple[str, str], ...] = (("a", "<i8"), ("b_2", 
     """Samples of (2, 3, 3) = 18 bytes; rows of 8 + 12 + 12 bytes and 8 for each column."""
     index = IndexEntry("train-index.npy", index_nbytes(3, 12, columns), "1" * 64, 12, columns)
     split = Split(3, index, (ShardEntry("train-00000.npy", 4096 + 3 * 18, "0" * 64, 3),))
-    names = ("crane", "crane")  # a bird and a machine
+    names = ("crane", "crane")  # both a bird and a machine
     return Manifest(
         (2, 3, 3), ("n02012849", "n03126707"), {"train": split}, RejectsEntry("r", 0, "2" * 64, 0), {}, names
     )
 
 
 def sealed(document: dict[str, Any]) -> bytes:
-    """With the digest of its own content, so that nothing but the change itself can be refused."""
+    """Gives the document the digest of its own content, so that nothing but the change itself can be refused."""
     content = {key: value for key, value in document.items() if key not in ("digest", "provenance")}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return json.dumps({**document, "digest": hashlib.sha256(text.encode()).hexdigest()}).encode()

@@ -1,4 +1,4 @@
-"""What the limits move: whole samples that are really there, nothing but that, and nothing after they are closed."""
+"""The limits move whole samples that are really there, nothing else, and nothing after they are closed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def paged(make_set: Callable[..., Path]) -> ShardSet:
 
 
 class Reads:
-    """Every os.preadv, and what it was of."""
+    """Notes every os.preadv and its file."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: set[str] = set()

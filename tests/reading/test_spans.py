@@ -1,4 +1,4 @@
-"""The plan of requests, against the plainest way to say the same."""
+"""The plan of requests, against its plainest definition."""
 
 from __future__ import annotations
 

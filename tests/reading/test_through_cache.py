@@ -227,7 +227,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
         wait_for(loader)
 
 
-def test_a_source_that_is_gone_does_not_matter_to_who_pins_a_complete_copy(src: Path, cache: Path) -> None:
+def test_a_source_that_is_gone_does_not_matter_when_a_complete_copy_is_pinned(src: Path, cache: Path) -> None:
     digest = staging.stage(src, cache).digest
     shutil.rmtree(src)
     with pytest.raises(SetNotFoundError):
@@ -247,8 +247,8 @@ def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(s
         assert loader.stats()["read_retries"] > 0
         assert not loader.damaged
         wait_for(loader)
-        assert len(list(batches)) == 10  # whoever has the copy open goes on with it
-        read_epoch(loader)  # what is mapped stays damaged, and is read from the source again
+        assert len(list(batches)) == 10  # a reader that has the copy open goes on with it
+        read_epoch(loader)  # mapped pages stay damaged, and are read from the source again
     after = {file.name: file.stat().st_ino for file in path.iterdir()}
     assert {name for name in before if before[name] != after[name]} == {"train-00003.npy"}
     assert (path / "train-00003.npy").read_bytes() == (src / "train-00003.npy").read_bytes()
@@ -258,7 +258,7 @@ def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(s
 
 
 def damage(shard: Path) -> None:
-    """Its second sample: 31 of the fourth shard."""
+    """Damages the second sample of the fourth shard, which is sample 31."""
     with open(shard, "r+b") as file:
         file.seek(4096 + 90)
         file.write(b"other")
@@ -323,7 +323,7 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
     def collecting(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         real(storage, entry, offset, buffer)
         if threading.current_thread().name == "shardio-stage_0" and held:
-            held.pop()._pipeline._source.close()  # type: ignore[union-attr]  # as its finaliser does
+            held.pop()._pipeline._source.close()  # type: ignore[union-attr]  # its finaliser does the same
 
     monkeypatch.setattr(FolderStorage, "read_into", collecting)
     loader = loaded(src, cache)

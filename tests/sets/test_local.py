@@ -1,4 +1,4 @@
-"""Folders that are given where others are expected: every call says what was found, and writes nothing."""
+"""Folders that are given where others are expected: every call names the mistake, and writes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets in an object store, over connections that fail: what may pass is tried again, all else is named at once."""
+"""Sets in an object store, over connections that fail: passing errors are tried again, others are raised at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def out(make_set: Callable[..., Path]) -> Path:
 
 @pytest.fixture(params=["s3", "http"])
 def url(request: pytest.FixtureRequest, store: ObjectStore, out: Path) -> str:
-    """Of a set in the store, which is asked by each protocol."""
+    """The URL of a set in the store, by each protocol."""
     store.put_set(out, "small")
     store.requests.clear()
     return "s3://sets/small" if request.param == "s3" else f"{store.endpoint}/sets/small"
@@ -83,7 +83,7 @@ def test_what_may_pass_is_tried_again(url: str, out: Path, store: ObjectStore, f
     entry, place = first_shard(out), open_storage(url)
     place.load_manifest()
     buffer = bytearray(50)
-    place.read_into(entry, 5, memoryview(buffer))  # of a web server, it is now known that it gives ranges
+    place.read_into(entry, 5, memoryview(buffer))  # the storage now knows that a web server gives ranges
     store.faults.extend(faults)
     place.read_into(entry, 4096, memoryview(buffer))
     assert buffer == (out / entry.file).read_bytes()[4096:4146]
@@ -117,7 +117,7 @@ def test_no_server_at_all_is_tried_for_a_while(store: ObjectStore, monkeypatch: 
         open_storage("http://127.0.0.1:1/small").load_manifest()
 
 
-def test_whoever_waits_to_try_again_gives_up_when_the_storage_is_closed(store: ObjectStore) -> None:
+def test_a_read_that_waits_to_try_again_gives_up_when_the_storage_is_closed(store: ObjectStore) -> None:
     place = remote.RemoteStorage("memory://waits")
 
     def fail() -> None:
@@ -191,7 +191,7 @@ def caused_by(error: Exception, cause: Exception) -> Exception:
         (caused_by(PermissionError("ExpiredToken"), of_s3(400)), errno.EACCES, False),
         # The body of an answer was cut: aiohttp calls that a bad request, within.
         (caused_by(ClientError(), ClientError(status=400)), errno.EHOSTUNREACH, True),
-        # fsspec's http, looking for a file.
+        # fsspec's http raises it when it looks for a file.
         (caused_by(FileNotFoundError("url"), ClientError(status=503)), errno.EHOSTUNREACH, True),
         (caused_by(FileNotFoundError("url"), ConnectionResetError(errno.ECONNRESET, "")), errno.ECONNRESET, True),
         (caused_by(FileNotFoundError("url"), ClientError(status=404)), errno.ENOENT, False),

@@ -14,7 +14,7 @@ from shardio.system.direct import direct_alignment
 
 
 def read_in_every_way(path: Path) -> None:
-    """Open, read by every engine with and without a check, verify, warm: whatever does not make a set."""
+    """Opens a set, reads it by every engine with and without a check, verifies it and warms it."""
     manifest = load_manifest(path)
     ios = ["auto", "mmap", "pread"]
     if direct_alignment(path / manifest.splits["train"].shards[0].file) is not None:

@@ -106,7 +106,7 @@ class Decoded:
 
     @property
     def source_size(self) -> tuple[int, int]:
-        """(height, width) of the image, reduced or not."""
+        """Returns (height, width) of the image as it was before it was reduced, if it was."""
         return self.reduced_from or (self.pixels.shape[0], self.pixels.shape[1])
 
 

@@ -152,7 +152,7 @@ class FileOrigin(Origin):
         return read_file(*self._find(source))
 
     def nbytes(self, sources: Sequence[Source]) -> int:
-        """As Origin.nbytes; images that are not there count as empty. One stat each at most."""
+        """Does what Origin.nbytes does. Images that are not there count as empty. One stat each at most."""
 
         def total(start: int) -> int:
             return sum(map(self._nbytes, sources[start::_STAT_THREADS]))

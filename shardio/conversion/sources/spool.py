@@ -56,7 +56,7 @@ class ParquetOrigin(Origin):
     spool: Path | None = None
 
     def read(self, source: Source) -> bytes:
-        """As Origin.read. Raises FileNotFoundError if the spool was removed, as by a process that published the set."""
+        """Does what Origin.read does. Raises FileNotFoundError if a process published the set and removed the spool."""
         where, number = _item(source)
         image = self._read_row_group(where, number) if self.spool is None else self._read_spool(where, number)
         if image is None:
