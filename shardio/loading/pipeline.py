@@ -137,22 +137,22 @@ class Pipeline:
         return DevicePrefetch(self._copier, self._ring, self.counts) if self._copier else None
 
     def announce(self, indices: NDArray[np.int64], windows: Windows | None, hints: Hints) -> None:
-        """Have the reader told that this batch will be submitted soon."""
+        """Has the reader told that this batch will be submitted soon."""
         self._threads.announce(self._reader, indices, windows, hints)
         self.counts.read_ahead_batches += 1
 
     def submit(self, indices: NDArray[np.int64], windows: Windows | None, last_step: Finish | None) -> Pending:
-        """Begin to gather a batch into a slot of its own."""
+        """Begins to gather a batch into a slot of its own."""
         slot = self._ring.acquire()
         slot.sizes = None  # those of another batch
         return self._threads.submit(self._reader, indices, slot, windows, last_step)
 
     def abandon(self, pending: Pending) -> None:
-        """Have the slot of a batch come back that will not be collected."""
+        """Has the slot of a batch come back that will not be collected."""
         pending.abandon(self._ring.release)
 
     def collect(self, pending: Pending) -> Slot:
-        """Wait for a batch. Returns its slot, or raises what the gathering has raised."""
+        """Waits for a batch. Returns its slot, or raises what the gathering has raised."""
         start = time.perf_counter()
         with record_function("shardio.wait"):
             slot = pending.wait()

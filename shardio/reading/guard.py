@@ -157,7 +157,7 @@ class GuardedReader:
     def replace_damaged(
         self, epoch: int, images: NDArray[np.uint8], labels: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
-        """Put sound samples of a batch, with their labels and indices, in the places of its damaged ones.
+        """Puts sound samples of a batch, with their labels and indices, in the places of its damaged ones.
 
         Seed, epoch and the damaged sample decide which of the sound ones. Raises FormatError if there is none.
         """

@@ -130,7 +130,7 @@ class StagedSet(ShardSet):
 
     @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        """As ShardSet.gather. Samples of shards that are away are read one after the other: threads make it many."""
+        """Does what ShardSet.gather does. Samples of shards that are away are read one after the other: threads make it many."""
         indices = self.check_request(indices, out, windows)
         away = self._away_of(indices)
         if away.any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:
@@ -149,7 +149,7 @@ class StagedSet(ShardSet):
 
 
 def fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
-    """Read one sample, or the lines of its window, from the storage. Raises OSError that names the sample."""
+    """Reads one sample, or the lines of its window, from the storage. Raises OSError that names the sample."""
     entry, offset = shards.locate_one(index)
     try:
         if window is None:

@@ -135,7 +135,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @property
     def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
-        """Read-only views of the shards: uint8 (samples in the shard, bytes per sample)."""
+        """Returns read-only views of the shards: uint8 (samples in the shard, bytes per sample)."""
         spans = zip(self._starts[:-1] + self._shifts, self._starts[1:] + self._shifts, strict=True)
         return tuple(self._rows[first:last] for first, last in spans)
 

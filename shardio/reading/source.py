@@ -40,10 +40,10 @@ class SplitSource(Protocol):
         """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`, after `make_reader`."""
 
     def stop(self) -> None:
-        """Have what is under way end soon, and further reads of what lies elsewhere fail. Does not wait."""
+        """Has what is under way end soon, and further reads of what lies elsewhere fail. Does not wait."""
 
     def close(self) -> None:
-        """End what is under way. May be called again, also where it was interrupted."""
+        """Ends what is under way. May be called again, also where it was interrupted."""
 
 
 def open_source(

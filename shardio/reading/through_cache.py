@@ -220,7 +220,7 @@ class CachedSplit:
         return self._split.num_samples
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """Open the split, and copy first the shards that these batches of indices need first."""
+        """Opens the split, and copies first the shards that these batches of indices need first."""
         if self._lease.is_complete():
             with contextlib.suppress(FormatError):  # a file is missing or was cut, and is copied again
                 self._shards = open_shards(self._lease.path, self._name)
@@ -287,11 +287,11 @@ class CachedSplit:
         return {"io_reason": self._staging.io_reason, "staging": staging}
 
     def stop(self) -> None:
-        """Have the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
+        """Has the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
         self._staging.stop()
 
     def close(self) -> None:
-        """End the copying and the lease. The set that was opened goes on with what is there, and what it has mapped."""
+        """Ends the copying and the lease. The set that was opened goes on with what is there, and what it has mapped."""
         if hasattr(self, "_staging"):  # else its making was interrupted
             self._staging.close()
 

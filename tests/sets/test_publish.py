@@ -507,7 +507,7 @@ for number in range(rounds):
     os.kill(child, signal.SIGKILL)
     in_time = os.WIFSIGNALED(os.waitpid(child, 0)[1])
     killed += in_time
-    seconds *= 1.05 if in_time else 0.95  # half of the kills come in time, also when the machine becomes faster or slower
+    seconds *= 1.05 if in_time else 0.95  # about half of the kills come in time, at any speed
     if target.exists():
         assert verify(target).ok and load_manifest(target).digest == digest, "torn"
         assert not [name for name in os.listdir(target) if name.startswith(".")], "temporaries inside"

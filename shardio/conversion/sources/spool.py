@@ -106,7 +106,7 @@ class ParquetOrigin(Origin):
         return sum(self.files[where].nbytes for where in self._missing())
 
     def prepare(self, report: Callable[[int], None]) -> None:
-        """As Origin.prepare.
+        """Does what Origin.prepare says.
 
         Every file's copy is whole or absent, so that a call that was interrupted is followed by one that does the rest.
         Calls at the same time do the same work, and do not disturb each other. Memory is bounded by a row group's
