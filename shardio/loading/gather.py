@@ -59,7 +59,7 @@ class Pending:
             self._end()
 
     def _end(self) -> None:
-        """Ends the batch after its last part. The last two may both find themselves last: then one of them does this."""
+        """Ends the batch after its last part. The last two may both find themselves last: one of them does this."""
         try:
             finish = self._finish.pop()
         except IndexError:

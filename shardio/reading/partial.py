@@ -130,7 +130,7 @@ class StagedSet(ShardSet):
 
     @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        """Does what ShardSet.gather does. Samples of shards that are away are read one after the other: threads make it many."""
+        """Does what ShardSet.gather does. Each thread reads samples of shards that are away one after the other."""
         indices = self.check_request(indices, out, windows)
         away = self._away_of(indices)
         if away.any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:

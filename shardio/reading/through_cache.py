@@ -291,7 +291,7 @@ class CachedSplit:
         self._staging.stop()
 
     def close(self) -> None:
-        """Ends the copying and the lease. The set that was opened goes on with what is there, and what it has mapped."""
+        """Ends the copying and the lease. The opened set goes on with what is there, and what it has mapped."""
         if hasattr(self, "_staging"):  # else its making was interrupted
             self._staging.close()
 
