@@ -129,9 +129,10 @@ class AtomicFile:
         if found is None:
             return None
         left, locked = found
-        if not locked or os.fstat(left.fileno()).st_nlink > 1:  # under its other name it may be another user's own
-            left.close()
-            return None
+        with naming(temporary):
+            if not locked or os.fstat(left.fileno()).st_nlink > 1:  # its other name may be another user's own
+                left.close()
+                return None
         return cls(path, (temporary, left))
 
     def leave(self) -> None:
