@@ -129,9 +129,10 @@ class AtomicFile:
         if found is None:
             return None
         left, locked = found
-        if not locked or os.fstat(left.fileno()).st_nlink > 1:  # under its other name it may be another user's own
-            left.close()
-            return None
+        with naming(temporary):
+            if not locked or os.fstat(left.fileno()).st_nlink > 1:  # its other name may be another user's own
+                left.close()
+                return None
         return cls(path, (temporary, left))
 
     def leave(self) -> None:
@@ -253,12 +254,14 @@ def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name
     """
     swept = 0
     for path in _temporaries(folder):
-        if not is_kept(path.name) and (found := _open_left_over(path)) is not None:
-            with contextlib.suppress(OSError), found[0]:
-                # Once more, under the lock: its process may have decided to keep it just before it left it.
-                if not is_kept(path.name):
-                    path.unlink()
-                    swept += 1
+        # OSError: another process has just published the file, or removed it.
+        with contextlib.suppress(OSError):
+            if not is_kept(path.name) and (found := _open_left_over(path)) is not None:
+                with found[0]:
+                    # Once more, under the lock: its process may have decided to keep it just before it left it.
+                    if not is_kept(path.name):
+                        path.unlink()
+                        swept += 1
     return swept
 
 

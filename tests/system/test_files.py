@@ -408,6 +408,21 @@ def test_sweep_leaves_the_file_of_a_writer_in_this_process(tmp_path: Path) -> No
     assert names(tmp_path) == ["x"]
 
 
+def test_sweep_goes_on_when_another_process_publishes_a_file_meanwhile(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        AtomicFile(tmp_path / name).leave()
+    first, second = sorted(tmp_path.iterdir())
+
+    def is_kept(name: str) -> bool:
+        if (tmp_path / name) == first:
+            first.unlink(missing_ok=True)
+            return bool(first.stat().st_size)
+        return False
+
+    assert sweep_temporaries(tmp_path, is_kept) == 1
+    assert not second.exists()
+
+
 _WRITER = """
 import sys
 from pathlib import Path
