@@ -186,19 +186,21 @@ def print_table(title: str, found: dict[str, list[float]], reference: str) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "tree", type=Path, nargs="?", help="of images: train/<class>/, val/<class>/; drawn if none is given"
+        "tree", type=Path, nargs="?", help="images in train/<class>/ and val/<class>/; drawn if no tree is given"
     )
-    parser.add_argument("--images", type=int, default=4500, help="to draw, train and val together (%(default)s)")
-    parser.add_argument("--classes", type=int, default=10, help="to draw (%(default)s)")
+    parser.add_argument("--images", type=int, default=4500, help="images to draw, train and val together (%(default)s)")
+    parser.add_argument("--classes", type=int, default=10, help="classes to draw (%(default)s)")
     parser.add_argument("--val", type=float, default=1 / 3, help="share of the drawn images (%(default)s)")
     parser.add_argument("--seeds", type=int, default=5, help="trainings of each way (%(default)s)")
     parser.add_argument("--epochs", type=int, default=8, help="(%(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="(%(default)s)")
-    parser.add_argument("--size", type=int, default=48, help="that is trained on (%(default)s)")
+    parser.add_argument("--size", type=int, default=48, help="side of the pictures to train on (%(default)s)")
     parser.add_argument("--stored", type=int, default=256, help="size of the samples (%(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (%(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, and of Pillow (%(default)s)")
-    parser.add_argument("--out", type=Path, default=BUILD / "accuracy", help="for what is drawn and converted")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch, and of Pillow (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=BUILD / "accuracy", help="folder for drawn images and converted sets"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(describe_machine())

@@ -261,7 +261,7 @@ def by_torch(batch: Batch, size: int) -> torch.Tensor:
 
 
 def batches_on(device: torch.device, shards: ShardSet, transform: Transform, batch_size: int) -> list[Batch]:
-    """Returns batches on which the transform has noted its wishes, and no pixel is computed."""
+    """Returns batches for which the transform has noted what to compute. No pixel of them is computed yet."""
     rng = np.random.default_rng(0)
     batches = []
     for epoch in range(BATCHES_IN_TURN):
@@ -334,14 +334,16 @@ def measure_device_loader(path: Path, shards: ShardSet, options: argparse.Namesp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", type=Path, nargs="?", help="a set; generated if none is given")
-    parser.add_argument("--samples", type=int, default=2048, help="augmented in a round (%(default)s)")
+    parser.add_argument("--samples", type=int, default=2048, help="samples to augment in a round (%(default)s)")
     parser.add_argument("--batch-size", type=int, default=256, help="(%(default)s)")
-    parser.add_argument("--size", type=int, default=224, help="of the result (%(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="side of the result (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="(%(default)s)")
-    parser.add_argument("--batches", type=int, default=50, help="of the loader in a round, on a GPU (%(default)s)")
+    parser.add_argument(
+        "--batches", type=int, default=50, help="the loader's batches in a round, on a GPU (%(default)s)"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(%(default)s)")
     for library in ("torchvision", "ffcv"):
-        help_text = f"of an environment that has {library}; by default the one that runs this"
+        help_text = f"Python of an environment that has {library}; by default the one that runs this"
         parser.add_argument(f"--{library}-python", metavar="PATH", default=sys.executable, help=help_text)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():

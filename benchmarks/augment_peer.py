@@ -24,8 +24,8 @@ def import_torchvision() -> Any:
     try:
         import torchvision
     except RuntimeError as error:
-        # A wheel for CUDA beside a torch for the CPU: its operators cannot be loaded, which no transform uses, but two
-        # of them must be known.
+        # A wheel for CUDA cannot load its operators beside a torch for the CPU. No transform uses them, but two of
+        # them must be known.
         if "torchvision::nms does not exist" not in str(error):
             raise
         known = torch.library.Library("torchvision", "DEF")
@@ -33,7 +33,7 @@ def import_torchvision() -> Any:
             known.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         import torchvision
 
-        torchvision.declared = known  # they are forgotten with it
+        torchvision.declared = known  # keeps the two names known
     return torchvision
 
 

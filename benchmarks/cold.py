@@ -38,7 +38,7 @@ def bytes_from_disk() -> int:
 
 
 def plain_direct(path: Path, count: int, seed: int) -> int:
-    """Reads at least `count` random samples by O_DIRECT. Returns how many bytes."""
+    """Reads at least `count` random samples by O_DIRECT. Returns the number of bytes."""
     shards = open_shards(path)
     done = 0
     with closing(direct_reads(shards, seed)) as steps:

@@ -57,7 +57,7 @@ def memory(folder: Path) -> dict[str, int]:
 
 
 def serve(path: Path, io: str, batch_size: int, num_threads: int) -> None:
-    """In a process of its own: does what the lines on stdin say, and answers each with one line of JSON."""
+    """Runs in a process of its own: does what the lines on stdin say, and answers each with one line of JSON."""
     loader: ShardLoader | None = None
     nbytes = 0
     before = memory(path)
@@ -102,7 +102,7 @@ def serve(path: Path, io: str, batch_size: int, num_threads: int) -> None:
 
 
 class Processes:
-    """So many processes that do the same at the same time."""
+    """Processes that all do the same thing at the same time."""
 
     def __init__(self, count: int, path: Path, arguments: Sequence[str]) -> None:
         command = [sys.executable, __file__, str(path), *arguments, "--serve"]
@@ -158,9 +158,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--io", choices=["mmap", "pread"], default="mmap")
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--threads", type=int, help="of each loader; by default the cores are shared")
+    parser.add_argument("--threads", type=int, help="threads of each loader; by default the cores are shared")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of each round")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

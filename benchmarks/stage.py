@@ -41,7 +41,9 @@ def drop_from_the_page_cache(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=20000, help="of 256 x 256 x 3 pixels; default %(default)s")
+    parser.add_argument(
+        "--samples", type=int, default=20000, help="samples of 256 x 256 x 3 pixels; default %(default)s"
+    )
     parser.add_argument("--set", type=Path, help="a set of one's own to copy, in place of a generated one")
     parser.add_argument("--cache", type=Path, default=BUILD, help="where copies are made; default %(default)s")
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4])

@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=5_000)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--shard-size", type=int, default=64 << 20)
-    parser.add_argument("--rate", type=float, default=200.0, help="of the source, in MB/s; default %(default)s")
+    parser.add_argument("--rate", type=float, default=200.0, help="speed of the source in MB/s; default %(default)s")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     print(describe_machine())

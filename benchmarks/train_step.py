@@ -90,17 +90,19 @@ def main() -> None:
     parser.add_argument(
         "shards", type=Path, nargs="?", help="a set of at most 1000 classes; generated if none is given"
     )
-    parser.add_argument("--samples", type=int, default=20_000, help="of the generated set, of 256 x 256 x 3")
+    parser.add_argument("--samples", type=int, default=20_000, help="samples of the generated set, 256 x 256 x 3")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--crop", type=int, default=224)
     parser.add_argument("--threads", type=int, help="gather threads")
     parser.add_argument("--prefetch", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=100, help="per way and round")
+    parser.add_argument("--steps", type=int, default=100, help="steps per way and round")
     parser.add_argument("--uncounted", type=int, default=10, help="steps before them that do not count")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--compile", action="store_true", help="the model, by torch.compile")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="of some steps on batches of the loader")
+    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a trace of some steps on batches of the loader"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     options = parser.parse_args()
     device = torch.device(options.device)

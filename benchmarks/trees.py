@@ -68,7 +68,7 @@ def make_tree(root: Path, shape: str, images: int) -> None:
 
 
 def measure(command: list[str]) -> tuple[float, float]:
-    """Returns the seconds of a process, and its most megabytes of memory."""
+    """Returns the seconds that a process takes, and its peak memory in megabytes."""
     done = subprocess.run([sys.executable, "-c", MEASURE, *command], check=True, capture_output=True, text=True)
     seconds, kilobytes = done.stdout.split()
     return float(seconds), float(kilobytes) / 1e3
@@ -76,7 +76,7 @@ def measure(command: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=70_000, help="in each tree (%(default)s)")
+    parser.add_argument("--images", type=int, default=70_000, help="images in each tree (%(default)s)")
     options = parser.parse_args()
     folder = BUILD / "trees"
     src, out = str(folder / "src"), str(folder / "out")

@@ -1,4 +1,4 @@
-"""What many tests need: small sets, images made on the spot, and checks that nothing is left behind."""
+"""Fixtures for many tests: small sets, images made on the spot, and checks that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def make_set(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is synced, and when, is the matter of test_files; elsewhere it would only take time."""
+    """Leaves out syncing, which would only take time. test_files checks what is synced, and when."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -103,7 +103,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture(scope="module", autouse=True)
 def short_collections() -> None:
     """Imported modules outlive all tests: a garbage collection that looks at them takes a tenth of a second longer."""
-    # Once for each module of tests: to ask takes half as long.
+    # Once for each module of tests: even asking takes half of that time.
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()

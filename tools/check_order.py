@@ -1,4 +1,4 @@
-"""Check what each rank reads, in every small case and in many large ones: the long form of the tests of order.
+"""Checks what each rank reads, in every small case and in many large ones: the long form of the tests of order.
 
     python tools/check_order.py --exhaustive 64 8 9     every number of samples, ranks, batch size up to these
     python tools/check_order.py --random 10000          larger cases at random

@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,10 +143,7 @@ SHEETS: dict[str, list[Row]] = {
                 for s in (0.5, 0.75, 0.9, 1.2, 1.6, 2.5)
             ],
         ),
-        (
-            "RandomAffine(30, (0.2, 0.2), (0.7, 1.4), 10), six draws",
-            [("", RandomAffine(30, (0.2, 0.2), (0.7, 1.4), 10))] * 6,
-        ),
+        draws(RandomAffine(30, (0.2, 0.2), (0.7, 1.4), 10)),
         (
             "RandomPerspective(distortion_scale, 1.0)",
             [(f"{d}", RandomPerspective(d, 1.0)) for d in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)],
@@ -178,18 +176,21 @@ SHEETS: dict[str, list[Row]] = {
 }
 
 
+def changed(transform: Transform, images: torch.Tensor, *labels: torch.Tensor, **samples: Any) -> torch.Tensor:
+    result = transform(images, *labels, **samples)
+    first = result[0] if isinstance(result, tuple) else result
+    assert isinstance(first, torch.Tensor)
+    return first
+
+
 def shown(transform: Transform | None, picture: torch.Tensor, number: int) -> Image.Image:
     """Returns what the transform makes of the picture as sample `number`, at SIDE pixels."""
-    small = Resize(SIDE)
     cropping = isinstance(transform, RandomResizedCrop | Compose) and not _keeps_pixels(transform)
-    before = picture if cropping else small(picture)
-    if transform is None:
-        made = before
-    else:
-        pair = torch.cat([before, before.flip(3).roll(1, dims=1)])  # a partner to be mixed with
-        result = transform(pair, torch.tensor([0, 1]), indices=[number, number + 1000], seed=3)
-        assert isinstance(result, tuple)
-        made = result[0][:1]  # type: ignore[index]
+    before = picture if cropping else changed(Resize(SIDE), picture)
+    made = before
+    if transform is not None:
+        pair = torch.cat([before, before.flip(3).roll(1, dims=1)])  # with a partner to be mixed with
+        made = changed(transform, pair, torch.tensor([0, 1]), indices=[number, number + 1000], seed=3)
     if made.dtype.is_floating_point:
         made = (made.clamp(0, 1) * 255).to(torch.uint8)
     return Image.fromarray(made[0].permute(1, 2, 0).numpy())

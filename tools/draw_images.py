@@ -1,4 +1,4 @@
-"""Draw an ImageNet-like tree of pictures: OUT/train/<class>/*.JPEG and OUT/val/<class>/*.JPEG.
+"""Draws an ImageNet-like tree of pictures: OUT/train/<class>/*.JPEG and OUT/val/<class>/*.JPEG.
 
 A stand-in for ImageNet where it is not at hand.  Sizes, bytes per pixel and rare oddities follow the real
 set.  The classes can be learnt, though from no single cue: each has its own outline, hues and
@@ -40,7 +40,7 @@ SIZES = {
     (500, 375): 0.34, (500, 333): 0.14, (375, 500): 0.11, (333, 500): 0.06, (500, 400): 0.03,
     (500, 334): 0.03, (500, 357): 0.02, (400, 300): 0.02, (335, 500): 0.02, (500, 500): 0.01,
 }  # fmt: skip
-SHARE_444 = 0.25  # of the JPEGs, those with chroma at full resolution
+SHARE_444 = 0.25  # share of the JPEGs that have chroma at full resolution
 SHARE_PROGRESSIVE = 0.02
 
 # Shares of the images, but a tree of ODD_FROM images or more holds at least one of each.
@@ -146,7 +146,7 @@ class Kind:
         self.hue = label * 0.618 % 1  # steps of the golden ratio keep any number of hues apart
         self.accent = rng.random()
         self.lobes, self.depth, self.stretch = 2 + label % 5, rng.uniform(0.1, 0.45), rng.uniform(0.5, 1)
-        self.cycles = rng.uniform(2, 7)  # of the marking, across the object
+        self.cycles = rng.uniform(2, 7)  # cycles of the marking across the object
         self.slant = rng.uniform(0, np.pi)
         self.crossed = rng.random() < 0.4
 

@@ -1,4 +1,4 @@
-"""Measure how long it takes to list an archive of as many images as ImageNet has, and how much memory the list takes.
+"""Measures how long it takes to list an archive of as many images as ImageNet has, and how much memory that takes.
 
 This writes a tar of class tars to a temporary folder (1.3 GB with the default numbers, as each image is one byte and
 its header), lists it as `shardio convert` does, and prints one JSON object. Headers come from the page cache: on a cold

@@ -35,14 +35,14 @@ def option(default: Any, text: str, **words: Any) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the weights depend on. A checkpoint holds it, and goes on with no other."""
+    """The options that the weights depend on. A checkpoint holds them, and no run with other ones goes on from it."""
 
     model: str = option("resnet50", "the network", choices=("resnet50", "small"))
     epochs: int = option(90, "passes over the training split")
     lr: float = option(0.1, "highest learning rate, for a global batch of 256; it grows with the batch")
-    warmup_epochs: float = option(5.0, "in which the learning rate grows from 0; then it falls as a cosine does")
-    momentum: float = option(0.9, "Nesterov's")
-    weight_decay: float = option(1e-4, "of all weights but biases and those of BatchNorm")
+    warmup_epochs: float = option(5.0, "epochs in which the learning rate grows from 0; then it falls as a cosine does")
+    momentum: float = option(0.9, "Nesterov momentum")
+    weight_decay: float = option(1e-4, "decay of all weights but biases and those of BatchNorm")
     label_smoothing: float = option(0.1, "share of a label that is spread over all classes")
     mixup: float = option(0.0, "alpha of Mixup; 0: none. With --cutmix, one of them is chosen for each batch")
     cutmix: float = option(0.0, "alpha of CutMix; 0: none")
@@ -51,8 +51,10 @@ class Recipe:
     first_size: int = option(0, "pixels of the crops of the first epoch, from which they grow; 0: as --size")
     eval_size: int = option(0, "pixels of the crops that are evaluated; 0: as --size")
     min_area: float = option(0.08, "least share of a picture that a training crop shows")
-    precision: str = option("auto", "of the network; auto: bf16 on CUDA", choices=("auto", "bf16", "float32"))
-    seed: int = option(0, "of weights, order and augmentation")
+    precision: str = option(
+        "auto", "type of the network's arithmetic; auto: bf16 on CUDA", choices=("auto", "bf16", "float32")
+    )
+    seed: int = option(0, "seed of weights, order and augmentation")
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_epochs < self.epochs:
@@ -61,16 +63,17 @@ class Recipe:
             raise ValueError(f"expected crops that grow; found sizes from {self.first_size} to {self.size}")
 
     def image_size(self, epoch: int) -> int:
-        """Of the training crops: it grows to its last over three quarters of the epochs, in steps of 32 pixels, which
-        are one of the network's last stage. Tan and Le, "EfficientNetV2", 2021, have it as progressive learning."""
+        """Returns the size of the training crops. It grows over three quarters of the epochs, in steps of 32 pixels,
+        which are one pixel of the network's last stage. Tan and Le, "EfficientNetV2", 2021, call it progressive
+        learning."""
         growing = min(0.75 * self.epochs, self.epochs - 1)
         left = 1 - epoch / growing if epoch < growing else 0.0
         first = self.first_size or self.size
         return max(first, self.size - 32 * math.ceil(left * (self.size - first) / 32))
 
     def learning_rate(self, progress: float, global_batch: int) -> float:
-        """After `progress` epochs. Goyal et al., "Accurate, large minibatch SGD", 2017; the cosine of Loshchilov and
-        Hutter, "SGDR", 2017."""
+        """Returns the learning rate after `progress` epochs. The warm-up is that of Goyal et al., "Accurate, large
+        minibatch SGD", 2017; the cosine that of Loshchilov and Hutter, "SGDR", 2017."""
         highest = self.lr * global_batch / 256
         if progress < self.warmup_epochs:
             return highest * progress / self.warmup_epochs
@@ -78,7 +81,7 @@ class Recipe:
         return highest * (1 + math.cos(math.pi * share)) / 2
 
     def dtype(self, device: torch.device) -> torch.dtype:
-        """Of images, and of convolutions and products; weights are float32."""
+        """Returns the type of images, and of convolutions and matrix products. Weights are float32."""
         bf16 = self.precision == "bf16" or (self.precision == "auto" and device.type == "cuda")
         return torch.bfloat16 if bf16 else torch.float32
 
@@ -97,21 +100,22 @@ class Recipe:
         return Compose([*steps, RandomChoice(mixes)] if mixes else steps)
 
     def eval_transform(self, dtype: torch.dtype) -> Transform:
-        """The usual 256 to 224. Of squashed pictures too, which the loader tells Resize how to undo."""
+        """Resizes and crops in the usual ratio of 256 to 224. The loader tells Resize how to undo the squashing of
+        pictures."""
         size = self.eval_size or self.size
         return Compose([Resize(round(size * 256 / 224)), CenterCrop(size), Normalize("imagenet"), ToDtype(dtype)])
 
 
 @dataclass(frozen=True)
 class Run:
-    """What may change from one start of a run to the next."""
+    """The options that may change from one start of a run to the next."""
 
     shards: str = field(metadata={"help": "the set: a path, or a name in SHARDIO_PATH"})
     out: Path = field(metadata={"help": "folder of the run, on a filesystem that all its nodes share"})
-    batch_size: int = option(256, "of one process")
+    batch_size: int = option(256, "images in a batch of one process")
     cache: str = option("", "folder on the node's own disk for a copy of the set")
-    log_steps: int = option(20, "from one line of the log to the next; a signal, too, is seen then")
-    checkpoint_steps: int = option(1000, "from one checkpoint to the next; there is one after each epoch, too")
+    log_steps: int = option(20, "steps from one line of the log to the next; a signal, too, is seen then")
+    checkpoint_steps: int = option(1000, "steps from one checkpoint to the next; there is one after each epoch, too")
     stop_after: int = option(0, "steps of this start, then a checkpoint; 0: no limit")
     tensorboard: bool = option(False, "write OUT/tensorboard, too")
     profile: int = option(0, "steps that torch.profiler records, after the first four, in OUT/trace.json")

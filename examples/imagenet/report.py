@@ -1,4 +1,4 @@
-"""What a run tells: its log, and a trace of some of its steps."""
+"""A run's log, and a trace of some of its steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardio import ShardLoader
 
 
 class Log:
-    """What rank 0 tells: a line for people, the same in OUT/log.jsonl for programs, and in TensorBoard's files."""
+    """The log of rank 0: a line for people, the same in OUT/log.jsonl for programs, and in TensorBoard's files."""
 
     def __init__(self, run: Run, loader: ShardLoader, images_seen: int) -> None:
         self._num_samples = len(loader.shards)
@@ -22,7 +22,7 @@ class Log:
         if self._path and run.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # needs the package tensorboard
 
-            # What was written after the checkpoint comes again.
+            # Values that were written after the checkpoint come again.
             self._board = SummaryWriter(str(run.out / "tensorboard"), purge_step=images_seen)
 
     def write(self, images_seen: int, **values: float) -> None:

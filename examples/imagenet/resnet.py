@@ -37,7 +37,7 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """`num_blocks` of each stage, `width` channels inside of the blocks of the first one, twice as many in each next.
 
-    Images are of a floating point type, (B, 3, H, W), normalised; what comes out are logits, (B, num_classes).
+    Images are of a floating point type, (B, 3, H, W), normalised; the results are logits, (B, num_classes).
     """
 
     def __init__(self, num_blocks: tuple[int, int, int, int], width: int, num_classes: int) -> None:

@@ -34,7 +34,7 @@ from shardio import ShardLoader
 
 @dataclass
 class Training:
-    """What a step changes, and a checkpoint holds."""
+    """The state that a step changes and a checkpoint holds."""
 
     recipe: Recipe
     model: nn.Module
@@ -42,7 +42,7 @@ class Training:
     optimizer: torch.optim.SGD
     loader: ShardLoader
     steps: int = 0
-    """Of this start."""
+    """Steps since this start."""
 
     @classmethod
     def begin(cls, recipe: Recipe, loader: ShardLoader) -> Training:
@@ -72,12 +72,12 @@ class Training:
 
     @property
     def images_seen(self) -> int:
-        """By all processes, in all epochs; what an epoch leaves out at its end counts, too."""
+        """Counts the images of all processes and all epochs. Those that an epoch leaves out at its end count, too."""
         state = self.loader.state_dict()
         return int(state["epoch"] * len(self.loader.shards) + state["consumed"])
 
     def step(self, forward: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss. `forward` is the model, or what averages its gradients over ranks."""
+        """Does one step and returns its loss. `forward` is the model, or what averages its gradients over ranks."""
         progress = self.images_seen / len(self.loader.shards)
         rate = self.recipe.learning_rate(progress, len(images) * self.loader.world.world_size)
         for group in self.optimizer.param_groups:
@@ -92,7 +92,7 @@ class Training:
         return loss.detach()
 
     def save(self, path: Path) -> None:
-        """By rank 0, whole or not at all: who is killed meanwhile leaves the checkpoint before."""
+        """Saves on rank 0, whole or not at all: a process that is killed meanwhile leaves the previous checkpoint."""
         if self.loader.world.rank != 0:
             return
         state = {
@@ -128,7 +128,7 @@ def sum_of_ranks(values: torch.Tensor) -> torch.Tensor:
 
 
 class Meter:
-    """Of the steps since it was last read: the mean loss, the rate, and the share of the time spent on waiting."""
+    """Measures the steps since it was last read: mean loss, rate, and the share of the time spent on waiting."""
 
     def __init__(self, loader: ShardLoader) -> None:
         self._loader = loader
@@ -164,7 +164,7 @@ def train_epoch(
     stop: threading.Event,
     profile: torch.profiler.profile | None,
 ) -> bool:
-    """What is left of the epoch. False if a signal, or --stop-after, has ended it; then a checkpoint was saved."""
+    """Trains on the rest of the epoch. Returns False if a signal or --stop-after has ended it, after a checkpoint."""
     loader = training.loader
     forward.train()
     meter = Meter(loader)
@@ -192,7 +192,7 @@ def train_epoch(
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, loader: ShardLoader, autocast: torch.autocast) -> dict[str, float]:
-    """Over each sample of the split exactly once, whatever the number of ranks."""
+    """Evaluates each sample of the split exactly once, whatever the number of ranks."""
     model.eval()
     sums = torch.zeros(4, dtype=torch.float64, device=loader.device)
     for images, labels in loader:
@@ -208,14 +208,14 @@ def evaluate(model: nn.Module, loader: ShardLoader, autocast: torch.autocast) ->
 
 
 def take_buffers_of_rank_0(model: nn.Module) -> None:
-    """Each rank's BatchNorm has statistics of its own batches. Those of rank 0 are in the checkpoint, and evaluated."""
+    """Copies the BatchNorm statistics of rank 0 to all ranks: they are in the checkpoint, and are evaluated."""
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
 
 def join_ranks() -> torch.device:
-    """This process's device; with torchrun, it meets the others."""
+    """Returns this process's device. Under torchrun, the process joins the others."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not torch.cuda.is_available():
         if several:
@@ -230,7 +230,7 @@ def join_ranks() -> torch.device:
 
 
 def train(recipe: Recipe, run: Run, device: torch.device, stop: threading.Event) -> bool:
-    """False if it was stopped before its end."""
+    """Trains and evaluates. Returns False if it was stopped before its end."""
     dtype = recipe.dtype(device)
     run.out.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"batch_size": run.batch_size, "device": device, "cache": run.cache or None}
@@ -266,7 +266,7 @@ def train(recipe: Recipe, run: Run, device: torch.device, stop: threading.Event)
 def main() -> int:
     recipe, run = parse(__doc__ or "")
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # what SLURM sends before the time is up
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # SLURM sends it before the time is up
         signal.signal(number, lambda *_: stop.set())
     device = join_ranks()
     finished = train(recipe, run, device, stop)

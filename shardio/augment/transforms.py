@@ -68,7 +68,7 @@ class RandomResizedCrop(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Resize(Transform):
-    """The whole picture, resized to (height, width); or until its short side has `size` pixels, as in torchvision."""
+    """Resizes the whole picture to (height, width), or until its short side has `size` pixels, as in torchvision."""
 
     size: Size
     interpolation: Interpolation = "bilinear"

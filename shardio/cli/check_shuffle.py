@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show how random the order of N samples is.")
 @click.argument("n", type=click.IntRange(100), metavar="N")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0)
 @click.option("--block-size", type=click.IntRange(1), help="Samples of a block.  [default: that of the loader]")
 @click.option("--window-blocks", type=click.IntRange(1), help="Blocks of a window.  [default: that of the loader]")
 @click.option("--batch-size", type=click.IntRange(2), help="[default: 256, at most N/2]")

@@ -53,17 +53,15 @@ def _in_a_folder(context: click.Context, parameter: click.Parameter, value: Path
     "--order",
     type=click.Choice(["shuffled", "source"]),
     default="shuffled",
-    show_default=True,
     help="How samples are stored. shuffled: any contiguous run is a fair sample of the whole.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the shuffled order.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the shuffled order.")
 @click.option("--exif-rotate", is_flag=True, help="Turn pictures as their Exif orientation says.")
 @click.option(
     "--background",
     callback=parsed(_parse_background),
     metavar="COLOUR",
     default="white",
-    show_default=True,
     help="Colour under transparent pixels: R,G,B or #rrggbb or a name.",
 )
 @max_bad_option

@@ -16,7 +16,7 @@ from shardio.errors import printable
 @click.command(short_help="Convert, read and train on a folder of images.")
 @click.argument("images", type=folder)
 @click.option("--out", type=folder, help="Keep the set in this folder.  [default: a temporary one, removed at the end]")
-@click.option("--steps", type=click.IntRange(1), default=300, show_default=True, help="Training steps.")
+@click.option("--steps", type=click.IntRange(1), default=300, help="Training steps.")
 @size_option
 @click.pass_context
 def demo(context: click.Context, images: Path, out: Path | None, steps: int, size: tuple[int, int]) -> None:
@@ -32,6 +32,6 @@ def demo(context: click.Context, images: Path, out: Path | None, steps: int, siz
     run_convert(images, out, as_json=False, size=size)
     click.secho("\n" + printable(f"$ shardio info {out}"), bold=True)
     context.invoke(info, out=str(out), as_json=False)
-    run_demo(out, steps, click.echo)
+    run_demo(out, steps)
     if is_temporary:
         click.echo("\n" + printable(f"{out} is removed now; `--out FOLDER` keeps the set"))

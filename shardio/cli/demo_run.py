@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import torch
+from click import echo
 from torch import nn
 
 from shardio.loading.loader import ShardLoader
@@ -18,15 +18,15 @@ _TRAIN_PIXELS = 64
 _REPORTS = 6
 
 
-def run_demo(out: Path, steps: int, say: Callable[[str], None]) -> None:
-    """Reads and trains on the set in `out`; `say` prints a line."""
+def run_demo(out: Path, steps: int) -> None:
+    """Reads and trains on the set in `out`."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    _read(out, device, say)
-    _train(out, device, steps, say)
+    _read(out, device)
+    _train(out, device, steps)
 
 
-def _read(out: Path, device: torch.device, say: Callable[[str], None]) -> None:
-    say(f"\nreading {_EPOCHS} epochs to {device}, batches of 256")
+def _read(out: Path, device: torch.device) -> None:
+    echo(f"\nreading {_EPOCHS} epochs to {device}, batches of 256")
     with ShardLoader(out, batch_size=256, tail="short", device=device) as loader:
         for epoch in range(_EPOCHS):
             start = time.perf_counter()
@@ -37,7 +37,7 @@ def _read(out: Path, device: torch.device, say: Callable[[str], None]) -> None:
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
-            say(f"  epoch {epoch}: {count / seconds:>10,.0f} images/s  {nbytes / seconds / 1e9:>6.2f} GB/s")
+            echo(f"  epoch {epoch}: {count / seconds:>10,.0f} images/s  {nbytes / seconds / 1e9:>6.2f} GB/s")
 
 
 class SmallNet(nn.Module):
@@ -63,7 +63,7 @@ class SmallNet(nn.Module):
         return logits
 
 
-def _train(out: Path, device: torch.device, steps: int, say: Callable[[str], None]) -> None:
+def _train(out: Path, device: torch.device, steps: int) -> None:
     shards = open_shards(out)
     num_classes = len(shards.classes)
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def _train(out: Path, device: torch.device, steps: int, say: Callable[[str], Non
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
     batch_size = min(64, len(shards))
-    say(f"\ntraining a small network on {device}: {steps} steps, batches of {batch_size}, {num_classes} classes")
+    echo(f"\ntraining a small network on {device}: {steps} steps, batches of {batch_size}, {num_classes} classes")
     losses: list[float] = []
     start = time.perf_counter()
     with ShardLoader(out, batch_size=batch_size, device=device) as loader:
@@ -85,15 +85,15 @@ def _train(out: Path, device: torch.device, steps: int, say: Callable[[str], Non
                 losses.append(loss.item())
                 if len(losses) % max(1, steps // _REPORTS) == 0:
                     recent = losses[-max(1, steps // _REPORTS) :]
-                    say(f"  step {len(losses):>5}: loss {sum(recent) / len(recent):.3f}")
+                    echo(f"  step {len(losses):>5}: loss {sum(recent) / len(recent):.3f}")
                 if len(losses) == steps:
                     break
         waited = loader.stats()["wait_seconds"]
     seconds = time.perf_counter() - start
-    say(f"  {steps} steps in {seconds:.1f} s, of which {waited / seconds:.1%} waiting for data")
+    echo(f"  {steps} steps in {seconds:.1f} s, of which {waited / seconds:.1%} waiting for data")
     if "val" in shards.manifest.splits:
         accuracy = _evaluate(model, out, device)
-        say(f"  accuracy on val: {accuracy:.1%} (chance {1 / num_classes:.1%})")
+        echo(f"  accuracy on val: {accuracy:.1%} (chance {1 / num_classes:.1%})")
 
 
 @torch.inference_mode()

@@ -53,7 +53,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.group(
     commands=[bench, check_shuffle, convert, demo, evict, info, list_sets, plan, publish, repair, stage, verify, warm],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.option(
     "--version",

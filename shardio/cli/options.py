@@ -44,8 +44,7 @@ set_argument = click.argument("out", callback=_find_set)
 
 
 def workers_option(help: str, default: int | None = None) -> Callable[[Command], Command]:
-    shown = default is not None
-    return click.option("--workers", type=click.IntRange(1), default=default, show_default=shown, help=help)
+    return click.option("--workers", type=click.IntRange(1), default=default, help=help)
 
 
 cores_option = workers_option("Cores to use.  [default: all]")
@@ -53,7 +52,6 @@ source_option = click.option(
     "--source",
     type=click.Choice(["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]),
     default="auto",
-    show_default=True,
     help="Kind of SRC. auto: detected from what is there.",
 )
 columns_option = click.option(
@@ -67,7 +65,6 @@ size_option = click.option(
     callback=parsed(parse_size),
     metavar="N|HxW",
     default="256",
-    show_default=True,
     help="Pixels of every sample.",
 )
 max_bad_option = click.option(
@@ -75,7 +72,6 @@ max_bad_option = click.option(
     callback=parsed(parse_max_bad),
     metavar="N|P%",
     default="1%",
-    show_default=True,
     help="Refused images to accept, as a number or a share; with more, nothing is published.",
 )
 
@@ -94,7 +90,6 @@ def image_options(command: Command) -> Command:
                 "--empty-classes",
                 type=click.Choice(["refuse", "omit", "keep"]),
                 default="refuse",
-                show_default=True,
                 help="Class folders without images. omit: labels number the other classes. "
                 "keep: a label without samples.",
             ),
@@ -103,21 +98,18 @@ def image_options(command: Command) -> Command:
                 "--fit",
                 type=click.Choice(["crop", "squash", "pad"]),
                 default="crop",
-                show_default=True,
                 help="crop: short side to SIZE, then the centre. squash: ignore the aspect ratio. pad: black margins.",
             ),
             click.option(
                 "--resample",
                 type=click.Choice(["bicubic", "bilinear", "lanczos"]),
                 default="bicubic",
-                show_default=True,
                 help="Filter, always antialiased.",
             ),
             click.option(
                 "--quality",
                 type=click.Choice(["exact", "fast"]),
                 default="exact",
-                show_default=True,
                 help="fast: decode JPEGs of four times SIZE and more to a half or less, for about 50 dB PSNR.",
             ),
             click.option(
@@ -125,7 +117,6 @@ def image_options(command: Command) -> Command:
                 callback=parsed(parse_nbytes),
                 metavar="SIZE",
                 default="4GiB",
-                show_default=True,
                 help="Most bytes of one shard file.",
             ),
         ]

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     "--seconds",
     type=click.FloatRange(0.01),
     default=2,
-    show_default=True,
     help="Seconds for which the rate is measured.",
 )
 @json_option

@@ -149,7 +149,7 @@ def copy_again(plan: Plan) -> None:
 
 
 def leave(out: Path, *, all_done: bool) -> None:
-    """Removes what the work has left beside the published set, also by others that did the same work and were killed.
+    """Removes the work folder and the temporary files beside the published set, those of killed processes too.
 
     A process that is still at work, such as a lost machine that is not lost, must not replace a published file. Without
     the work folder it can begin no task, and without its temporary file it can end none. `all_done` says that this call

@@ -129,18 +129,18 @@ class Conversion:
         plan, monitor = self._plan, self._monitor
         manifest = published(plan) or self._make_set()
         if manifest is None:
-            work = report_work(plan, self._mine, self._records, monitor, time.monotonic() - start)
+            work = report_work(plan, self._mine, self._records, monitor.progress, time.monotonic() - start)
             return replace(work, unfinished=self._unfinished())
         duplicates = self._find_duplicates() if plan.hash_sources else None
         leave(plan.out, all_done=len(self._records) == len(plan.tasks))
-        work = report_work(plan, plan.tasks, self._records, monitor, time.monotonic() - start)
+        work = report_work(plan, plan.tasks, self._records, monitor.progress, time.monotonic() - start)
         return report_set(work, plan, manifest, duplicates)
 
     def _make_set(self) -> Manifest | None:
         """Returns the manifest of the set, published by this or another process; None while other parts are at work."""
         plan = self._plan
         try:
-            with claimed(plan, lambda: self._monitor.done > 0) as manifest:
+            with claimed(plan, lambda: self._monitor.progress.done > 0) as manifest:
                 if manifest is None:
                     self._make_shards()
                     # Another part may have ended since, published the set and removed the records.
@@ -208,8 +208,8 @@ class Conversion:
 
     def _count_found(self, records: Mapping[str, ShardRecord], left: Mapping[str, Left]) -> None:
         monitor = self._monitor
-        monitor.found = sum(record.num_sources for record in records.values())
-        monitor.found += sum(one.num_sources for one in left.values())
+        finished = sum(record.num_sources for record in records.values())
+        monitor.expect_kept(finished + sum(one.num_sources for one in left.values()))
         # Looking whether sources have changed takes time, and shards without refused images do not count here.
         monitor.count_others(load_records([task for task in self._others if refused_so_far(task)]).values())
         for record in records.values():
@@ -234,7 +234,7 @@ class Conversion:
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
 
     def _find_duplicates(self) -> tuple[Duplicates, ...]:
-        """Hashes what has no hash in a record: a finished set has no records, and older ones may be without."""
+        """Reads sources again whose hashes no record has: a finished set has no records, older records no hashes."""
         plan, workers = self._plan, self._engine.workers or usable_cores()
         known = {name: record.hashes for name, record in self._records.items()}
         if not all(known.get(task.name) for task in plan.tasks):
@@ -253,23 +253,23 @@ class Conversion:
 
     def _tell_kept(self) -> str:
         """Returns how many images of this part the same call would not have to convert again."""
-        out = self._plan.out
+        out, total = self._plan.out, self._monitor.progress.total
         try:
             undone = {task.name: task for task in without_record(self._mine)}
             done = sum(len(task.sources) for task in self._mine if task.name not in undone)
             done += sum(left[0].num_sources for left in find_left(out, undone).values())
         except OSError:
             done = 0
-        return f"{done:,} of {self._monitor.total:,} images are kept in {out}" if done else "no image is kept yet"
+        return f"{done:,} of {total:,} images are kept in {out}" if done else "no image is kept yet"
 
     def _tell_refused(self) -> ConvertError:
         """Writes down which images are refused so far, and returns the error that says so."""
-        plan, monitor = self._plan, self._monitor
+        plan, monitor, now = self._plan, self._monitor, self._monitor.progress
         write_atomic(plan.out / REJECTS_NAME, *(line for task in plan.tasks for line in refused_so_far(task)))
         whose = f", {monitor.refused_by_others} of them by other parts," if monitor.refused_by_others else ""
         return ConvertError(
             f"{plan.out}: expected at most {monitor.most_bad} refused images of {plan.collection.num_sources}, found "
-            f"{monitor.refused + monitor.refused_by_others}{whose} after {monitor.done}; nothing is published. "
+            f"{now.refused + monitor.refused_by_others}{whose} after {now.done}; nothing is published. "
             f"{plan.out / REJECTS_NAME} lists them so far: mend them and run the same command again, or allow more "
             "with --max-bad"
         )

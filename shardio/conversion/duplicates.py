@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardio.conversion.sources.collection import Origin, Source
 from shardio.errors import DecodeError
@@ -26,9 +25,9 @@ UNREAD = bytes(HASH_NBYTES)
 """In place of the hash of a source that could not be read."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Duplicate:
-    """One of several sources that have the same bytes."""
+    """One of several sources that have the same bytes. They are ordered by split and key."""
 
     split: str
     key: bytes
@@ -87,21 +86,12 @@ def find_duplicates(
     taken = np.array([(split, source.key) not in refused for split, source in sources], bool)
     order = np.flatnonzero(taken & words.any(axis=1))
     order = order[np.lexsort(words[order].T)]
-    found = [Duplicates(_named(sources, group)) for group in _runs(words[order], order)]
-    return tuple(sorted(found, key=lambda one: (not one.labels_differ, not one.splits_differ, _name(one.sources[0]))))
-
-
-def _runs(words: NDArray[np.uint64], order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Returns the runs of `order` that belong to two or more equal rows of `words`, which is sorted."""
+    words = words[order]
     changes = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + 1
-    bounds = [0, *changes.tolist(), len(order)]
-    return [order[start:stop] for start, stop in pairwise(bounds) if stop - start > 1]
+    groups = [order[start:stop] for start, stop in pairwise([0, *changes.tolist(), len(order)]) if stop - start > 1]
+    found = [_duplicates(sources[i] for i in group) for group in groups]
+    return tuple(sorted(found, key=lambda one: (not one.labels_differ, not one.splits_differ, one.sources[0])))
 
 
-def _named(sources: Sequence[tuple[str, Source]], group: NDArray[np.intp]) -> tuple[Duplicate, ...]:
-    named = (Duplicate(split, source.key, source.label) for split, source in (sources[i] for i in group))
-    return tuple(sorted(named, key=_name))
-
-
-def _name(source: Duplicate) -> tuple[str, bytes]:
-    return source.split, source.key
+def _duplicates(group: Iterable[tuple[str, Source]]) -> Duplicates:
+    return Duplicates(tuple(sorted(Duplicate(split, source.key, source.label) for split, source in group)))

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,12 +61,12 @@ class Estimate:
     splits: Mapping[str, SplitEstimate]
     ignored: Mapping[str, int]
     source_nbytes: int | None
-    """Size of the encoded images, of parquet by and large; None if their origin cannot tell without reading them."""
+    """Size of the encoded images, about that for parquet; None if their origin cannot tell without reading them."""
     num_shards: int
     nbytes: int
     """Size of all shards and indexes."""
     spool_nbytes: int
-    """Size of the images' copies beside them, by and large, which a conversion of parquet needs until the set is
+    """About the size of the images' copies that a conversion of parquet keeps beside the shards until the set is
     published; 0 for any other kind."""
     free_nbytes: int | None
     """Room on the filesystem of OUT, if there is an OUT."""
@@ -131,16 +131,15 @@ def estimate(
     collection = sources.collect(src, out)
     plan = make_plan(Path(os.devnull), collection, options, sources.read_columns(collection))
     shards = Counter(task.split for task in plan.tasks)
-    rate, measured, refused = _measure(collection, options, workers, seconds)
+    listed = list(itertools.chain.from_iterable(collection.splits.values()))
+    rate, measured, refused = _measure(collection.origin, listed, options, workers, seconds)
     return Estimate(
         source=collection.kind,
-        num_sources=collection.num_sources,
+        num_sources=len(listed),
         num_classes=len(collection.classes),
-        splits={
-            name: _describe(sources, collection.classes, shards[name]) for name, sources in collection.splits.items()
-        },
+        splits={name: _describe(collection, name, shards[name]) for name in collection.splits},
         ignored=dict(collection.ignored),
-        source_nbytes=collection.origin.nbytes(_all_sources(collection)),
+        source_nbytes=collection.origin.nbytes(listed),
         num_shards=len(plan.tasks),
         nbytes=plan.nbytes,
         spool_nbytes=collection.origin.copies_nbytes(),
@@ -150,18 +149,15 @@ def estimate(
         max_bad=max_bad,
         workers=workers,
         images_per_second=rate,
-        seconds=collection.num_sources / rate,
+        seconds=len(listed) / rate,
     )
 
 
-def _describe(sources: Sequence[Source], classes: Sequence[str], num_shards: int) -> SplitEstimate:
+def _describe(collection: Collection, split: str, num_shards: int) -> SplitEstimate:
+    sources, classes = collection.splits[split], collection.classes
     counts = np.bincount([source.label for source in sources], minlength=len(classes))
     smallest, largest = (ClassCount(classes[int(i)], int(counts[i])) for i in (counts.argmin(), counts.argmax()))
     return SplitEstimate(len(sources), num_shards, smallest, largest)
-
-
-def _all_sources(collection: Collection) -> list[Source]:
-    return list(itertools.chain.from_iterable(collection.splits.values()))
 
 
 def _free_nbytes(out: Path) -> int:
@@ -172,23 +168,24 @@ def _free_nbytes(out: Path) -> int:
 
 
 def _measure(
-    collection: Collection, options: ConvertOptions, workers: int, seconds: float
+    origin: Origin, sources: Sequence[Source], options: ConvertOptions, workers: int, seconds: float
 ) -> tuple[float, int, Mapping[str, int]]:
     """Returns (images per second of so many workers, sources tried, how many of them were refused, per reason)."""
-    fit, sources = options.fit, _all_sources(collection)
     order = spread(len(sources))
-    read = partial(_read, collection.origin)
-    if not collection.origin.random_access:
-        found = _read_ahead(collection.origin, (sources[number] for number in order[:_MOST_READ_AHEAD]), seconds)
-        order, read = order[: len(found)], partial(_get, found)
+    read: Callable[[Source], bytes | DecodeError] = partial(_read, origin)
+    if origin.copies_nbytes():
+        found = _read_ahead(origin, (sources[number] for number in order[:_MOST_READ_AHEAD]), seconds)
+        order, read = order[: len(found)], found.__getitem__
     threads = min(workers, THREADS_PER_PROCESS)  # one process of a conversion; the others are taken to be as fast
 
     def outcome(source: Source) -> str:
         with KeptWarnings():
+            data = read(source)
+            if isinstance(data, DecodeError):
+                return data.reason
             try:
-                data = read(source)
                 decoded = decode_image(data, least_size=options.least_size)
-                fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
+                options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
             except DecodeError as error:
                 return error.reason
             return ""
@@ -219,25 +216,19 @@ def _read_ahead(origin: Origin, sources: Iterable[Source], seconds: float) -> Ma
     deadline = time.monotonic() + seconds
     found: dict[Source, bytes | DecodeError] = {}
     for source in sources:
-        try:
-            found[source] = _read(origin, source)
-        except DecodeError as error:
-            found[source] = error
+        found[source] = _read(origin, source)
         if time.monotonic() > deadline:
             break
     return found
 
 
-def _read(origin: Origin, source: Source) -> bytes:
-    data = origin.read(source)
+def _read(origin: Origin, source: Source) -> bytes | DecodeError:
+    """Returns the image, or the error for which it would be refused."""
+    try:
+        data = origin.read(source)
+    except DecodeError as error:
+        return error
     assert isinstance(data, bytes)  # a path is no dataset
-    return data
-
-
-def _get(found: Mapping[Source, bytes | DecodeError], source: Source) -> bytes:
-    data = found[source]
-    if isinstance(data, DecodeError):
-        raise data
     return data
 
 

@@ -20,31 +20,23 @@ from typing import Any, NamedTuple
 
 from shardio.errors import FormatError
 from shardio.format.layout import WORK_FOLDER
-from shardio.system.files import (
-    fsync_folder,
-    is_abandoned,
-    is_left_over,
-    sweep_temporaries,
-    write_all,
-    write_atomic,
-)
+from shardio.system.files import fsync_folder, is_abandoned, is_left_over, sweep_temporaries, write_all, write_atomic
 from shardio.system.opening import naming, open_untrusted, read_untrusted
 
 _SUFFIX = ".journal"
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A source that became a sample, whose pixels are where they belong."""
 
     label: int
-    source_size: tuple[int, int]
+    source_height: int
+    source_width: int
     crc32: int
     warning: str
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     reason: str
     detail: str
 
@@ -62,8 +54,8 @@ class Journal:
     """The journal of one temporary file. One thread may add while another one saves."""
 
     def __init__(self, temporary: Path, identity: str, fingerprints: Sequence[str]) -> None:
-        """`identity` tells the shard from every other that there may be under its name. `fingerprints` tell its sources
-        from others before any was read: see `Origin.fingerprints`."""
+        """`identity` differs for any other shard that may have the same name. `fingerprints` were taken before any
+        source was read, and show whether one has changed: see `Origin.fingerprints`."""
         self._out = temporary.parent
         self._path = _journal_of(temporary)
         self._identity = identity
@@ -89,7 +81,7 @@ class Journal:
                 for fingerprint, (_, found, *values) in zip(self._fingerprints, lines, strict=False):
                     if found != fingerprint:
                         break
-                    outcomes.append(_from_values(values))
+                    outcomes.append(_to_outcome(*values))
         return outcomes
 
     def rewrite(self, outcomes: Sequence[Outcome]) -> None:
@@ -104,7 +96,8 @@ class Journal:
 
     def _next_line(self, outcome: Outcome) -> bytes:
         number = self._num_sources
-        line = _to_line([number, self._fingerprints[number], *_to_values(outcome)])
+        hashed = outcome.hash and outcome.hash.hex()
+        line = _to_line([number, self._fingerprints[number], hashed, *outcome.result])
         self._num_sources += 1
         self._num_samples += isinstance(outcome.result, Stored)
         return line
@@ -138,25 +131,13 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
 
-def _to_values(outcome: Outcome) -> list[object]:
-    result = outcome.result
+def _to_outcome(hashed: str | None, *values: Any) -> Outcome:
+    result = Refusal(*values) if len(values) == 2 else Stored(*values)
     if isinstance(result, Stored):
-        rest: tuple[object, ...] = (result.label, *result.source_size, result.crc32, result.warning)
-    else:
-        rest = (result.reason, result.detail)
-    return [outcome.hash and outcome.hash.hex(), *rest]
-
-
-def _from_values(values: list[Any]) -> Outcome:
-    hashed, *rest = values
-    if len(rest) == 2:
-        result: Stored | Refusal = Refusal(*rest)
-    else:
-        label, height, width, crc, warning = rest
-        if not (_are_integers(-(1 << 63), 1 << 63, label) and _are_integers(0, 1 << 32, height, width, crc)):
-            raise ValueError(f"expected numbers of a sample, found {rest!r:.200}")
-        result = Stored(label, (height, width), crc, warning)
-    return Outcome(result, hashed and bytes.fromhex(hashed))
+        label, *numbers, _ = result
+        if not (_are_integers(-(1 << 63), 1 << 63, label) and _are_integers(0, 1 << 32, *numbers)):
+            raise ValueError(f"expected numbers of a sample, found {values!r:.200}")
+    return Outcome(result, bytes.fromhex(hashed) if hashed else None)
 
 
 def _are_integers(start: int, stop: int, *numbers: object) -> bool:
@@ -192,7 +173,8 @@ class Left(NamedTuple):
     nbytes: int
     """Room on the disk that need not be allocated again."""
     is_ours: bool
-    """Whether a lock tells that a process on this machine has left it. Any other may be at work, and is only read."""
+    """Whether its lock shows that a process of this machine has left it. Any other may still be written to, and is
+    only read."""
 
 
 def _journal_of(temporary: Path) -> Path:

@@ -18,10 +18,11 @@ from shardio.conversion.images.fit import Fit, FitMode, Resample
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.columns import ColumnTable, check_columns_file, read_columns
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
-from shardio.conversion.sources.detect import EmptyClasses, SourceKind, check_images_local, scan_for
+from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
-from shardio.format.layout import SampleShape
-from shardio.sets.local import check_apart, check_usable
+from shardio.errors import SourceError
+from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER, SampleShape
+from shardio.sets.local import PLAN_NAME, check_apart, check_local, check_usable, looks_like_a_set
 
 Order = Literal["shuffled", "source"]
 Quality = Literal["exact", "fast"]
@@ -48,12 +49,11 @@ class SourceOptions:
     def check(self, src: Src, out: Path | None) -> None:
         """Raises all errors that can be found without a scan."""
         if isinstance(src, (str, os.PathLike)):
-            check_images_local(src)
+            check_local(src, SourceError, "images are read from files, so copy or mount them here first")
             if out is not None:
                 check_apart(Path(os.path.abspath(src)), out)
         elif self.source != "auto":
-            found = f"found {self.source!r}"
-            raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; {found}")
+            raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; found {self.source!r}")
         elif self.accept_layout or self.empty_classes != "refuse":
             raise ValueError(
                 "accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out"
@@ -64,11 +64,24 @@ class SourceOptions:
             check_columns_file(Path(self.columns))
 
     def collect(self, src: Src, out: Path | None) -> Collection:
-        """Returns what is in SRC, for a set in `out`."""
+        """Returns what is in SRC, for a set in `out`.
+
+        If that conversion has begun, its layout was accepted then, and the sources are compared with its plan anyway:
+        the caller is not asked again.
+        """
         if not isinstance(src, (str, os.PathLike)):
             return collect_datasets(src)
-        path = Path(os.path.abspath(src))
-        return scan_for(out, path, self.source, accept_layout=self.accept_layout, empty_classes=self.empty_classes)
+        accept_layout, empty_classes = self.accept_layout, self.empty_classes
+        begun = (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")
+        if out is not None and any(os.path.lexists(out / name) for name in begun):
+            accept_layout = True
+            empty_classes = "keep" if empty_classes == "refuse" else empty_classes
+        try:
+            return scan(Path(src), self.source, accept_layout=accept_layout, empty_classes=empty_classes)
+        except SourceError as error:
+            if looks_like_a_set(Path(src)):
+                raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
+            raise
 
     def read_columns(self, collection: Collection) -> ColumnTable | None:
         return None if self.columns is None else read_columns(Path(self.columns), collection.splits)

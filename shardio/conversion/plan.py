@@ -57,8 +57,8 @@ class Part:
     has written its own; if both do, both publish the same bytes.
 
     `count` calls, on any machines and in any order, make the set, and the last of them publishes it; the report of the
-    others says what is `unfinished`. `max_bad` is that of the whole set: beside the images that a part itself refuses,
-    those count that are refused in shards that others had finished before it began.
+    others says what is `unfinished`. `max_bad` is that of the whole set: a part counts the images that it refuses, and
+    those of shards that others had finished before it began.
     """
 
     number: int
@@ -67,9 +67,6 @@ class Part:
     def __post_init__(self) -> None:
         if not (type(self.number) is type(self.count) is int and 1 <= self.number <= self.count):
             raise ValueError(f"part must be (K, N) with K from 1 to N; found ({self.number!r}, {self.count!r})")
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
 
     def of(self, tasks: Sequence[ShardTask]) -> Sequence[ShardTask]:
         """Returns the part's tasks. They are dealt out like cards, so that all parts are of about equal size."""

@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,12 +64,9 @@ class ShardRecord:
         return any(reject.reason == UNREADABLE for reject in self.rejects)
 
 
-def _record_path(task: ShardTask) -> Path:
-    return task.out / WORK_FOLDER / f"{task.name}.json"
-
-
-def _ahead_path(task: ShardTask) -> Path:
-    return task.out / WORK_FOLDER / f"{task.name}.ahead"
+def _path(task: ShardTask, kind: Literal["json", "ahead", "refused.jsonl"]) -> Path:
+    """Returns the path of the task's record, of that which is written ahead, or of the list of refused sources."""
+    return task.out / WORK_FOLDER / f"{task.name}.{kind}"
 
 
 def _identify_file(path: Path) -> list[int]:
@@ -82,14 +80,14 @@ def _adopt_ahead(task: ShardTask) -> None:
 
     The file was synced before it got its name, so it is as whole as one with a record.
     """
-    path = _ahead_path(task)
+    path = _path(task, "ahead")
     try:
         is_published = json.loads(read_untrusted(path))["file"] == _identify_file(task.out / task.name)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return
     if is_published:
         with contextlib.suppress(FileNotFoundError):  # another process was quicker
-            path.replace(_record_path(task))
+            path.replace(_path(task, "json"))
 
 
 def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
@@ -102,39 +100,35 @@ def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
     if not tasks:
         return []
     there = set(os.listdir(tasks[0].out / WORK_FOLDER))
-    return [task for task in tasks if _record_path(task).name not in there]
+    return [task for task in tasks if _path(task, "json").name not in there]
 
 
 def save_ahead(task: ShardTask, record: ShardRecord, temporary: Path) -> None:
     """Writes the record that counts as soon as this temporary file has the shard's name."""
-    write_atomic(_ahead_path(task), _dump_record(record, file=_identify_file(temporary)))
+    write_atomic(_path(task, "ahead"), _dump_record(record, file=_identify_file(temporary)))
 
 
 def discard_ahead(task: ShardTask) -> None:
-    _ahead_path(task).unlink(missing_ok=True)
+    _path(task, "ahead").unlink(missing_ok=True)
 
 
 def save_record(task: ShardTask, record: ShardRecord) -> None:
-    write_atomic(_record_path(task), _dump_record(record))
+    write_atomic(_path(task, "json"), _dump_record(record))
 
 
 def discard_record(task: ShardTask) -> None:
     """Makes the task count as not done, so that no process publishes its shard, which is about to be replaced."""
-    for path in (_ahead_path(task), _record_path(task)):
-        path.unlink(missing_ok=True)
-
-
-def _refused_path(task: ShardTask) -> Path:
-    return task.out / WORK_FOLDER / f"{task.name}.refused.jsonl"
+    discard_ahead(task)
+    _path(task, "json").unlink(missing_ok=True)
 
 
 def discard_refused(task: ShardTask) -> None:
-    _refused_path(task).unlink(missing_ok=True)
+    _path(task, "refused.jsonl").unlink(missing_ok=True)
 
 
 def note_refused(task: ShardTask, reject: Reject) -> None:
     """Appends the line of rejects.jsonl, so that it is known of a task that does not come to its end."""
-    path = _refused_path(task)
+    path = _path(task, "refused.jsonl")
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with naming(path), open_untrusted(path, flags, sole_name=True) as file:
         write_all(file.fileno(), reject.to_line())
@@ -142,7 +136,7 @@ def note_refused(task: ShardTask, reject: Reject) -> None:
 
 def refused_so_far(task: ShardTask) -> list[bytes]:
     """Returns the lines of rejects.jsonl for a task in any state, in the order of its sources."""
-    path = _refused_path(task)
+    path = _path(task, "refused.jsonl")
     try:
         lines = read_untrusted(path).splitlines(keepends=True)
     except FileNotFoundError:
@@ -180,7 +174,7 @@ def load_record(task: ShardTask) -> ShardRecord | None:
     """Returns the record of a task that is done and whose sources are still the same; None if it must be done."""
     _adopt_ahead(task)
     try:
-        document = json.loads(read_untrusted(_record_path(task)))
+        document = json.loads(read_untrusted(_path(task, "json")))
         entry = document["entry"] and ShardEntry(**document["entry"])
         record = ShardRecord(
             entry,

@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,11 +27,12 @@ from shardio.conversion.images.decode import read_size
 from shardio.conversion.options import SourceOptions, read_options
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord
+from shardio.conversion.report import Monitor
 from shardio.conversion.sources.collection import Collection as SourceCollection
 from shardio.conversion.sources.collection import Source
 from shardio.conversion.sources.detect import SourceKind, find_empty, scan, without_classes
 from shardio.conversion.task import reject_of
-from shardio.conversion.writing.set_writer import index_content, read_rejects
+from shardio.conversion.writing.set_writer import Reject, index_content, read_rejects
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.format.checksum import crc32
@@ -94,7 +95,7 @@ def repair(
     sweep_temporaries(folder)
     damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)
     lacking = _without_columns(manifest, plan) & damaged
-    work = _Repair(folder, manifest, plan, damaged - lacking, workers)
+    work = _Repair(manifest, plan, damaged - lacking, workers)
     try:
         if work.damaged:
             copy_again(plan)
@@ -131,7 +132,7 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         options = read_options(there)
     except ValueError as error:
         raise ConvertError(f"{folder}: {error}") from None
-    for collection in _readings(Path(os.path.abspath(src)), sources.source):
+    for collection in _readings(Path(src), sources.source):
         table = sources.read_columns(collection)
         plan = make_plan(folder, collection, options, table)
         # The names of classes are in the manifest alone, and not every kind of storage has them.
@@ -154,9 +155,8 @@ def _readings(src: Path, source: SourceKind) -> Iterator[SourceCollection]:
 
 @dataclass
 class _Repair:
-    """One repair of one set. Not thread safe."""
+    """One repair of the set in `plan.out`. Not thread safe."""
 
-    folder: Path
     manifest: Manifest
     plan: Plan
     damaged: frozenset[str]
@@ -166,7 +166,8 @@ class _Repair:
     """Why a file cannot be made again, by file."""
     _records: dict[str, ShardRecord] = field(default_factory=dict)
     """Records of the tasks that were done again, by shard."""
-    _published: dict[str, dict[bytes, int]] = field(default_factory=dict)
+    _indexes: dict[str, Mapping[bytes, int]] = field(default_factory=dict)
+    """The crc32 of each key, by split, of the indexes that were read."""
 
     @cached_property
     def _shards(self) -> Mapping[str, ShardEntry]:
@@ -174,14 +175,12 @@ class _Repair:
 
     def run(self, on_progress: Callable[[int, int], None]) -> None:
         """Makes all damaged files again. Shards come first: indexes and rejects.jsonl are made from what they hold."""
-        known = {split: self._refused_keys(split) for split in self.manifest.splits}
-        self._mend_shards(known, on_progress)
-        refused = {task.name: self._refused(task, known) for task in self.plan.tasks}
+        self._mend_shards(on_progress)
         for name, split in self.manifest.splits.items():
             if split.index.file in self.damaged:
-                self._replace(split.index, self._index(name, refused))
+                self._replace(split.index, self._index(name))
         if self.manifest.rejects.file in self.damaged:
-            self._replace(self.manifest.rejects, self._reject_lines(refused))
+            self._replace(self.manifest.rejects, self._reject_lines())
         for file in self.damaged.difference(self.repaired, self.faults):
             self.faults[file] = "no shard of this conversion"
 
@@ -195,53 +194,42 @@ class _Repair:
         for part in parts:
             sha256.update(part)
         if sha256.hexdigest() == entry.sha256:
-            write_atomic(self.folder / entry.file, *parts)
+            write_atomic(self.plan.out / entry.file, *parts)
             self.repaired.append(entry.file)
         else:
             self.faults[entry.file] = f"expected sha256 {entry.sha256}, made {sha256.hexdigest()}"
 
     # --- which sources were refused -----------------------------------------------------------------------------------
 
-    def _refused_keys(self, split: str) -> Collection[bytes] | None:
-        """Returns the keys of refused sources of the split, as a sound file tells; None if there is no such file."""
+    @cached_property
+    def _refused_keys(self) -> Mapping[str, Collection[bytes] | None]:
+        """The keys of each split's refused sources, as a sound file tells; None if there is no such file."""
         if self.manifest.rejects.file not in self.damaged:
-            return {r.key for r in read_rejects(self.folder / self.manifest.rejects.file) if r.split == split}
-        if self.manifest.splits[split].index.file not in self.damaged:
-            listed = {source.key for task in self._tasks(split) for source in task.sources}
-            return listed - set(self._read_index(split)["key"].tolist())
-        return None
+            rejects = read_rejects(self.plan.out / self.manifest.rejects.file)
+            return {split: {r.key for r in rejects if r.split == split} for split in self.manifest.splits}
+        found: dict[str, Collection[bytes] | None] = {}
+        for name, split in self.manifest.splits.items():
+            listed = {source.key for task in self._tasks(name) for source in task.sources}
+            found[name] = None if split.index.file in self.damaged else listed - self._crc32s_of(name).keys()
+        return found
 
-    def _refused(self, task: ShardTask, known: Mapping[str, Collection[bytes] | None]) -> list[Source]:
-        """Returns the task's sources that were refused. Where no file tells, the task was done again."""
-        if task.name in self._records:
-            keys: Collection[bytes] = {reject.key for reject in self._records[task.name].rejects}
-        else:
-            keys = known[task.split] or ()
-        num_samples = self._shards[task.name].num_samples if task.name in self._shards else 0
-        if num_samples == 0:
-            return list(task.sources)
-        return [source for source in task.sources if source.key in keys]
+    def _is_refused(self, task: ShardTask, source: Source) -> bool:
+        """Whether a source was refused, if its task was not done again. Where no file tells, it was done again."""
+        return task.name not in self._shards or source.key in (self._refused_keys[task.split] or ())
 
     # --- shards -------------------------------------------------------------------------------------------------------
 
-    def _mend_shards(
-        self, known: Mapping[str, Collection[bytes] | None], on_progress: Callable[[int, int], None]
-    ) -> None:
+    def _mend_shards(self, on_progress: Callable[[int, int], None]) -> None:
         tasks = []
         for task in self.plan.tasks:
             shard = self._shards.get(task.name)
             if shard is not None:
-                in_doubt = known[task.split] is None and shard.num_samples != len(task.sources)
+                in_doubt = self._refused_keys[task.split] is None and shard.num_samples != len(task.sources)
                 if task.name in self.damaged or in_doubt:
                     tasks.append(replace(task, expected_sha256=shard.sha256))
-        total, done = sum(len(task.sources) for task in tasks), 0
-
-        def report(more: int, refused: int, kept: int = 0, /) -> None:
-            nonlocal done
-            done += more
-            on_progress(done, total)
-
-        for task, record in zip(tasks, run_tasks(tasks, self.workers, report), strict=True):
+        total = sum(len(task.sources) for task in tasks)  # all of which may be refused: the manifest judges
+        monitor = Monitor(total, total, lambda progress: on_progress(progress.done, progress.total))
+        for task, record in zip(tasks, run_tasks(tasks, self.workers, monitor.report), strict=True):
             self._records[task.name] = record
             if record.entry != self._shards[task.name]:
                 made = record.entry.sha256 if record.entry else "nothing"
@@ -266,33 +254,26 @@ class _Repair:
     def _tasks(self, split: str) -> list[ShardTask]:
         return [task for task in self.plan.tasks if task.split == split]
 
-    def _read_index(self, split: str) -> NDArray[np.void]:
-        index = self.manifest.splits[split].index
-        data = read_untrusted(self.folder / index.file)
-        return np.frombuffer(data, index.dtype, offset=HEADER_NBYTES)
-
     def _crc32s_of(self, split: str) -> Mapping[bytes, int]:
         """Returns the crc32 of each key. The index is read once, though every shard may have changed."""
-        if split not in self._published:
-            rows = self._read_index(split)
-            self._published[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
-        return self._published[split]
+        if split not in self._indexes:
+            index = self.manifest.splits[split].index
+            rows = np.frombuffer(read_untrusted(self.plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
+            self._indexes[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
+        return self._indexes[split]
 
-    def _index(self, split: str, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes | memoryview]:
-        rows = np.concatenate(
-            [
-                self._records[task.name].rows if task.name in self._records else self._rows(task, refused[task.name])
-                for task in self._tasks(split)
-            ]
-        )
+    def _index(self, split: str) -> Iterator[bytes | memoryview]:
+        rows = np.concatenate([self._rows(task) for task in self._tasks(split)])
         yield from index_content(self.plan.columns.extend(rows) if self.plan.columns else rows)
 
-    def _rows(self, task: ShardTask, refused: Sequence[Source]) -> NDArray[np.void]:
-        """Returns the index rows of a sound shard, from the sums of its pixels and the headers of its sources."""
-        left_out = set(refused)
-        kept = [source for source in task.sources if source not in left_out]
+    def _rows(self, task: ShardTask) -> NDArray[np.void]:
+        """Returns the shard's index rows; if it was sound, from the sums of its pixels and its sources' headers."""
+        if task.name in self._records:
+            return self._records[task.name].rows
+        rows = IndexRows()
+        kept = [source for source in task.sources if not self._is_refused(task, source)]
         if not kept:
-            return IndexRows().to_array(task.key_nbytes)
+            return rows.to_array(task.key_nbytes)
 
         def size(source: Source) -> tuple[int, int]:
             try:
@@ -303,19 +284,18 @@ class _Repair:
                 raise DecodeError(error.reason, f"{os.fsdecode(source.key)}: {error.detail}") from None
 
         with ThreadPool(self.workers, "shardio-sizes") as pool:
-            sizes = pool.map(size, kept)
-            crc32s = list(_crc32s(self.folder / task.name, sample_nbytes(self.manifest.sample_shape)))
-            heights, widths = zip(*sizes, strict=True)
-        labels, keys = [source.label for source in kept], [source.key for source in kept]
-        return IndexRows(labels, keys, list(widths), list(heights), crc32s).to_array(task.key_nbytes)
+            crc32s = _crc32s(self.plan.out / task.name, sample_nbytes(self.manifest.sample_shape))
+            for source, source_size, crc in zip(kept, pool.map(size, kept), crc32s, strict=True):
+                rows.append(label=source.label, key=source.key, source_size=source_size, crc32=crc)
+        return rows.to_array(task.key_nbytes)
 
-    def _reject_lines(self, refused: Mapping[str, Sequence[Source]]) -> Iterator[bytes]:
+    def _reject_lines(self) -> Iterator[bytes]:
         for task in self.plan.tasks:
             if task.name in self._records:
-                rejects = self._records[task.name].rejects
+                rejects: Iterable[Reject | None] = self._records[task.name].rejects
             else:
-                rejects = tuple(filter(None, (reject_of(task, source) for source in refused[task.name])))
-            yield from (reject.to_line() for reject in rejects)
+                rejects = (reject_of(task, source) for source in task.sources if self._is_refused(task, source))
+            yield from (reject.to_line() for reject in rejects if reject is not None)
 
 
 def _crc32s(path: Path, nbytes: int) -> Iterator[int]:

@@ -81,45 +81,42 @@ class Monitor:
     """Counts sources, tells the caller, and stops the work when too many are refused."""
 
     def __init__(self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None) -> None:
-        self.total = total
+        self.progress = Progress(0, 0, total)
         self.most_bad = most_bad
-        self.done = 0
-        self.refused = 0
-        self.kept = 0  # of those done: by earlier calls
-        self.found = 0  # what `kept` will come to
         self.refused_by_others = 0
-        self.spooled = 0
         self._on_progress = on_progress
 
-    def _tell(self) -> None:
+    def _tell(self, progress: Progress) -> None:
+        self.progress = progress
         if self._on_progress is not None:
-            self._on_progress(Progress(self.done, self.refused, self.total, self.spooled, self.kept, self.found))
+            self._on_progress(progress)
 
     def report_spooled(self, count: int) -> None:
-        self.spooled += count
-        self._tell()
+        self._tell(replace(self.progress, spooled=self.progress.spooled + count))
 
     def report(self, done: int, refused: int, kept: int = 0, /) -> None:
-        self.done += done
-        self.refused += refused
-        self.kept += kept
-        self._tell()
+        now = self.progress
+        self._tell(replace(now, done=now.done + done, refused=now.refused + refused, kept=now.kept + kept))
         self._check()
 
+    def expect_kept(self, found: int) -> None:
+        """Notes how many sources earlier calls have done."""
+        self.progress = replace(self.progress, found=found)
+
     def count_others(self, records: Iterable[ShardRecord]) -> None:
-        """Takes these for all that other parts have finished."""
+        """Counts what other parts have refused; `records` are all that they have finished."""
         self.refused_by_others = sum(len(record.rejects) for record in records)
         self._check()
 
     def _check(self) -> None:
-        if self.refused + self.refused_by_others > self.most_bad:
+        if self.progress.refused + self.refused_by_others > self.most_bad:
             raise TooManyBad
 
 
 def report_work(
-    plan: Plan, tasks: Sequence[ShardTask], records: Mapping[str, ShardRecord], monitor: Monitor, seconds: float
+    plan: Plan, tasks: Sequence[ShardTask], records: Mapping[str, ShardRecord], progress: Progress, seconds: float
 ) -> ConvertReport:
-    """Returns the report of these tasks, as far as they have records: that of a part whose set is not published."""
+    """Returns the report of those tasks that have records, without what only a published set has."""
     done = [(task.split, records[task.name]) for task in tasks if task.name in records]
     samples: Counter[str] = Counter()
     for split, record in done:
@@ -140,7 +137,7 @@ def report_work(
         warned=tuple(source for source in noted if not source.warning.startswith(JUNK)),
         ignored={**plan.collection.ignored, **({"row of columns without an image": unused} if unused else {})},
         seconds=seconds,
-        num_converted=monitor.done - monitor.kept,
+        num_converted=progress.done - progress.kept,
     )
 
 

@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, takewhile
+from itertools import accumulate, chain, takewhile
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.duplicates import UNREAD, hash_source
-from shardio.conversion.images.decode import decode_image, decode_object
+from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.journal import Journal, Left, Outcome, Refusal, Stored, find_left
 from shardio.conversion.plan import ShardTask, library_versions
@@ -75,21 +75,22 @@ class Control:
 
 def _prepare(task: ShardTask, source: Source, row: NDArray[np.uint8]) -> Outcome:
     """Reads, decodes and resizes one source into `row`, which holds anything if it is refused."""
-    options, hashed = task.options, None
+    options, hashed = task.options, UNREAD if task.hash_sources else None
     with KeptWarnings() as warned:
         try:
             found = task.origin.read(source)
             if isinstance(found, Given):
-                decoded, label = decode_object(found.image, options.decode, least_size=options.least_size), found.label
+                image, label = found
             else:
+                image, label = found, source.label
                 if task.hash_sources:
                     hashed = hash_source(found)
-                decoded, label = decode_image(found, options.decode, least_size=options.least_size), source.label
+            decoded = decode_image(image, options.decode, least_size=options.least_size)
             np.copyto(row, options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
         except DecodeError as error:
             return Outcome(Refusal(error.reason, error.detail), hashed)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
-    return Outcome(Stored(label, decoded.source_size, crc32(row), warning), hashed)
+    return Outcome(Stored(label, *decoded.source_size, crc32(row), warning), hashed)
 
 
 _Block = tuple[NDArray[np.uint8], Iterator[tuple[Source, Outcome]]]
@@ -97,9 +98,8 @@ _Handover = tuple[Sequence[Source], NDArray[np.uint8]]
 
 
 def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int, first: int) -> Generator[_Block, None, None]:
-    """Yields the shard's blocks, each with its sources and their outcomes in order: row i belongs to the i-th of them.
-
-    `first` is the source to begin with.
+    """Yields the shard's blocks from the source `first` on, each with its sources and their outcomes: row i belongs to
+    the i-th of them.
 
     While the outcomes of one block are waited for, the threads go on to the next. With one thread nothing runs beside
     the caller: a source is prepared when its outcome is asked for.
@@ -133,11 +133,7 @@ def _prepare_blocks(task: ShardTask, shard: ShardFileWriter, threads: int, first
 def reject_of(task: ShardTask, source: Source) -> Reject | None:
     """Returns why this source of the task is refused, found out anew; None if it is not."""
     result = _prepare(task, source, np.empty(task.options.sample_shape, np.uint8)).result
-    return _reject(task, source, result) if isinstance(result, Refusal) else None
-
-
-def _reject(task: ShardTask, source: Source, refusal: Refusal) -> Reject:
-    return Reject(task.split, source.key, refusal.reason, refusal.detail)
+    return Reject(task.split, source.key, *result) if isinstance(result, Refusal) else None
 
 
 class _Results:
@@ -153,14 +149,14 @@ class _Results:
     def add(self, source: Source, outcome: Outcome) -> bool:
         """Takes the next one, and returns whether it is a sample."""
         task, result = self._task, outcome.result
+        self._hashes.append(outcome.hash)
         if isinstance(result, Refusal):
-            self._hashes.append(outcome.hash or UNREAD)
-            self.rejects.append(_reject(task, source, result))
+            self.rejects.append(Reject(task.split, source.key, *result))
             if task.expected_sha256 is None:
                 note_refused(task, self.rejects[-1])
             return False
-        self._hashes.append(outcome.hash)
-        self._shard.rows.append(label=result.label, key=source.key, source_size=result.source_size, crc32=result.crc32)
+        size = result.source_height, result.source_width
+        self._shard.rows.append(label=result.label, key=source.key, source_size=size, crc32=result.crc32)
         if result.warning:
             self.mended.append(Mended(task.split, source.key, result.warning))
         return True
@@ -248,12 +244,14 @@ def _open_shard(
         journal = Journal(shard.temporary, identity, fingerprints)
         try:
             if left is not None:
-                kept = _before_unreadable(Journal(left.temporary, identity, fingerprints).read())
+                found = Journal(left.temporary, identity, fingerprints).read()
+                kept = list(takewhile(lambda outcome: not _is_unreadable(outcome), found))
                 crc32s = [outcome.result.crc32 for outcome in kept if isinstance(outcome.result, Stored)]
                 for _ in shard.recover(crc32s, None if copy_from is None else copy_from.fileno()):
                     if control.stopped():
                         raise Stopped
-                kept = _before_sample(kept, shard.num_written)
+                counts = accumulate(isinstance(outcome.result, Stored) for outcome in kept)
+                kept = [outcome for outcome, count in zip(kept, counts, strict=True) if count <= shard.num_written]
                 journal.rewrite(kept)
             yield shard, journal, kept
         except BaseException as error:
@@ -295,21 +293,6 @@ def _identify(task: ShardTask) -> str:
     return sha256.hexdigest()
 
 
-def _before_unreadable(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Returns those before the first source that could not be read, which may have been a passing fault."""
-
-    def was_read(outcome: Outcome) -> bool:
-        return not (isinstance(outcome.result, Refusal) and outcome.result.reason == UNREADABLE)
-
-    return list(takewhile(was_read, outcomes))
-
-
-def _before_sample(outcomes: Sequence[Outcome], number: int) -> list[Outcome]:
-    found = []
-    for outcome in outcomes:
-        if isinstance(outcome.result, Stored):
-            if not number:
-                break
-            number -= 1
-        found.append(outcome)
-    return found
+def _is_unreadable(outcome: Outcome) -> bool:
+    """Whether the source could not be read, which may have been a passing fault."""
+    return isinstance(outcome.result, Refusal) and outcome.result.reason == UNREADABLE

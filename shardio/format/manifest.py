@@ -317,7 +317,12 @@ def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> 
     with naming(path), io.BufferedReader(opened) as file:
         check_manifest_nbytes(path, nbytes)
         # One byte more than allowed is asked for: the file may have grown since.
-        data = file.read(MAX_MANIFEST_NBYTES + 1)
+        return manifest_of(path, file.read(MAX_MANIFEST_NBYTES + 1), digest)
+
+
+def manifest_of(path: str | Path, data: bytes, digest: str | None) -> Manifest:
+    """Returns the manifest in these bytes of the file `path`, which a FormatError names. `digest` is what
+    `check_digest` takes."""
     try:
         manifest = parse_manifest(data)
         check_digest(manifest, digest)

@@ -29,16 +29,15 @@ def open_checked(path: str | Path, entry: FileEntry, sample_shape: SampleShape) 
     header = entry.header(sample_shape)
     try:
         found = os.pread(file.fileno(), len(header), 0)
+        if found != header:
+            at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
+            raise FormatError(
+                f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
+                "copy the file again, or convert again"
+            )
     except BaseException:
         file.close()
         raise
-    if found != header:
-        file.close()
-        at = next((i for i, (a, b) in enumerate(zip(found, header, strict=False)) if a != b), len(found))
-        raise FormatError(
-            f"{path}: header: expected {header[at : at + 16]!r} at byte {at}, found {found[at : at + 16]!r}; "
-            "copy the file again, or convert again"
-        )
     return file
 
 

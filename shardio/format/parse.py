@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence, Set
 from itertools import chain
-from typing import Any
+from typing import Any, AnyStr
 
 from shardio.errors import FormatError
 from shardio.format.layout import MAX_COUNT, is_safe_name
@@ -62,8 +62,8 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def first_repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
+def first_repeated(names: Iterable[AnyStr]) -> AnyStr | None:
+    seen: set[AnyStr] = set()
     for name in names:
         if name in seen:
             return name

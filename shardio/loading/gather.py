@@ -46,7 +46,7 @@ class Pending:
         self._signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run_part(self, copy: Callable[[], None]) -> None:
-        """Do one part, in a gather thread. Never raises: `wait` raises its error."""
+        """Does one part, in a gather thread. Never raises: `wait` raises its error."""
         start = time.perf_counter()
         try:
             if self._release is None:  # else the batch was abandoned
@@ -59,7 +59,7 @@ class Pending:
             self._end()
 
     def _end(self) -> None:
-        """End the batch after its last part. The last two may both find themselves last: then one of them does this."""
+        """Ends the batch after its last part. The last two may both find themselves last: one of them does this."""
         try:
             finish = self._finish.pop()
         except IndexError:
@@ -87,7 +87,7 @@ class Pending:
         return bool(self._errors)
 
     def wait(self) -> Slot:
-        """Wait for all parts. Returns the slot, or raises the error of a part, with its traceback."""
+        """Waits for all parts. Returns the slot, or raises the error of a part, with its traceback."""
         if not self._finished:  # the flag, because an interrupted wait may have taken the signal with it
             self._signal.get()
         if self._errors:
@@ -95,7 +95,7 @@ class Pending:
         return self._slot.pop()
 
     def abandon(self, release: Callable[[Slot], None]) -> None:
-        """Have `release` called with the slot once no part touches it any more. Does not wait."""
+        """Has `release` called with the slot once no part touches it any more. Does not wait."""
         self._release = release
         if self._finished:  # else the thread that ends the batch finds `release`
             self._give_back()
@@ -163,7 +163,7 @@ class GatherThreads:
         windows: Windows | None = None,
         finish: Finish | None = None,
     ) -> Pending:
-        """Begin to copy the samples `indices` or windows of them, their labels and the indices into the slot.
+        """Begins to copy the samples `indices` or windows of them, their labels and the indices into the slot.
 
         `finish` is then called with the slot and the number of samples, in one of the threads, unless a part failed.
         """
@@ -178,11 +178,11 @@ class GatherThreads:
         return pending
 
     def announce(self, reader: Reader, indices: NDArray[np.int64], windows: Windows | None, hints: Hints) -> None:
-        """Tell the reader, from one of the threads and in its turn, that these samples will be submitted soon."""
+        """Tells the reader, from one of the threads and in its turn, that these samples will be submitted soon."""
         self._jobs.put((hints, partial(reader.will_read, indices, windows)))
 
     def close(self) -> None:
-        """End the threads, and wait as long as they need for what they are copying.
+        """Ends the threads, and waits as long as they need for what they are copying.
 
         May be called again, also where it was interrupted, and by a finaliser, in any thread.
         """
@@ -197,7 +197,7 @@ def _copy(
 ) -> None:
     part = indices[start:stop]
     reader.read(part, slot.images[start:stop], None if windows is None else windows[start:stop])
-    slot.labels[start:stop] = reader.labels_of(part)
+    slot.labels[start:stop] = reader.column_of("label", part)
     slot.indices[start:stop] = part
 
 

@@ -61,7 +61,7 @@ class Flow:
             self._device.close()
 
     def take(self) -> tuple[Tensors, Drawn]:
-        """Wait for the batch that is due. Returns it, or raises what its gathering has raised."""
+        """Waits for the batch that is due. Returns it, or raises what its gathering has raised."""
         self._gather_ahead()
         if self._device is None:
             return self._pipeline.lend(*self._gathered())
@@ -102,7 +102,7 @@ class Flow:
             self._draw(self._pipeline.read_ahead)
 
     def _draw(self, count: int) -> None:
-        """Draw batches until `count` are coming, or none are left."""
+        """Draws batches until `count` are coming, or none are left."""
         while len(self._coming) < count:
             indices = next(self._batches, None)
             if indices is None:
@@ -115,7 +115,7 @@ class Flow:
 
 
 class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
-    """One pass over one epoch."""
+    """Gives the batches of one epoch, once."""
 
     def __init__(self, pipeline: Pipeline, position: Position, *, prefetch: int, return_indices: bool) -> None:
         self._pipeline = pipeline
@@ -134,7 +134,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._remaining = self._sampler.num_batches
 
     def _begin(self) -> Flow:
-        """Begin with the first batch: asking for an iterator changes nothing, as Lightning asks too often."""
+        """Begins with the first batch: asking for an iterator changes nothing, as Lightning asks too often."""
         self._take_place()
         epoch = self._place.epoch
         flow = Flow(self._pipeline, self._sampler.batches(epoch), epoch, self._prefetch)

@@ -209,7 +209,7 @@ class ShardLoader(LikeDataLoader):
         return {**self._pipeline.stats(), "device": str(self.device)}
 
     def close(self) -> None:
-        """End the gather threads. Batches already delivered stay valid. May be called again, also where an exception,
+        """Ends the gather threads. Batches already delivered stay valid. May be called again, also where an exception,
         of a signal handler say, has interrupted it: then it goes on."""
         self._pipeline.close()
 

@@ -9,7 +9,7 @@ from shardio.format.layout import SampleShape
 from shardio.loading.transform import Function
 from shardio.order.orders import as_integer
 from shardio.order.windows import Crop, CropAt
-from shardio.reading.choose import Io
+from shardio.reading.choose import Io, check_io
 
 Check = Literal["off", "sample"]
 OnDamage = Literal["raise", "skip"]
@@ -30,8 +30,8 @@ class Options:
     transform: Function | None
 
     def __post_init__(self) -> None:
+        check_io(self.io)
         for name, value, choices in (
-            ("io", self.io, get_args(Io)),
             ("check", self.check, get_args(Check)),
             ("on_damage", self.on_damage, get_args(OnDamage)),
         ):

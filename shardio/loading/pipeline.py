@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,22 +49,13 @@ class Counts:
     read_ahead_batches: int = 0
 
 
-@dataclass(frozen=True)
-class _LastStep:
-    """The `Finish` of batches of `epoch`, which gather threads call when the last part of one has come.
-
-    It does not refer to the pipeline, which would then end in one of its own threads.
-    """
-
-    epoch: int
-    guard: GuardedReader | None
-    sizes: PictureSizes | None
-
-    def __call__(self, slot: Slot, size: int) -> None:
-        if self.guard is not None:
-            self.guard.replace_damaged(self.epoch, slot.images[:size], slot.labels[:size], slot.indices[:size])
-        if self.sizes is not None:
-            slot.sizes = self.sizes(slot.indices[:size])
+def _finish(epoch: int, guard: GuardedReader | None, sizes: PictureSizes | None, slot: Slot, size: int) -> None:
+    """Does the last step of a batch, in a gather thread. (No method of the pipeline, which would then end in one of its
+    own threads.)"""
+    if guard is not None:
+        guard.replace_damaged(epoch, slot.images[:size], slot.labels[:size], slot.indices[:size])
+    if sizes is not None:
+        slot.sizes = sizes(slot.indices[:size])
 
 
 class Pipeline:
@@ -138,29 +130,29 @@ class Pipeline:
     def last_step(self, epoch: int) -> Finish | None:
         """Returns what is done to batches of this epoch when they have been gathered; None if nothing is."""
         sizes = self.transform.sizes_wanted()
-        return None if self._guard is None and sizes is None else _LastStep(epoch, self._guard, sizes)
+        return None if self._guard is None and sizes is None else partial(_finish, epoch, self._guard, sizes)
 
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns what takes batches of one epoch to the device; None if they stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.counts) if self._copier else None
 
     def announce(self, indices: NDArray[np.int64], windows: Windows | None, hints: Hints) -> None:
-        """Have the reader told that this batch will be submitted soon."""
+        """Has the reader told that this batch will be submitted soon."""
         self._threads.announce(self._reader, indices, windows, hints)
         self.counts.read_ahead_batches += 1
 
     def submit(self, indices: NDArray[np.int64], windows: Windows | None, last_step: Finish | None) -> Pending:
-        """Begin to gather a batch into a slot of its own."""
+        """Begins to gather a batch into a slot of its own."""
         slot = self._ring.acquire()
         slot.sizes = None  # those of another batch
         return self._threads.submit(self._reader, indices, slot, windows, last_step)
 
     def abandon(self, pending: Pending) -> None:
-        """Have the slot of a batch come back that will not be collected."""
+        """Has the slot of a batch come back that will not be collected."""
         pending.abandon(self._ring.release)
 
     def collect(self, pending: Pending) -> Slot:
-        """Wait for a batch. Returns its slot, or raises what the gathering has raised."""
+        """Waits for a batch. Returns its slot, or raises what the gathering has raised."""
         start = time.perf_counter()
         with record_function("shardio.wait"):
             slot = pending.wait()

@@ -44,13 +44,13 @@ class Transfer(Protocol):
     """The time that the device took for the copy. 0.0 until it is known to be done."""
 
     def start(self, slot: Slot, size: int) -> None:
-        """Begin to copy the first `size` samples. Does not wait; the slot must stay as it is until it is done."""
+        """Begins to copy the first `size` samples. Does not wait; the slot must stay as it is until that is done."""
 
     def done(self) -> bool:
         """Returns whether the copy has been made: only then may the slot be written again. Does not wait."""
 
     def wait(self) -> None:
-        """Wait, on the host, until `done`."""
+        """Waits, on the host, until `done`."""
 
     def hand_over(self) -> Tensors:
         """Returns the device's tensors for the consumer's stream, whose further work comes after the copy.
@@ -94,7 +94,7 @@ class DevicePrefetch:
         return len(self._transfers)
 
     def start(self, slot: Slot, size: int) -> None:
-        """Begin to copy a gathered batch, and take over its slot."""
+        """Begins to copy a gathered batch, and takes over its slot."""
         with record_function("shardio.copy"):
             transfer = self._reserved or self._copier.reserve(slot)
             self._reserved = None
@@ -111,7 +111,7 @@ class DevicePrefetch:
         return tensors
 
     def reclaim(self, most_copying: int) -> None:
-        """Return the slots of finished copies; wait for the oldest while more than `most_copying` are unfinished."""
+        """Returns the slots of finished copies; waits for the oldest while more than `most_copying` are unfinished."""
         while self._copying:
             transfer, slot = self._copying[0]
             if not transfer.done():
@@ -123,7 +123,7 @@ class DevicePrefetch:
             self._ring.release(slot)
 
     def close(self) -> None:
-        """Wait for all copies and return all slots. Batches that were not taken are lost."""
+        """Waits for all copies and returns all slots. Batches that were not taken are lost."""
         self._reserved = None
         # They are handed over, so that their memory is safe even if a Ctrl-C cuts the waiting short.
         while self._transfers:

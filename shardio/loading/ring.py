@@ -87,7 +87,7 @@ class Ring:
         return len(self._free)
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back. The caller must not touch it any more."""
+        """Gives a slot back. The caller must not touch it any more."""
         self._free.append(slot)
 
     def lend(self, slot: Slot, size: int) -> NDArray[np.uint8]:

@@ -52,7 +52,7 @@ class Position:
         return replace(self.sampler, start=self.next.consumed)
 
     def begin(self, token: object) -> None:
-        """Begin the next epoch, for the iterator of this token."""
+        """Begins the next epoch, for the iterator of this token."""
         begun, after = self.next, Place(self.next.epoch + 1, 0)
         # No call comes between these, and so no exception of a signal handler.
         self._received = begun
@@ -65,7 +65,7 @@ class Position:
             self._received = place
 
     def go_to(self, place: Place) -> None:
-        """Let the next iterator begin at `place`. The state no longer follows the iterator that is there."""
+        """Lets the next iterator begin at `place`. The state no longer follows the iterator that is there."""
         self.next = self._received = place
         self._reading = None
 

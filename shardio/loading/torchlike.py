@@ -131,7 +131,7 @@ class LikeDataLoader:
         return RankSampler(self._position)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next `iter()` begin this epoch. Without it, epochs follow each other.
+        """Lets the next `iter()` begin this epoch. Without it, epochs follow each other.
 
         The epoch that `load_state_dict` goes on with may be set again: it still goes on where it was left.
         """
@@ -156,7 +156,7 @@ class LikeDataLoader:
         return self._position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next `iter()` go on where `state` was taken: with exactly the samples not yet consumed.
+        """Lets the next `iter()` go on where `state` was taken: with exactly the samples not yet consumed.
 
         The number of ranks, the batch size and the tail may be others than before. After an epoch's last batch, that
         next `iter()` gives only what "drop" has left, if a smaller batch can be made of it, and mostly nothing; the one

@@ -7,7 +7,7 @@ are read from the index by the gather thread that finishes a batch, which may ha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -24,29 +24,25 @@ from shardio.reading.reader import Reader
 Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class PictureSizes:
-    """How large pictures, or the windows that `crop` cuts out of them, were before they were squashed."""
-
-    column_of: Callable[[str, NDArray[np.int64]], NDArray[Any]]
-    crop: Crop | None
-
-    def __call__(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns heights and widths, (B, 2)."""
-        columns = [self.column_of(name, indices) for name in ("source_height", "source_width")]
-        sizes: NDArray[np.int64] = np.stack(columns, axis=1).astype(np.int64)
-        if self.crop is None:
-            return sizes
-        share = np.array(self.crop.cropped_shape[:2]) / self.crop.sample_shape[:2]
-        sizes[:] = np.maximum(np.rint(sizes * share), 1)
-        return sizes
+PictureSizes: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Indices of samples -> heights and widths, (B, 2): how large pictures, or the windows that are cut out of them, were
+before they were squashed."""
 
 
 def sizes_if_squashed(manifest: Manifest, reader: Reader, crop: Crop | None) -> PictureSizes | None:
     """Returns the sizes of a set whose pictures have lost their aspect ratios; None of any other."""
     conversion = manifest.provenance.get("conversion")
     squashed = isinstance(conversion, dict) and conversion.get("fit") == "squash"
-    return PictureSizes(reader.column_of, crop) if squashed else None
+    return partial(_sizes, reader, crop) if squashed else None
+
+
+def _sizes(reader: Reader, crop: Crop | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    columns = [reader.column_of(name, indices) for name in ("source_height", "source_width")]
+    sizes: NDArray[np.int64] = np.stack(columns, axis=1).astype(np.int64)
+    if crop is not None:
+        share = np.array(crop.cropped_shape[:2]) / crop.sample_shape[:2]
+        sizes[:] = np.maximum(np.rint(sizes * share), 1)
+    return sizes
 
 
 class TransformStep:
@@ -58,7 +54,7 @@ class TransformStep:
         self._sizes = sizes
 
     def sizes_wanted(self) -> PictureSizes | None:
-        """Returns what reads sizes for `function`; None if it wants none."""
+        """Returns what gives the sizes that `function` asks for; None if it asks for none."""
         return None if self._sizes is None or _ours(self.function) is None else self._sizes
 
     def __call__(
@@ -82,8 +78,10 @@ class TransformStep:
 
 
 def _ours(transform: object) -> Transform | None:
-    """Returns the transform of shardio.augment that this is, or that torch.compile was given: the compiler compiles
-    nothing of it, and hides that it asks for seed, epoch and samples. None for any other."""
+    """Returns the transform of shardio.augment that this is, or that torch.compile was given; None of any other.
+
+    The compiler compiles nothing of such a transform, and hides that it asks for seed, epoch and samples.
+    """
     original = transform
     # Only torch's own wrappers are looked through: a user's may do more than what it wraps.
     while getattr(original, "__globals__", {}).get("__name__", "").startswith("torch.") and hasattr(

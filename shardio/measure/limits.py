@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
-from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
@@ -19,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.format.layout import sample_nbytes
+from shardio.reading.choose import alignment_of
 from shardio.reading.shardset import ShardSet
-from shardio.system.direct import aligned_empty, direct_alignment, set_direct
+from shardio.system.direct import aligned_empty, set_direct
 from shardio.system.filesystems import filesystem_kind
 from shardio.system.opening import naming, open_regular
 from shardio.system.threads import ThreadPool
@@ -77,7 +77,7 @@ def take(shards: ShardSet, batch_size: int, make: Callable[[int, int], list[NDAr
 
 def why_no_direct_reads(shards: ShardSet) -> str | None:
     """Returns the reason why `direct_reads` cannot work, or None if it can."""
-    alignment = direct_alignment(_shard_paths(shards)[0])
+    alignment = alignment_of(shards)
     nbytes = sample_nbytes(shards.sample_shape)
     if alignment is None:
         return f"O_DIRECT does not work on {filesystem_kind(shards.path) or 'this filesystem'}"
@@ -92,7 +92,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
     They come from the disk, whatever is in the page cache. Raises OSError where `why_no_direct_reads` gives a reason.
     """
     nbytes = sample_nbytes(shards.sample_shape)
-    paths = _shard_paths(shards)
+    paths = [shards.path_of(shard) for shard in shards.content.shards]
     num_samples = len(shards) if len(paths) <= _MOST_FILES else int(shards.first_samples[_MOST_FILES])
     num_images = max(1, _DIRECT_STEP_NBYTES // nbytes)
     finished: SimpleQueue[int | BaseException] = SimpleQueue()
@@ -114,7 +114,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
                         finished.put(num_images)
         except BaseException as error:
             if isinstance(error, OSError):
-                error.filename = str(paths[number])
+                error.filename = paths[number]
             finished.put(error)
 
     with (
@@ -134,7 +134,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
 
 
 @contextmanager
-def _opened_direct(paths: Sequence[Path]) -> Iterator[list[int]]:
+def _opened_direct(paths: Sequence[str]) -> Iterator[list[int]]:
     with ExitStack() as stack:
         descriptors: list[int] = []
         for path in paths:
@@ -143,10 +143,6 @@ def _opened_direct(paths: Sequence[Path]) -> Iterator[list[int]]:
             with naming(path):
                 set_direct(descriptors[-1])
         yield descriptors
-
-
-def _shard_paths(shards: ShardSet) -> list[Path]:
-    return [shards.path / shard.file for shard in shards.manifest.splits[shards.split].shards]
 
 
 def pinned_copies(device: torch.device, batch_size: int, image_nbytes: int) -> Steps:

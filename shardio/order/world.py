@@ -43,14 +43,13 @@ _LAUNCHERS = {
 
 
 def find_world(
-    rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] | None = None
+    rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> World:
     """Takes arguments if given, else torch.distributed if initialised, else the launcher's variables, else 0 of 1.
 
     Raises LaunchError if launchers contradict each other, if only one of rank and world size is known, or if they are
     not a rank of a world. Arguments and torch.distributed are believed whatever the environment says.
     """
-    environ = os.environ if environ is None else environ
     if (rank is None) != (world_size is None):
         raise LaunchError(f"expected rank and world_size together, found rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
@@ -62,13 +61,13 @@ def find_world(
     return world_of_torch(environ) or _from_environment(environ)
 
 
-def world_of_torch(environ: Mapping[str, str] | None = None) -> World | None:
+def world_of_torch(environ: Mapping[str, str] = os.environ) -> World | None:
     """Returns what torch.distributed says, if it is initialised."""
     torch = sys.modules.get("torch")  # a process that has initialised it has imported it
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     told = World(torch.distributed.get_rank(), torch.distributed.get_world_size(), None, "torch.distributed")
-    return replace(told, local_rank=_local_rank(told, os.environ if environ is None else environ))
+    return replace(told, local_rank=_local_rank(told, environ))
 
 
 def check_world(world: World) -> None:
@@ -83,19 +82,18 @@ def check_world(world: World) -> None:
 
 
 def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
-    """Returns LOCAL_RANK, which every starter of torch processes sets, or that of a launcher which means this process.
+    """Returns the number of this process on its node, from LOCAL_RANK or the variable of another launcher.
 
-    A launcher may have started one process that has started others itself, all with its one local rank.
+    Everything that starts torch processes sets LOCAL_RANK for each of them. Another launcher is believed only if its
+    rank and world size are those of `world`: it may have started one process that has started others itself, which
+    inherit its one local rank.
     """
+    told = (str(world.rank), str(world.world_size))
     for source, (rank, world_size, local_ranks) in _LAUNCHERS.items():
         for name in local_ranks:
-            if name in environ and (source == "torchrun" or _is(world, environ, rank, world_size)):
+            if name in environ and (source == "torchrun" or (environ.get(rank), environ.get(world_size)) == told):
                 return _integer(environ, name, source)
     return None
-
-
-def _is(world: World, environ: Mapping[str, str], rank: str, world_size: str) -> bool:
-    return environ.get(rank) == str(world.rank) and environ.get(world_size) == str(world.world_size)
 
 
 def _from_environment(environ: Mapping[str, str]) -> World:

@@ -81,7 +81,7 @@ def look_at(shards: ShardSet, num_samples: int) -> Facts:
         # A mapping on a network filesystem is better not even looked at.
         resident_share=None if is_network(kind) else shards.resident_share(),
         memory_left=memory_left(),
-        direct_alignment=direct_alignment(first_shard(shards)),
+        direct_alignment=alignment_of(shards),
     )
 
 
@@ -99,7 +99,7 @@ def make_reader(shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str
         choice, alignment = choose(facts), facts.direct_alignment
     else:
         choice = Choice(io, False, f"asked for by io={io!r}")
-        alignment = direct_alignment(first_shard(shards)) if io == "direct" else None
+        alignment = alignment_of(shards) if io == "direct" else None
     if choice.engine == "mmap":
         return MappedReader(shards), choice.reason
     if choice.engine == "pread":
@@ -116,8 +116,9 @@ def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:
     return min(_READ_AHEAD_BATCHES, room // max(1, batch_nbytes))
 
 
-def first_shard(shards: ShardSet) -> str:
-    return shards.path_of(shards.content.shards[0])
+def alignment_of(shards: ShardSet) -> int | None:
+    """Returns the alignment that O_DIRECT demands where the shards lie; None where it does not work."""
+    return direct_alignment(shards.path_of(shards.content.shards[0]))
 
 
 def _named(kind: str) -> str:

@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from shardio.format.manifest import FileEntry
 from shardio.format.opening import check_not_cut, open_checked
 from shardio.order.windows import Windows
 from shardio.reading.layout import SplitLayout
-from shardio.reading.reader import BusyReader
+from shardio.reading.reader import CountingReader
 from shardio.reading.spans import Span, behind, distinct, pieces, requests, sector_of, stretches
 from shardio.system.direct import aligned_empty, set_direct
 from shardio.system.kernels import _rowread
@@ -41,37 +42,28 @@ _FILE_THREADS = 8
 _TRANSIENT = TRANSIENT | {errno.EMFILE, errno.ENFILE}
 
 
-class _Files:
-    """The files of a split, opened when they are read, by number: the shards, and then the index.
-
-    Apart from the reader, which would be part of a cycle if its files were opened by a method of it.
-    """
-
-    def __init__(self, layout: SplitLayout, direct: bool) -> None:
-        self.entries: list[FileEntry] = [*layout.content.shards, layout.content.index]
-        self._layout = layout
-        self._direct = direct
-
-    def open(self, number: int) -> OpenFile:
-        entry = self.entries[number]
-        path = self._layout.path_of(entry)
-        file = open_checked(path, entry, self._layout.sample_shape)
-        # Labels are few bytes, and read again in every epoch: through the page cache.
-        if self._direct and entry is not self._layout.content.index:
-            with naming(path):
-                set_direct(file.fileno())
-        elif hasattr(os, "posix_fadvise"):
-            # The kernel shall read what is asked for and nothing around it.
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        return file
+def _open(layout: SplitLayout, entries: Sequence[FileEntry], direct: bool, number: int) -> OpenFile:
+    """Opens a file of the split. (No method of the reader, which would then be part of a cycle with its files.)"""
+    entry = entries[number]
+    path = layout.path_of(entry)
+    file = open_checked(path, entry, layout.sample_shape)
+    # Labels are few bytes, and read again in every epoch: through the page cache.
+    if direct and entry is not layout.content.index:
+        with naming(path):
+            set_direct(file.fileno())
+    elif hasattr(os, "posix_fadvise"):
+        # The kernel shall read what is asked for and nothing around it.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+    return file
 
 
-class FileReader(BusyReader):
+class FileReader(CountingReader):
     """Reads samples by pread. With `alignment` past the page cache, as `direct_alignment` says; with `drop_behind`
     through the page cache, but what was read does not stay there, so that what other processes keep does.
 
     Samples of a request that lie side by side are read in one go. An error that may pass is retried for a second.
+    Requests are under way all the time, so that nothing need be announced.
     """
 
     num_threads = _FILE_THREADS
@@ -85,14 +77,11 @@ class FileReader(BusyReader):
         self._row_nbytes = layout.row_nbytes
         self._lands = True  # what O_DIRECT reads, in the caller's memory
         self._thread = threading.local()
-        files = _Files(layout, direct=alignment is not None)
-        self._entries = files.entries
-        self._index_number = len(files.entries) - 1
-        self._files = OpenFiles(files.open, min(len(files.entries), most_open()))
+        self._entries: list[FileEntry] = [*layout.content.shards, layout.content.index]
+        self._index_number = len(self._entries) - 1
+        open_file = partial(_open, layout, self._entries, alignment is not None)
+        self._files = OpenFiles(open_file, min(len(self._entries), most_open()))
         self._row_dtype = layout.content.index.dtype
-
-    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.column_of("label", indices)
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Reads the samples' rows of the index, so that opening costs the same for any number of samples."""
@@ -163,7 +152,7 @@ class FileReader(BusyReader):
                 file.fileno(), offsets[some], places[some], self._row_nbytes, out, self._drop_behind
             )
             del file
-            self._tally.add(done * self._row_nbytes)
+            self._count(done * self._row_nbytes)
             left += [(i, i + 1) for i in range(first + done, stop)]
         return left
 
@@ -221,16 +210,18 @@ class FileReader(BusyReader):
                     self._files.forget_all()
                 if not attempts.again(error.errno in _TRANSIENT):
                     raise self._explained(error, number, max(offset + done, asked_for), attempts.failed) from None
-                self._tally.add(retries=1)
+                self._count(retries=1)
 
     def _fill_some(self, number: int, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, done: int) -> int:
         """Makes one request for what comes after the first `done` bytes. Returns how many more bytes are done."""
         file = self._files.get(number)
         try:
             count = os.preadv(file.fileno(), behind(buffers, done), offset + done)
-            self._tally.add(count)
+            self._count(count)
             if done + count < wanted:
-                self._check_length(number, file.fileno())
+                # If the file was cut, waiting would not help.
+                entry = self._entries[number]
+                check_not_cut(self._layout.path_of(entry), entry, os.fstat(file.fileno()).st_size)
                 count -= count % self._alignment
                 if not count:
                     raise OSError(errno.EIO, f"only {done} of {wanted} bytes came")
@@ -239,11 +230,6 @@ class FileReader(BusyReader):
             return count
         finally:
             del file  # or a caller that keeps an error would keep the file open
-
-    def _check_length(self, number: int, descriptor: int) -> None:
-        """Raises FormatError, after a read that came short, if the file was cut: waiting would not help."""
-        entry = self._entries[number]
-        check_not_cut(self._layout.path_of(entry), entry, os.fstat(descriptor).st_size)
 
     def _explained(self, error: OSError, number: int, offset: int, attempts: int) -> OSError:
         if number == self._index_number:

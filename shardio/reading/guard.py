@@ -57,7 +57,6 @@ class GuardedReader:
         self, reader: Reader, shards: SplitLayout, *, second: SecondReader | None, skips: bool, seed: int
     ) -> None:
         self.num_threads = reader.num_threads
-        self.labels_of = reader.labels_of
         self.column_of = reader.column_of
         self.begin_epoch = reader.begin_epoch
         self._reader = reader
@@ -117,12 +116,11 @@ class GuardedReader:
             pixels[...] = again[0]
 
     def _mismatch(self, index: int, expected: int, found: int) -> FormatError:
-        (shard,), (offset,) = (where.tolist() for where in self._shards.locate(np.array([index])))
-        path = self._shards.path_of(self._shards.content.shards[shard])
+        shard, offset = self._shards.locate_one(index)
         (key,) = self.column_of("key", np.array([index])).tolist()
         way_out = "" if self._skips else ', and on_damage="skip" puts other samples in the place of damaged ones'
         return FormatError(
-            f"{path}: sample {index} ({os.fsdecode(key)}) at byte {offset}: crc32: expected "
+            f"{self._shards.path_of(shard)}: sample {index} ({os.fsdecode(key)}) at byte {offset}: crc32: expected "
             f"{expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, `shardio "
             f"repair` makes it again{way_out}"
         )
@@ -159,7 +157,7 @@ class GuardedReader:
     def replace_damaged(
         self, epoch: int, images: NDArray[np.uint8], labels: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> None:
-        """Put sound samples of a batch, with their labels and indices, in the places of its damaged ones.
+        """Puts sound samples of a batch, with their labels and indices, in the places of its damaged ones.
 
         Seed, epoch and the damaged sample decide which of the sound ones. Raises FormatError if there is none.
         """

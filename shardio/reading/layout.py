@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import SetNotFoundError
 from shardio.format.layout import HEADER_NBYTES, SampleShape, sample_nbytes
-from shardio.format.manifest import FileEntry, Manifest
+from shardio.format.manifest import FileEntry, Manifest, ShardEntry
 from shardio.order.windows import Windows
 
 
@@ -55,6 +55,11 @@ class SplitLayout:
         """Returns the shards of samples that exist, by number, and the samples' first bytes in these files."""
         shards: NDArray[np.int64] = np.searchsorted(self._starts, indices, side="right") - 1
         return shards, HEADER_NBYTES + (indices - self._starts[shards]) * self.row_nbytes
+
+    def locate_one(self, index: int) -> tuple[ShardEntry, int]:
+        """Returns the shard of a sample that exists, and the sample's first byte in that file."""
+        (shard,), (offset,) = (found.tolist() for found in self.locate(np.array([index])))
+        return self.content.shards[shard], offset
 
     def check_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns them as int64. Raises ValueError if they are no integers, IndexError if one is of no sample."""

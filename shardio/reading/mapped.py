@@ -12,28 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.order.windows import Windows
-from shardio.reading.reader import ReadCounts, Tally
+from shardio.reading.reader import CountingReader
 from shardio.reading.shardset import ShardSet
 
 # So many of the announced samples that a thread copies at a time are looked for in the page cache.
 _MOST_LOOKED_FOR = 8
 
 
-class MappedReader:
+class MappedReader(CountingReader):
     """Copies from the mapping, and announces to the kernel what will be copied.
 
     Without an announcement each page that is not in the page cache is a request of its own, for which a thread waits;
-    and as the kernel by default reads around each, it would read many times what is wanted.
+    and as the kernel by default reads around each, it would read many times what is wanted. There is nothing to close:
+    the mapping belongs to the set.
     """
 
     name = "mmap"
     num_threads = 1
 
     def __init__(self, shards: ShardSet) -> None:
+        super().__init__()
         self._shards = shards
-        self._tally = Tally()
         self._announced = False
-        self.labels_of = shards.labels_of
         self.column_of = shards.column_of
         shards.expect_random_reads()
 
@@ -41,14 +41,14 @@ class MappedReader:
         if self._announced and len(indices):
             self._look_for(indices)
         self._shards.gather(indices, out, windows)
-        self._tally.add(out.nbytes)
+        self._count(out.nbytes)
 
     def _look_for(self, indices: NDArray[np.int64]) -> None:
         """Counts how many of a few samples are in the page cache, which tells whether announcing them was worth it."""
         count = min(_MOST_LOOKED_FOR, len(indices))
         with contextlib.suppress(IndexError):  # which `gather` will raise
             if (share := self._shards.resident_share(indices, count)) is not None:
-                self._tally.add(looked_for=count, found=round(share * count))
+                self._count(looked_for=count, found=round(share * count))
 
     def begin_epoch(self) -> bool:
         # Announcements of a resident set are pure cost. Where the kernel does not tell, they are worth it.
@@ -58,9 +58,3 @@ class MappedReader:
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
         with contextlib.suppress(Exception):
             self._shards.will_read(indices, windows)
-
-    def counts(self) -> ReadCounts:
-        return self._tally.counts()
-
-    def close(self) -> None:
-        """Gives nothing back: the mapping belongs to the set."""

@@ -89,11 +89,13 @@ class RowMapping:
         self.rows = pixels.reshape(total, row_nbytes)
         self._address = self.rows.ctypes.data - HEADER_NBYTES
 
-    def place(self, number: int, descriptor: int) -> None:
-        """Maps file `number`, whose size and header were checked on this descriptor; it may be closed afterwards."""
+    def place(self, number: int, file: OpenFile) -> None:
+        """Maps file `number`, whose size and header were checked on this descriptor, and closes it."""
         address, nbytes = self._address + self._places[number], self._nbytes[number]
-        if _libc.mmap(address, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) == _MAP_FAILED:
-            raise _refused(nbytes, ctypes.get_errno())
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        with file:
+            if _libc.mmap(address, nbytes, mmap.PROT_READ, flags, file.fileno(), 0) == _MAP_FAILED:
+                raise _refused(nbytes, ctypes.get_errno())
 
 
 def advise_random(rows: NDArray[np.uint8]) -> None:

@@ -11,7 +11,7 @@ import os
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from shardio.errors import FormatError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import FileEntry, Manifest
 from shardio.order.windows import Windows
-from shardio.reading.shardset import Sample, ShardSet, open_shards, position_of
+from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.eager import eager
 from shardio.system.files import write_all
@@ -120,25 +120,17 @@ class StagedSet(ShardSet):
             raise FormatError(f"{self.path / missing}: expected a shard that was copied, found none yet")
         return super().shard_arrays
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    @eager
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        position = np.array([position_of(index, len(self))])
-        if not self._away_of(position)[0]:
-            return super().__getitem__(index)
-        pixels = np.empty((1, *self.sample_shape), np.uint8)
-        self.gather(position, pixels)
-        pixels.flags.writeable = False
-        return Sample(pixels[0], int(self.index["label"][position[0]]))
+    def _image(self, position: int) -> NDArray[np.uint8]:
+        if not self._away_of(np.array([position]))[0]:
+            return super()._image(position)
+        image = np.empty(self.sample_shape, np.uint8)
+        self.gather(np.array([position]), image[None])
+        image.flags.writeable = False
+        return image
 
     @eager
     def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        """As ShardSet.gather. Samples of shards that are away are read one after the other: threads make it many."""
+        """Does what ShardSet.gather does. Each thread reads samples of shards that are away one after the other."""
         indices = self.check_request(indices, out, windows)
         away = self._away_of(indices)
         if away.any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:
@@ -150,17 +142,15 @@ class StagedSet(ShardSet):
         here = np.flatnonzero(~away)
         pixels = np.empty((len(here), *out.shape[1:]), np.uint8)
         super().gather(indices[here], pixels, None if windows is None else windows[here])
-        for row, image in zip(here.tolist(), pixels, strict=True):
-            out[row] = image
+        out[here] = pixels
         for row in np.flatnonzero(away).tolist():
             window = None if windows is None else windows[row : row + 1]
             fetch(self, self._storage, int(indices[row]), out[row], window)
 
 
 def fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
-    """Read one sample, or the lines of its window, from the storage. Raises OSError that names the sample."""
-    (shard,), (offset,) = (found.tolist() for found in shards.locate(np.array([index])))
-    entry = shards.content.shards[shard]
+    """Reads one sample, or the lines of its window, from the storage. Raises OSError that names the sample."""
+    entry, offset = shards.locate_one(index)
     try:
         if window is None:
             storage.read_into(entry, offset, image.data.cast("B"))

@@ -31,9 +31,6 @@ class Reader(Protocol):
     def name(self) -> str:
         """Its name in `stats()`."""
 
-    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the labels of samples that exist. Raises OSError if the storage fails."""
-
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Returns a copy of a column of the index for samples that exist. Raises OSError if the storage fails."""
 
@@ -54,32 +51,24 @@ class Reader(Protocol):
         """Gives back descriptors. Reads under way finish; others fail. May be called again."""
 
 
-class Tally:
-    """Sums to which many threads add without a lock: each to its own."""
+class CountingReader:
+    """The part that readers share: it counts, announces nothing, and has nothing to give back."""
 
     def __init__(self) -> None:
-        self._cells: dict[int, list[int]] = {}
+        # Many threads count without a lock: each has a sum of its own.
+        self._sums: dict[int, list[int]] = {}
 
-    def add(self, nbytes: int = 0, retries: int = 0, looked_for: int = 0, found: int = 0) -> None:
-        cell = self._cells.setdefault(threading.get_ident(), [0] * len(ReadCounts._fields))
+    def _count(self, nbytes: int = 0, retries: int = 0, looked_for: int = 0, found: int = 0) -> None:
+        sums = self._sums.setdefault(threading.get_ident(), [0] * len(ReadCounts._fields))
         for i, number in enumerate((nbytes, retries, looked_for, found)):
-            cell[i] += number
-
-    def counts(self) -> ReadCounts:
-        return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._cells.values()), strict=True)))
-
-
-class BusyReader:
-    """The part of a reader whose threads have requests under way all the time, so that nothing need be announced."""
-
-    def __init__(self) -> None:
-        self._tally = Tally()
+            sums[i] += number
 
     def begin_epoch(self) -> bool:
         return False
 
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
-        """Does nothing."""
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None: ...
 
     def counts(self) -> ReadCounts:
-        return self._tally.counts()
+        return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._sums.values()), strict=True)))
+
+    def close(self) -> None: ...

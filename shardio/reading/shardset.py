@@ -63,12 +63,6 @@ def position_of(index: SupportsIndex, count: int) -> int:
     return number % count
 
 
-def _place(mapping: RowMapping, number: int, file: OpenFile) -> None:
-    """Maps a file that was checked, and closes it."""
-    with file:
-        mapping.place(number, file.fileno())
-
-
 def _owns(path: str) -> bool:
     try:
         return os.stat(path).st_uid == os.geteuid()
@@ -89,7 +83,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         try:
             self._mapping = RowMapping([shard.num_samples for shard in content.shards], self.row_nbytes)
         except OSError:
-            self._check_sizes()  # is it the manifest that claims what no file has?
+            for shard in content.shards:  # is it the manifest that claims what no file has?
+                open_sized(self.path_of(shard), shard).close()
             raise
         self._rows = self._mapping.rows
         # Sample i of shard s is in row i + shifts[s].
@@ -97,16 +92,12 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         self._map_shards()
         dtype = content.index.dtype
         table = RowMapping([content.num_samples], dtype.itemsize)
-        _place(table, 0, self._open_index())
+        table.place(0, self._open_index())
         self._table = table.rows
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
         self.index: NDArray[np.void] = table.rows.view(dtype)[:, 0]  # type: ignore[assignment]
         """One row per sample: label, key, source_width, source_height, crc32, then the set's own columns, if any. A
         read-only view of the mapped file."""
-
-    def _check_sizes(self) -> None:
-        for shard in self.content.shards:
-            open_sized(self.path_of(shard), shard).close()
 
     def _map_shards(self) -> None:
         for number in range(len(self.content.shards)):
@@ -114,7 +105,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def _map_shard(self, number: int) -> None:
         shard = self.content.shards[number]
-        _place(self._mapping, number, open_checked(self.path_of(shard), shard, self.sample_shape))
+        self._mapping.place(number, open_checked(self.path_of(shard), shard, self.sample_shape))
 
     def _open_index(self) -> OpenFile:
         """Opens the index, checked."""
@@ -144,7 +135,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     @property
     def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
-        """Read-only views of the shards: uint8 (samples in the shard, bytes per sample)."""
+        """Returns read-only views of the shards: uint8 (samples in the shard, bytes per sample)."""
         spans = zip(self._starts[:-1] + self._shifts, self._starts[1:] + self._shifts, strict=True)
         return tuple(self._rows[first:last] for first, last in spans)
 
@@ -172,8 +163,10 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = position_of(index, len(self))
-        image = self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
-        return Sample(image, int(self.index["label"][position]))
+        return Sample(self._image(position), int(self.index["label"][position]))
+
+    def _image(self, position: int) -> NDArray[np.uint8]:
+        return self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
 
     def expect_random_reads(self) -> None:
         """Tells the kernel to read what is touched, and ahead of it nothing but what `will_read` announces."""
@@ -264,9 +257,9 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def _failure(self, index: int, column: str | None, attempts: int) -> OSError:
         """Returns why a page cannot be had: a fault does not tell, but reading the file does. Raises FormatError if it
         was cut."""
+        entry: FileEntry
         if column is None:
-            (shard,), (offset,) = (found.tolist() for found in self.locate(np.array([index])))
-            entry: FileEntry = self.content.shards[shard]
+            entry, offset = self.locate_one(index)
             what, nbytes = f"sample {index}", self._rows.shape[1]
         else:
             entry, what, nbytes = self.content.index, f"the {column} of sample {index}", self._table.shape[1]

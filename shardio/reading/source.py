@@ -9,13 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.reading.choose import Io, first_shard, make_reader
+from shardio.reading.choose import Io, alignment_of, make_reader
 from shardio.reading.file_reader import FileReader
 from shardio.reading.guard import SecondReader
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.reading.through_cache import CachedSplit
-from shardio.system.direct import direct_alignment
 
 
 class SplitSource(Protocol):
@@ -41,10 +40,10 @@ class SplitSource(Protocol):
         """Returns the entries `io_reason` and `staging` of `ShardLoader.stats`, after `make_reader`."""
 
     def stop(self) -> None:
-        """Have what is under way end soon, and further reads of what lies elsewhere fail. Does not wait."""
+        """Has what is under way end soon, and further reads of what lies elsewhere fail. Does not wait."""
 
     def close(self) -> None:
-        """End what is under way. May be called again, also where it was interrupted."""
+        """Ends what is under way. May be called again, also where it was interrupted."""
 
 
 def open_source(
@@ -75,7 +74,7 @@ class LocalSplit:
 
     def make_second(self) -> FileReader:
         """The files' own bytes, past the page cache if that is possible: a page in memory may be what is wrong."""
-        return FileReader(self._shards, alignment=direct_alignment(first_shard(self._shards)))
+        return FileReader(self._shards, alignment=alignment_of(self._shards))
 
     def describe(self) -> dict[str, Any]:
         return {"io_reason": self._io_reason, "staging": None}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,24 +40,17 @@ def requests(shards: NDArray[np.int64], offsets: NDArray[np.int64], nbytes: int,
     return list(pairwise([*cuts, len(offsets)]))
 
 
-class Piece(NamedTuple):
-    """A part of a file that O_DIRECT can read: `length` bytes from `offset` on, wanted up to `stop`."""
-
-    offset: int
-    stop: int
-    length: int
-
-
 def sector_of(offset: int, alignment: int) -> int:
     """Returns the first byte of the sector that holds a byte."""
     return offset // alignment * alignment
 
 
-def pieces(start: int, stop: int, alignment: int, room: int) -> Iterator[Piece]:
-    """Yields the whole sectors around the bytes from `start` to `stop`, at most `room` bytes at a time."""
+def pieces(start: int, stop: int, alignment: int, room: int) -> Iterator[tuple[int, int, int]]:
+    """Yields the parts that O_DIRECT can read of the bytes from `start` to `stop`, as (offset, stop, length): whole
+    sectors, at most `room` bytes from `offset` on, of which those before `stop` are wanted."""
     for offset in range(sector_of(start, alignment), stop, room):
         end = min(offset + room, stop)
-        yield Piece(offset, end, sector_of(end - offset + alignment - 1, alignment))
+        yield offset, end, sector_of(end - offset + alignment - 1, alignment)
 
 
 def behind(buffers: Sequence[NDArray[np.uint8]], done: int) -> list[memoryview]:

@@ -27,7 +27,7 @@ from shardio.format.manifest import Manifest, ShardEntry, Split
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io, make_reader
 from shardio.reading.partial import StagedSet, fetch
-from shardio.reading.reader import ReadCounts, Reader, Tally
+from shardio.reading.reader import CountingReader, ReadCounts, Reader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.sets.cache.folder import Cache
 from shardio.sets.cache.leases import Lease
@@ -47,7 +47,7 @@ _STORAGE_THREADS = 16
 class _Staging:
     """Copies a set to the cache in a thread, and holds the lease on the copy until `close`.
 
-    The thread refers to this, and not to `owner`, whose death tells it to stop.
+    The thread stops when `owner` dies. It refers to this object alone, so that `owner` can die.
     """
 
     def __init__(self, owner: CachedSplit, storage: Storage) -> None:
@@ -125,18 +125,17 @@ class _Staging:
             self.lease.close()
 
 
-class StagedReader:
+class StagedReader(CountingReader):
     """Reads a StagedSet. From the epoch on that finds the copy complete, the reader that `settle` returns reads it."""
 
     num_threads = _STORAGE_THREADS
 
     def __init__(self, shards: StagedSet, settle: Callable[[], Reader | None]) -> None:
+        super().__init__()
         self.name = "staged"
         self._shards = shards
         self._settle = settle
         self._settled: Reader | None = None
-        self._tally = Tally()
-        self.labels_of = shards.labels_of
         self.column_of = shards.column_of
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
@@ -144,7 +143,7 @@ class StagedReader:
             self._settled.read(indices, out, windows)
         else:
             self._shards.gather(indices, out, windows)
-            self._tally.add(out.nbytes)
+            self._count(out.nbytes)
 
     def begin_epoch(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
@@ -157,7 +156,7 @@ class StagedReader:
             self._settled.will_read(indices, windows)
 
     def counts(self) -> ReadCounts:
-        counts = self._tally.counts()
+        counts = super().counts()
         return ReadCounts(*map(sum, zip(counts, self._settled.counts(), strict=True))) if self._settled else counts
 
     def close(self) -> None:
@@ -165,29 +164,23 @@ class StagedReader:
             self._settled.close()
 
 
-class StorageReader:
+class StorageReader(CountingReader):
     """Reads samples a second time, one after the other, from the storage, and tells if they are sound there. Thread
-    safe. The storage belongs to the CachedSplit."""
+    safe. There is nothing to close: the storage belongs to the CachedSplit."""
 
     def __init__(self, shards: ShardSet, storage: Storage, on_damaged_copy: Callable[[], None]) -> None:
+        super().__init__()
         self._shards = shards
         self._storage = storage
         self._on_damaged_copy = on_damaged_copy
-        self._tally = Tally()
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
         indices = self._shards.check_request(indices, out)
         for index, pixels in zip(indices.tolist(), out, strict=True):
             fetch(self._shards, self._storage, index, pixels, None)
-        self._tally.add(out.nbytes)
+        self._count(out.nbytes)
         if self._shards.column_of("crc32", indices).tolist() == [crc32(pixels) for pixels in out]:
             self._on_damaged_copy()
-
-    def counts(self) -> ReadCounts:
-        return self._tally.counts()
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 class CachedSplit:
@@ -227,7 +220,7 @@ class CachedSplit:
         return self._split.num_samples
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """Open the split, and copy first the shards that these batches of indices need first."""
+        """Opens the split, and copies first the shards that these batches of indices need first."""
         if self._lease.is_complete():
             with contextlib.suppress(FormatError):  # a file is missing or was cut, and is copied again
                 self._shards = open_shards(self._lease.path, self._name)
@@ -294,11 +287,11 @@ class CachedSplit:
         return {"io_reason": self._staging.io_reason, "staging": staging}
 
     def stop(self) -> None:
-        """Have the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
+        """Has the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
         self._staging.stop()
 
     def close(self) -> None:
-        """End the copying and the lease. The set that was opened goes on with what is there, and what it has mapped."""
+        """Ends the copying and the lease. The opened set goes on with what is there, and what it has mapped."""
         if hasattr(self, "_staging"):  # else its making was interrupted
             self._staging.close()
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import queue
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,7 +14,7 @@ from shardio.format.layout import WORK_FOLDER, SampleShape
 from shardio.sets.leftovers import LeftOver, find_left_overs
 from shardio.sets.names import is_url, join_place, shown
 from shardio.sets.storage import storage_at
-from shardio.system.threads import DaemonThread
+from shardio.system.threads import ThreadPool
 
 # Reading a manifest is waiting for a server, mostly.
 _NUM_THREADS = 16
@@ -63,70 +60,40 @@ class Listing:
 def list_sets(roots: Sequence[str]) -> list[Listing]:
     """Returns the sets that are children of these folders and URLs. A set or root that cannot be read is listed with
     the reason, and hides no other."""
-    names = _map(_children, roots)
-    left_overs = _map(_left_overs, roots)
-    children = [(root, () if isinstance(found, str) else found) for root, found in zip(roots, names, strict=True)]
+    found = _map(_look_into, roots)
     silent: set[str] = set()
-    each = [(root, name) for root, found in children for name in found]
-    entries = iter(_map(lambda child: _look_at(*child, silent), each))
+    children = [(root, name) for root, (names, _, _) in zip(roots, found, strict=True) for name in names]
+    entries = iter(_map(lambda child: _look_at(*child, silent), children))
     return [
         Listing(
             root=shown(root),
-            sets=tuple(entry for entry in islice(entries, len(in_root)) if entry is not None),
-            problem=found if isinstance(found, str) else "",
-            left_overs=left,
+            sets=tuple(entry for entry in islice(entries, len(names)) if entry is not None),
+            problem=problem,
+            left_overs=left_overs,
         )
-        for (root, in_root), found, left in zip(children, names, left_overs, strict=True)
+        for root, (names, problem, left_overs) in zip(roots, found, strict=True)
     ]
 
 
 def _map(call: Callable[[A], B], arguments: Sequence[A]) -> list[B]:
-    """Returns what `call` returns for each, in threads that wait for servers, and for which neither Ctrl-C nor the end
-    of the process has to wait, unlike for an executor's."""
-    left = deque(enumerate(arguments))
-    results: queue.SimpleQueue[tuple[int, B] | BaseException] = queue.SimpleQueue()
-
-    def work() -> None:
-        with contextlib.suppress(IndexError):  # none is left
-            while True:
-                number, argument = left.popleft()
-                try:
-                    results.put((number, call(argument)))
-                except BaseException as error:
-                    results.put(error)
-
-    threads = [DaemonThread(work, f"shardio-list-{number}") for number in range(min(_NUM_THREADS, len(arguments)))]
+    """Returns what `call` returns for each, in threads that wait for servers. After a Ctrl-C, calls that have not begun
+    never do, and those under way are not waited for."""
+    pool = ThreadPool(_NUM_THREADS, "shardio-list")
     try:
-        for thread in threads:
-            thread.begin()
-        found: dict[int, B] = {}
-        while len(found) < len(arguments):
-            result = results.get()
-            if isinstance(result, BaseException):
-                raise result
-            found[result[0]] = result[1]
+        found = list(pool.map(call, arguments))
+        pool.close()
+        return found
     finally:
-        left.clear()
-    for thread in threads:
-        thread.wait()
-    return [found[number] for number in range(len(arguments))]
+        del pool  # which ends it; an error that is kept would keep it
 
 
-def _children(root: str) -> list[str] | str:
-    """Returns the names of the folders in a root, or why they cannot be listed."""
+def _look_into(root: str) -> tuple[list[str], str, tuple[LeftOver, ...]]:
+    """Returns the names of the folders in a root, why they cannot be listed, and what publishers have left there."""
     try:
-        return storage_at(root).list_folders()
+        names = storage_at(root).list_folders()
+        return names, "", () if is_url(root) else tuple(find_left_overs(root))
     except (OSError, ValueError) as error:
-        return str(error)
-
-
-def _left_overs(root: str) -> tuple[LeftOver, ...]:
-    if is_url(root):
-        return ()
-    try:
-        return tuple(find_left_overs(root))
-    except OSError:  # which `_children` tells
-        return ()
+        return [], str(error), ()
 
 
 def _look_at(root: str, name: str, silent: set[str]) -> CatalogueEntry | None:

@@ -3,7 +3,6 @@ sha256."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ from shardio.format.manifest import FileEntry
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import AtomicFile, reserve
 from shardio.system.opening import naming
-from shardio.system.pour import SyncedWriter, pour
-from shardio.system.threads import DaemonThread, Flag
+from shardio.system.pour import pour, synced_writes
+from shardio.system.threads import Flag, ThreadPool
 
 
 class _Stopped(Exception):
@@ -24,8 +23,8 @@ class _Stopped(Exception):
 class Filler:
     """Copies files from `storage` into `folder`, `workers` at a time, until `stop` is set.
 
-    `progress` is called in the threads, whose names begin with `name`, with the bytes since; they are negative when a
-    file is begun again.
+    The names of the threads begin with `name`. They call `progress` with the number of bytes since the last call; it is
+    negative when a file is begun again.
     """
 
     def __init__(
@@ -54,45 +53,39 @@ class Filler:
 
         def check(entry: FileEntry) -> None:
             try:
-                sound = self._pour(copy, entry) == entry.sha256
+                if self._pour(copy, entry) == entry.sha256:
+                    return
             except FormatError:  # it is being cut
-                sound = False
+                pass
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                sound = False
-            if not sound:
-                damaged.append(entry)
+            damaged.append(entry)
 
         self._each(check, entries)
         return [entry for entry in entries if entry in damaged]
 
     def _each(self, do: Callable[[FileEntry], None], entries: Sequence[FileEntry]) -> None:
         """Calls `do` with each file, in threads. When one fails, the others end soon."""
-        left = iter(entries)
         self._failed = Flag()
 
-        def work() -> None:
+        def work(entry: FileEntry) -> None:
             try:
-                with contextlib.suppress(_Stopped):
-                    while not self._ends() and (entry := next(left, None)) is not None:
-                        do(entry)
+                if not self._ends():
+                    do(entry)
+            except _Stopped:
+                pass
             except BaseException:
                 self._failed.set()
                 raise
 
-        threads = [DaemonThread(work, f"{self._name}-{i}") for i in range(min(self._workers, len(entries)))]
-        try:
-            for thread in threads:
-                thread.begin()
-            for thread in threads:
-                thread.result()
-        except BaseException:
-            self._failed.set()
-            raise
-        finally:
-            for thread in threads:
-                thread.wait()
+        with ThreadPool(self._workers, self._name) as pool:
+            try:
+                for _ in pool.map(work, entries):
+                    pass
+            except BaseException:
+                self._failed.set()
+                raise
 
     def _ends(self) -> bool:
         return self._failed.is_set() or self._stop.is_set()
@@ -104,8 +97,8 @@ class Filler:
             with AtomicFile(path) as file:
                 with naming(path):
                     reserve(file.descriptor, entry.nbytes)
-                with SyncedWriter(path, file.descriptor) as writer:
-                    found = self._pour(self._storage, entry, writer.write)
+                with synced_writes(path, file.descriptor) as write:
+                    found = self._pour(self._storage, entry, write)
                 if found == entry.sha256:
                     file.commit()
                     self.copied.append(entry)

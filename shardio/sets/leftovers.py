@@ -39,8 +39,8 @@ def folder_of(lock: Path) -> Path:
 
 
 def find_left_overs(root: str | os.PathLike[str]) -> list[LeftOver]:
-    """Returns what is there, by name, the work of living publishers among it, and changes nothing. Errors are those of
-    os.listdir."""
+    """Returns the temporary folders and locks in a root, those of living publishers too, in the order of their names.
+    Changes nothing. Errors are those of os.listdir."""
     found = []
     for lock in _locks(Path(root)):
         folder, abandoned = folder_of(lock), False
@@ -75,7 +75,8 @@ def _locks(root: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _alone_with(lock: Path, access: int, operation: int) -> Iterator[bool]:
-    """Gives whether it is abandoned; then its lock is held in the block, if there is one, and locks work here.
+    """Yields whether the folder of this lock is abandoned. If it is, the block holds the lock, where there is one and
+    the filesystem has locks.
 
     Raises OSError, such as PermissionError, if that cannot be known.
     """

@@ -80,8 +80,8 @@ def holds_set(folder: str) -> bool:
     return os.path.lexists(os.path.join(folder, MANIFEST_NAME))
 
 
-def not_in_catalogue(name: str, roots: list[str], hint: str = "") -> SetNotFoundError:
-    searched = ", ".join(map(shown, roots))
+def not_in_catalogue(name: str, hint: str = "") -> SetNotFoundError:
+    searched = ", ".join(map(shown, catalogue_roots()))
     return SetNotFoundError(
         f"{name}: not found: there is no such folder here, and no finished set of this name in the roots of "
         f"{PATH_VARIABLE}: {searched}{hint}"
@@ -103,12 +103,9 @@ def find_folder(place: str | os.PathLike[str]) -> str:
     found = candidates(place)
     if found == [place]:
         return place
-    folders = [folder for folder in found if not is_url(folder)]
-    for folder in folders:
-        if holds_set(folder):
-            return folder
-    for folder in folders:
-        if os.path.isdir(folder):  # opening it tells what is wrong with it
-            return folder
-    hint = "" if len(folders) == len(found) else " (URLs were not looked into: sets there must be staged first)"
-    raise not_in_catalogue(place, catalogue_roots(), hint)
+    folders = [folder for folder in found if not is_url(folder) and os.path.isdir(folder)]
+    if folders:
+        # Opening one that holds no set tells what is wrong with it.
+        return next(filter(holds_set, folders), folders[0])
+    hint = " (URLs were not looked into: sets there must be staged first)" if any(map(is_url, found)) else ""
+    raise not_in_catalogue(place, hint)

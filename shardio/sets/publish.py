@@ -73,6 +73,7 @@ def publish(
     source, target = Path(os.path.realpath(out)), Path(target)
     with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
         manifest = load_manifest(source)
+    names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
     if not looks_like_a_set(target.parent):  # where temporary files are a conversion's own
         with contextlib.suppress(OSError):  # no folder, or one that may not be read
             sweep_left_overs(target.parent)
@@ -83,7 +84,7 @@ def publish(
             folder.mkdir()
             renamed = move and _can_be_renamed(source, target.parent)
             if renamed:
-                _make_movable(source, manifest, like=(folder, lock.descriptor))
+                _make_movable(source, names, like=(folder, lock.descriptor))
                 renamed = _move_new(source, target)
             if not renamed:
                 _copy_set(source, manifest, folder, workers, on_progress)
@@ -93,9 +94,9 @@ def publish(
             shutil.rmtree(folder, ignore_errors=True)
     if move and not renamed:
         _remove_set(source, manifest, target)
-    entries = manifest.files
-    readable_by = _readable_by(target, [MANIFEST_NAME, *(entry.file for entry in entries)])
-    return PublishReport(str(target), manifest.digest, len(entries) + 1, manifest.nbytes, renamed, readable_by)
+    return PublishReport(
+        str(target), manifest.digest, len(names), manifest.nbytes, renamed, _readable_by(target, names)
+    )
 
 
 def _check_target(source: Path, target: Path) -> None:
@@ -162,13 +163,12 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
     return source.stat().st_dev == root.stat().st_dev and not source.is_mount()
 
 
-def _make_movable(source: Path, manifest: Manifest, like: tuple[Path, int]) -> None:
+def _make_movable(source: Path, names: list[str], like: tuple[Path, int]) -> None:
     """Gives the set's folder and files the permissions of a new folder and a new file (a descriptor) in the root.
 
     Raises FormatError if the set is not whole, ConvertError if there is anything else in the folder, which would go
     along.
     """
-    names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
     sweep_temporaries(source)
     if foreign := sorted(set(os.listdir(source)) - set(names)):
         raise ConvertError(

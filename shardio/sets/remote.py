@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.layout import MANIFEST_NAME
-from shardio.format.manifest import FileEntry, Manifest, check_digest, check_manifest_nbytes, parse_manifest
+from shardio.format.manifest import FileEntry, Manifest, check_manifest_nbytes, manifest_of
 from shardio.sets.names import join_place, without_credentials, without_credentials_in
 from shardio.system.retry import Attempts
 
@@ -54,12 +54,10 @@ _ERRNO_OF_STATUS = {
     **dict.fromkeys((404, 410), errno.ENOENT),
     416: errno.EINVAL,
 }
-_HINTS = {
-    errno.EACCES: (
-        ". Are the credentials there, and do they allow reading? To those who may not list it, an object store says "
-        "the same of what does not exist"
-    ),
-}
+_ACCESS_HINT = (
+    ". Are the credentials there, and do they allow reading? To those who may not list it, an object store says the "
+    "same of what does not exist"
+)
 
 T = TypeVar("T")
 
@@ -95,12 +93,7 @@ class RemoteStorage:
             self._read_into(MANIFEST_NAME, 0, memoryview(data), deadline)
         except FileNotFoundError:
             raise SetNotFoundError(f"{path}: not found: no shard set is published there") from None
-        try:
-            manifest = parse_manifest(bytes(data))
-            check_digest(manifest, digest)
-            return manifest
-        except FormatError as error:
-            raise FormatError(f"{path}: {error}") from None
+        return manifest_of(path, bytes(data), digest)
 
     def is_published(self) -> bool:
         try:
@@ -112,7 +105,7 @@ class RemoteStorage:
     def path_of(self, entry: FileEntry) -> str:
         return join_place(self.name, entry.file)
 
-    def check(self, entry: FileEntry) -> None:
+    def _check(self, entry: FileEntry) -> None:
         try:
             nbytes = self._size_of(entry.file)
         except FileNotFoundError:
@@ -148,7 +141,7 @@ class RemoteStorage:
             raise self._missing(entry) from None
         except OSError as error:
             if error.errno == errno.EINVAL:  # for some servers, a range that is not in the file is one
-                self.check(entry)
+                self._check(entry)
             raise
 
     def close(self) -> None:
@@ -251,7 +244,7 @@ class RemoteStorage:
             except Exception as error:
                 number, may_pass = _judge(error)
                 if not attempts.again(may_pass and not self._closed):
-                    found = f"{self._describe(error)}{_HINTS.get(number, '')}"
+                    found = self._describe(error) + (_ACCESS_HINT if number == errno.EACCES else "")
                     break
         # Out of the `except` block: the error, whose text may hold a password, is no context of this one.
         raise OSError(number, f"{what} failed (attempts: {attempts.failed}): {found}", path)

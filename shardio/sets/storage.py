@@ -13,7 +13,7 @@ from typing import Protocol
 
 from shardio.format.manifest import FileEntry, Manifest, load_manifest
 from shardio.format.opening import check_not_cut, open_sized
-from shardio.sets.names import candidates, catalogue_roots, holds_set, is_url, not_in_catalogue
+from shardio.sets.names import candidates, holds_set, is_url, not_in_catalogue
 from shardio.sets.remote import RemoteStorage
 from shardio.system.openfiles import OpenFiles, most_open
 from shardio.system.opening import OpenFile, kind_of
@@ -37,9 +37,6 @@ class Storage(Protocol):
 
     def path_of(self, entry: FileEntry) -> str:
         """Returns the name of one of the set's files for a message."""
-
-    def check(self, entry: FileEntry) -> None:
-        """Raises FormatError if the file is missing or has another size than the manifest says; reads nothing of it."""
 
     def find_fault(self, manifest: Manifest) -> str:
         """Returns, in words, the first file that is missing or has another size than the manifest says; "" if all are
@@ -81,9 +78,6 @@ class FolderStorage:
 
     def path_of(self, entry: FileEntry) -> str:
         return f"{self._folder}/{entry.file}"
-
-    def check(self, entry: FileEntry) -> None:
-        open_sized(self.path_of(entry), entry).close()
 
     def find_fault(self, manifest: Manifest) -> str:
         for entry in manifest.files:
@@ -142,7 +136,7 @@ def open_storage(place: str | os.PathLike[str]) -> Storage:
         storage = storage_at(candidate)
         if storage.is_published():
             return storage
-    raise not_in_catalogue(os.fspath(place), catalogue_roots())
+    raise not_in_catalogue(os.fspath(place))
 
 
 def storage_at(place: str) -> Storage:

@@ -117,13 +117,10 @@ def verify(
     folder = Path(path)
     try:
         manifest = load_manifest(folder, digest)
-    except FormatError as error:
-        return VerifyReport(str(folder), quick, 1, 0, (Problem(MANIFEST_NAME, str(error)),), drawn)
-    except OSError as error:
-        if isinstance(error, SetNotFoundError):
-            raise
-        problem = _unreadable(folder / MANIFEST_NAME, error)
-        return VerifyReport(str(folder), quick, 1, 0, (problem,), drawn)
+    except SetNotFoundError:
+        raise
+    except (FormatError, OSError) as error:
+        return VerifyReport(str(folder), quick, 1, 0, (_problem(folder / MANIFEST_NAME, error),), drawn)
 
     def progress(nbytes: int) -> None:
         if on_progress is not None:
@@ -161,7 +158,9 @@ class _Verifier:
             if self.subset is None:
                 checks += [partial(self.check_shard, split, shard, first) for shard, first in shards]
             else:
-                rows = self.rows_to_compare(split)
+                rows = None  # if the index cannot be trusted, which `check_index` reports
+                with contextlib.suppress(OSError, FormatError):
+                    rows = self.read_rows(split)
                 checks += [
                     partial(self.check_samples, shard, first, rows, self.subset, next(numbers))
                     for shard, first in shards
@@ -178,12 +177,6 @@ class _Verifier:
         others = self.manifest.nbytes - sum(shard.nbytes for shard in shards)
         return others + num_samples * sample_nbytes(self.manifest.sample_shape)
 
-    def rows_to_compare(self, split: Split) -> NDArray[np.void] | None:
-        """Returns the split's index; None if it cannot be trusted, which `check_index` reports."""
-        with contextlib.suppress(OSError, FormatError):
-            return self.read_rows(split)
-        return None
-
     def read_rows(self, split: Split) -> NDArray[np.void]:
         """Returns the split's index, read and not mapped. Raises FormatError or OSError if it cannot be trusted."""
         path, entry = self.folder / split.index.file, split.index
@@ -199,10 +192,8 @@ class _Verifier:
             path = self.folder / split.index.file
             try:
                 labels = self.read_rows(split)["label"]
-            except OSError as error:
-                return _unreadable(path, error)
-            except FormatError as error:  # it has changed since the check just before
-                return Problem(path.name, str(error))
+            except (FormatError, OSError) as error:  # it has changed since the check just before
+                return _problem(path, error)
             wrong = np.flatnonzero((labels < 0) | (labels >= len(self.manifest.classes)))
             if wrong.size:
                 last = len(self.manifest.classes) - 1
@@ -231,10 +222,8 @@ class _Verifier:
         failure: OSError | None = None
         try:
             opened = open_checked(path, shard, self.manifest.sample_shape)
-        except FormatError as error:
-            return Problem(shard.file, str(error))
-        except OSError as error:
-            return _unreadable(path, error)
+        except (FormatError, OSError) as error:
+            return _problem(path, error)
         with io.BufferedReader(opened) as file:
             if rows is None:
                 return None
@@ -254,7 +243,7 @@ class _Verifier:
                 self.progress(nbytes)
         self.num_compared.append(len(positions))
         if failure is not None:
-            problem = _unreadable(path, failure)
+            problem = _problem(path, failure)
         elif damaged:
             problem = Problem(shard.file, f"{path}: crc32: expected those of the index, found {len(damaged)} others")
         else:
@@ -269,10 +258,8 @@ class _Verifier:
                 if self.quick:
                     return None
                 found = pour(lambda _, buffer: file.readinto(buffer), entry.nbytes, progress=self.progress)
-        except FormatError as error:
-            return Problem(entry.file, str(error))
-        except OSError as error:
-            return _unreadable(path, error)
+        except (FormatError, OSError) as error:
+            return _problem(path, error)
         return None if found == entry.sha256 else Problem(entry.file, _other_sha256(path, entry, found))
 
 
@@ -280,7 +267,9 @@ def _other_sha256(path: Path, entry: FileEntry, found: str) -> str:
     return f"{path}: sha256: expected {entry.sha256}, found {found}"
 
 
-def _unreadable(path: Path, error: OSError) -> Problem:
+def _problem(path: Path, error: FormatError | OSError) -> Problem:
+    if isinstance(error, FormatError):
+        return Problem(path.name, str(error))
     return Problem(path.name, f"{path}: expected a readable file, found: {error.strerror}")
 
 

@@ -66,6 +66,8 @@ class AtomicFile:
     thread safe.
     """
 
+    temporary: Path
+    """The name under which it is written. It belongs to this process alone, as long as it is there."""
     _file: OpenFile | None = None
     _is_temporary = False  # whether there may be a file of the temporary name
 
@@ -73,7 +75,7 @@ class AtomicFile:
         self.path = path
         if left is not None:
             self._is_temporary = True
-            self._temporary, self._file = left
+            self.temporary, self._file = left
             return
         try:
             with naming(path):
@@ -86,9 +88,9 @@ class AtomicFile:
     def _begin(self) -> bool:
         """Makes the temporary file and locks it. Returns False if it was swept between the two."""
         tag = f"{_machine()}-{secrets.token_hex(8)}"
-        self._temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
+        self.temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
         self._is_temporary = True
-        self._file = open_file(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        self._file = open_file(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a filesystem without locks: then no process sweeps there either
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         return bool(os.fstat(self.descriptor).st_nlink)
@@ -100,11 +102,6 @@ class AtomicFile:
             raise ValueError(f"{self.path}: expected an open temporary file, found none")
         return self._file.fileno()
 
-    @property
-    def temporary(self) -> Path:
-        """The name under which it is written. It belongs to this process alone, as long as it is there."""
-        return self._temporary
-
     def __enter__(self) -> AtomicFile:
         return self
 
@@ -113,10 +110,10 @@ class AtomicFile:
         with naming(self.path):
             os.fsync(self.descriptor)
             if replace:
-                self._temporary.rename(self.path)
+                self.temporary.rename(self.path)
             else:
-                os.link(self._temporary, self.path)  # unlike rename, this fails if the name is taken
-                self._temporary.unlink()
+                os.link(self.temporary, self.path)  # unlike rename, this fails if the name is taken
+                self.temporary.unlink()
             self._is_temporary = False
             if self._file is not None:
                 self._file.close()
@@ -150,7 +147,7 @@ class AtomicFile:
         if self._is_temporary:
             # An error here must not hide the one for which the file is discarded.
             with contextlib.suppress(OSError):
-                self._temporary.unlink()
+                self.temporary.unlink()
             self.leave()
 
     def __exit__(self, *_: object) -> None:
@@ -255,26 +252,27 @@ def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name
     machine is left alone for an hour after it was last written to, lock or none.
     """
     swept = 0
-    for entry in _temporaries(folder):
-        if not is_kept(entry.name) and (found := _open_left_over(Path(entry.path))) is not None:
+    for path in _temporaries(folder):
+        if not is_kept(path.name) and (found := _open_left_over(path)) is not None:
             with contextlib.suppress(OSError), found[0]:
                 # Once more, under the lock: its process may have decided to keep it just before it left it.
-                if not is_kept(entry.name):
-                    Path(entry.path).unlink()
+                if not is_kept(path.name):
+                    path.unlink()
                     swept += 1
     return swept
 
 
 def remove_temporaries(folder: Path) -> None:
     """Removes all temporary files in `folder`: a process that is still writing one cannot publish it any more."""
-    for entry in _temporaries(folder):
+    for path in _temporaries(folder):
         with contextlib.suppress(OSError):
-            Path(entry.path).unlink()
+            path.unlink()
 
 
-def _temporaries(folder: Path) -> list[os.DirEntry[str]]:
+def _temporaries(folder: Path) -> list[Path]:
     with os.scandir(folder) as entries:
-        return [entry for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
+        found = [entry.name for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
+    return [folder / name for name in found]
 
 
 def reserve(descriptor: int, nbytes: int) -> None:

@@ -35,7 +35,7 @@ def filesystem_kind(path: str | os.PathLike[str], proc: Path = PROC) -> str:
     # All mounts of one device are of one kind. But files of btrfs and overlayfs show devices that no mount has: then
     # the path tells.
     ours = [mount for mount in mounts if mount.device == device] or mounts
-    around = [mount for mount in ours if _is_inside(place, mount.point)] or ours
+    around = [mount for mount in ours if Path(place).is_relative_to(mount.point)] or ours
     # Where mounts lie over each other, the last one counts.
     return max(reversed(around), key=lambda mount: len(mount.point)).kind if around else ""
 
@@ -66,7 +66,3 @@ def _mounts(text: str) -> Iterator[_Mount]:
         # mountinfo has space, tab, newline and backslash as octal numbers.
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
         yield _Mount(os.makedev(major, minor), point, filesystem.split(" ")[0])
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from shardio.system.files import write_all
 from shardio.system.opening import naming
@@ -98,32 +98,23 @@ class BackgroundSync:
         self._pool.close()
 
 
-class SyncedWriter:
-    """Writes to a file one piece after the other, and brings them to the disk on the way.
+@contextlib.contextmanager
+def synced_writes(path: Path, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
+    """Gives a function that writes to a file one piece after the other, and has them brought to the disk on the way.
 
     At the end of the `with` block no sync is under way. OSError names the file, also if it was an earlier piece that
     failed.
     """
+    sync = BackgroundSync(f"{threading.current_thread().name}-sync")
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-        self._sync = BackgroundSync(f"{threading.current_thread().name}-sync")
+    def write(piece: memoryview) -> None:
+        with naming(path):
+            write_all(descriptor, piece)
+            sync.wrote(len(piece), partial(os.fdatasync, descriptor))
 
-    def __enter__(self) -> SyncedWriter:
-        return self
-
-    def write(self, piece: memoryview) -> None:
-        with naming(self._path):
-            write_all(self._descriptor, piece)
-            self._sync.wrote(len(piece), partial(os.fdatasync, self._descriptor))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                with naming(self._path):
-                    self._sync.finish()
-        finally:
-            self._sync.close()
+    try:
+        yield write
+        with naming(path):
+            sync.finish()
+    finally:
+        sync.close()

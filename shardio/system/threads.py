@@ -17,7 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -30,8 +29,9 @@ class Call(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self._result: T
-        self._error: BaseException | None = None
-        self._is_over = False
+        self.error: BaseException | None = None
+        """The error that the call has raised, if it has."""
+        self.is_over = False
         self._over_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -49,25 +49,16 @@ class Call(Generic[T]):
 
     def fail(self, error: BaseException) -> None:
         """Ends the call as if it had raised this."""
-        self._error = error
+        self.error = error
         self._end()
 
     def _end(self) -> None:
-        self._is_over = True
+        self.is_over = True
         self._over_signal.put(None)
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error that the call has raised, if it has."""
-        return self._error
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Waits for the end of the call. May be called again if interrupted. Raises `queue.Empty` if time is over."""
-        if not self._is_over:  # the flag, because an interrupted wait may have taken the signal with it
+        if not self.is_over:  # the flag, because an interrupted wait may have taken the signal with it
             self._over_signal.get(timeout=timeout_seconds)
         self._over_signal.put(None)  # for another thread that waits, also if a wait was interrupted before this
 
@@ -75,8 +66,8 @@ class Call(Generic[T]):
         """Waits for the end of the call. Returns what it has returned, and raises what it has raised."""
         self.wait()
         try:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             return self._result
         finally:
             del self  # as in `run`
@@ -215,9 +206,7 @@ class ThreadPool:
     def __enter__(self) -> ThreadPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close(cancel=kind is not None)
 
 

@@ -106,7 +106,7 @@ def by_definition_of_all(height: int, width: int) -> tuple[float, ...]:
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def test_of_the_thinnest_pictures_a_pixel_is_left() -> None:
+def test_a_box_of_the_thinnest_pictures_has_a_pixel() -> None:
     thin = np.ones(100, np.int64), np.full(100, 50)
     for sizes, ratio in ((thin, (0.1, 0.3)), (thin[::-1], (3.0, 9.0))):
         rows = as_rows(random_resized_boxes(Draws(0, 0, np.arange(100)), "crop", *sizes, (1.0, 1.0), ratio))

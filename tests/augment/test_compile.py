@@ -1,4 +1,4 @@
-"""torch.compile and torch.export: what shardio does inside of them is what it does outside.
+"""torch.compile and torch.export: shardio does the same inside of them as outside.
 
 The compiler is imported only by what the tests call, as in a program that has just begun.
 """

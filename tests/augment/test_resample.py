@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from pictures import as_batch, psnr, random_picture
+from pictures import as_batch, psnr, random_pictures
 from PIL import Image
 from torch.nn.functional import interpolate
 
@@ -24,10 +23,6 @@ def drawn_boxes(rng: np.random.Generator, count: int, height: int, width: int) -
     return Boxes(*np.stack([tops, lefts, heights, widths]).astype(float))
 
 
-def pictures(rng: np.random.Generator, count: int, height: int, width: int) -> NDArray[np.uint8]:
-    return np.stack([random_picture(rng, height, width) for _ in range(count)])
-
-
 @pytest.mark.parametrize("native", WAYS)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(("shape", "size"), [((256, 256), (224, 224)), ((100, 150), (64, 48)), ((40, 30), (96, 128))])
@@ -35,7 +30,7 @@ def test_whole_boxes_are_what_pillow_crops_and_resizes(
     native: bool, interpolation: Interpolation, shape: tuple[int, int], size: tuple[int, int]
 ) -> None:
     rng = np.random.default_rng(shape[0])
-    images, boxes = pictures(rng, 24, *shape), drawn_boxes(rng, 24, *shape)
+    images, boxes = random_pictures(rng, 24, *shape), drawn_boxes(rng, 24, *shape)
     flips = rng.random(24) < 0.5
     found = resample(as_batch(images), boxes, flips, size, interpolation, native=native)
     assert found.shape == (24, 3, *size)
@@ -54,7 +49,7 @@ def test_whole_boxes_are_what_pillow_crops_and_resizes(
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_without_antialias_it_is_what_torch_interpolates(native: bool, interpolation: Interpolation) -> None:
     rng = np.random.default_rng(4)
-    images = pictures(rng, 12, 60, 70)
+    images = random_pictures(rng, 12, 60, 70)
     boxes = drawn_boxes(rng, 12, 60, 70)
     upright = np.zeros(12, bool)
     found = resample(as_batch(images), boxes, upright, (32, 40), interpolation, antialias=False, native=native)

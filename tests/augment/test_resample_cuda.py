@@ -1,6 +1,6 @@
-"""The Triton kernel, without a GPU: what it computes, in Triton's interpreter, and that it compiles for GPUs.
+"""The Triton kernel, without a GPU: its results in Triton's interpreter, and that it compiles for GPUs.
 
-What this cannot show: that the compiled kernel computes the same, which tests/loading/test_gpu.py looks at, and how
+This cannot show that the compiled kernel computes the same, which tests/loading/test_gpu.py looks at, nor how
 fast.
 """
 

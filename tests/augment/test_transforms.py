@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from pictures import as_batch, psnr, random_picture
+from pictures import as_batch, psnr, random_pictures
 from PIL import Image
 
 from shardio.augment import (
@@ -36,8 +36,7 @@ SEED = 20
 
 
 def pictures(count: int, height: int, width: int, seed: int = SEED) -> NDArray[np.uint8]:
-    rng = np.random.default_rng(seed)
-    return np.stack([random_picture(rng, height, width) for _ in range(count)])
+    return random_pictures(np.random.default_rng(seed), count, height, width)
 
 
 def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:

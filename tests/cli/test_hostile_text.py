@@ -1,4 +1,4 @@
-"""Whatever names, keys, labels, servers and sets say: a terminal or log shows lines of shardio, and text in them."""
+"""Names, keys, labels, servers and sets may say anything: terminals and logs show it as text in shardio's lines."""
 
 from __future__ import annotations
 
@@ -186,7 +186,8 @@ def evil_tree(tmp_path: Path) -> Path:
 
 def test_conversions_of_hostile_names_show_text(evil_tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / EVIL
-    assert_clean(shardio("plan", evil_tree, out, "--size", "8", "--max-bad", "1", "--seconds", "0.01"), code=0)
+    # How many images it tries in this time, and so what it expects of the one that is bad, depends on the machine.
+    assert_clean(shardio("plan", evil_tree, out, "--size", "8", "--max-bad", "100%", "--seconds", "0.01"), code=0)
     assert_clean(shardio("convert", evil_tree, out, "--size", "8", "--max-bad", "0"), code=1)
     assert_clean(shardio("convert", evil_tree, out, "--size", "9", "--max-bad", "1"), code=1)
     same = ("--size", "8", "--max-bad", "1", "--report-duplicates", out.parent / "again.jsonl")

@@ -83,7 +83,7 @@ def test_a_source_without_permission_is_refused(tmp_path: Path) -> None:
 def test_want_of_descriptors_or_memory_is_not_the_fault_of_a_source(
     tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A refusal would leave a sound image out of the set, for a reason that has nothing to do with it.
+    # A refusal would leave a sound image out of the set, for a reason that has nothing to do with the image.
     put(tmp_path, "1.jpg")
 
     def failing(path: str | os.PathLike[str], flags: int, mode: int) -> int:

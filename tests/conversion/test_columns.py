@@ -42,7 +42,7 @@ def write_csv(path: Path, *lines: str) -> Path:
 
 
 def column(tmp_path: Path, *cells: str) -> np.ndarray[Any, Any]:
-    """What becomes of a CSV column of three cells."""
+    """Returns the numbers that three cells of a CSV column become."""
     path = write_csv(tmp_path / "m.csv", "path,x", *(f"{name},{cell}" for name, cell in zip(PATHS, cells, strict=True)))
     return read(path).values["x"]
 

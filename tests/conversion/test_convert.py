@@ -21,7 +21,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversions import OPTIONS, PER_SHARD, SIZE, TWO_PROCESSES, Interrupt, failing_storage, interrupted, rejects
+from conversions import (
+    OPTIONS,
+    PER_SHARD,
+    SIZE,
+    TWO_PROCESSES,
+    Interrupt,
+    convert_twice_at_once,
+    failing_storage,
+    interrupted,
+    rejects,
+    undisturbed,
+)
 from deadlines import must_not_block
 from disks import FailingDisk
 from folders import everything, hashes, stamps
@@ -43,7 +54,7 @@ from shardio.sets.verify import verify
 
 
 def child_processes() -> set[int]:
-    """Processes whose parent we are, ended ones that nobody waited for included; without those that help all tests."""
+    """Child processes, those included that have ended and were not waited for; without those that help all tests."""
     tracker = multiprocessing.resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
     forks = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     found = set()
@@ -83,17 +94,12 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-_finished: dict[str, str] = {}
-
-
 @pytest.fixture
 def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
-    """The hashes of an undisturbed conversion of `image_tree` with OPTIONS; made once, for every tree is the same."""
-    if not _finished:
-        convert(image_tree, tmp_path / "undisturbed", **OPTIONS)
-        _finished.update(hashes(tmp_path / "undisturbed"))
-    assert len(_finished) == 4 + 2 + 2 + 2  # shards, indexes, rejects and manifest
-    return _finished
+    """The hashes of an undisturbed conversion of `image_tree` with OPTIONS."""
+    found = undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS)
+    assert len(found) == 4 + 2 + 2 + 2  # shards, indexes, rejects and manifest
+    return found
 
 
 # --- the same bytes ---------------------------------------------------------------------------------------------------
@@ -174,7 +180,7 @@ DEFAULTS = DecodeOptions()
 
 
 def check_samples(src: Path, out: Path, fit: Fit, order: str = "shuffled", options: DecodeOptions = DEFAULTS) -> int:
-    """Every sample against the decoder and the resizer, called by hand in the order of the plan; how many there are."""
+    """Compares all samples with the decoder and resizer, called by hand in the order of the plan. Returns the count."""
     tree = scan_tree(src)
     total = 0
     for split, listed in tree.splits.items():
@@ -471,7 +477,7 @@ def test_a_share_of_a_hundred_sources_is_that_many(tmp_path: Path, percent: int)
 def test_options_that_make_no_sense_are_refused_before_anything_is_written(
     image_tree: Path, out: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("shardio.conversion.options.scan_for")  # which may take minutes
+    monkeypatch.delattr("shardio.conversion.options.scan")  # which may take minutes
     with pytest.raises(ValueError, match=f"^{message}$"):
         convert(image_tree, out, **{**OPTIONS, **options})
     assert not out.exists()
@@ -838,7 +844,7 @@ def convert_failing(disk: FailingDisk, src: Path, out: Path) -> OSError | Conver
 def test_a_disk_that_fails_at_any_call_loses_nothing(
     small_tree: Path, tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Reading is not writing: a source that cannot be opened is a refused image, which other tests are about.
+    # Calls that read are left out: a source that cannot be opened is a refused image, which other tests are about.
     monkeypatch.setattr("disks.DISK_CALLS", DISK_WRITES)
     reference = tmp_path / "reference"
     counting = FailingDisk(0, code, for_good=False)
@@ -852,7 +858,7 @@ def test_a_disk_that_fails_at_any_call_loses_nothing(
         error = convert_failing(disk, small_tree, out)
         assert disk.failed, first
         if (out / "manifest.json").exists():
-            # Only what comes after the manifest's own rename may fail with the set there.
+            # Only calls after the manifest's own rename may fail with the set there.
             assert hashes(out).items() >= expected.items(), disk
             assert verify(out).ok, disk
         else:
@@ -993,7 +999,7 @@ def test_a_conversion_that_another_process_finishes_meanwhile_is_finished(
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
-    """Have this done when the next conversion has found its folder empty, before it claims it."""
+    """Runs `do` when the next conversion has found its folder empty, before it claims it."""
     real = claim.make_folder
 
     def after_the_other(folder: Path) -> None:
@@ -1014,7 +1020,7 @@ def test_a_conversion_that_comes_too_late_for_a_folder_leaves_nothing_there(
     assert not (out / ".convert").exists()
 
 
-def test_the_plan_of_one_who_came_too_late_does_not_keep_others_from_the_set(
+def test_the_plan_of_a_conversion_that_came_too_late_does_not_keep_others_from_the_set(
     image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def do() -> None:
@@ -1031,7 +1037,7 @@ def test_the_plan_of_one_who_came_too_late_does_not_keep_others_from_the_set(
 def test_an_orphan_that_still_writes_while_the_work_folder_is_removed_leaves_nothing(
     image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A worker whose parent was killed looks up after its first image, and opens its list of refused images before.
+    # A worker whose parent was killed notices it after its first image, and opens its list of refused images before.
     rmdir = os.rmdir
     written: list[str] = []
 
@@ -1054,22 +1060,7 @@ def test_two_conversions_into_one_folder_at_once_both_succeed(
 ) -> None:
     for attempt in range(8):
         out = tmp_path / f"out-{attempt}"
-        barrier = threading.Barrier(2)
-        errors: list[BaseException] = []
-
-        def work(out: Path = out, barrier: threading.Barrier = barrier, errors: list[BaseException] = errors) -> None:
-            barrier.wait(30)
-            try:
-                convert(image_tree, out, **OPTIONS)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not errors, attempt
+        assert not convert_twice_at_once(image_tree, out), attempt
         assert hashes(out) == finished, attempt
 
 

@@ -60,7 +60,7 @@ class Cluster:
         return process
 
     def start_worker(self, path: Path | None = None) -> subprocess.Popen[str]:
-        """One that has one thread, and `path` before all others that modules are looked for in."""
+        """A worker with one thread, which looks for modules in `path` first."""
         before = self._num_workers()
         words = (self.address, "--host", "127.0.0.1", "--no-nanny", "--nthreads", "1", "--local-directory", self.folder)
         worker = self._start("worker", *words, path=path)
@@ -135,7 +135,7 @@ def test_a_worker_killed_in_the_middle_of_a_shard_is_replaced_by_the_other(
     victim.kill()
     stdout, stderr = conversion.communicate(timeout=PATIENCE_SECONDS)
     assert conversion.returncode == 0, stderr
-    # Where the victim had finished a shard and not handed its record over, Dask says so; the shard is not made again.
+    # If the victim had finished a shard but not handed its record over, Dask says so. The shard is not made again.
     assert all("distributed.client - WARNING" in line for line in stderr.splitlines()), stderr
     assert hashes(out) == finished  # and no temporary file of the victim's is left
     report = json.loads(stdout)

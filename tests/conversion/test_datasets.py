@@ -25,7 +25,7 @@ from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
 from shardio.conversion.convert import convert
-from shardio.conversion.images.decode import Decoded, decode_image, decode_object
+from shardio.conversion.images.decode import Decoded, decode_image
 from shardio.conversion.repair import repair
 from shardio.conversion.sources.collection import Item, Source
 from shardio.conversion.sources.datasets import collect_datasets
@@ -147,7 +147,7 @@ def test_torch_datasets_are_datasets(tmp_path: Path) -> None:
 
 
 def test_encoded_images_give_the_set_of_the_same_files_in_a_tree(image_tree: Path, tmp_path: Path) -> None:
-    """But for the keys, which are numbers: a dataset does not say what its items are called."""
+    """The keys differ: they are numbers, as a dataset does not say what its items are called."""
     names = sorted(str(path.relative_to(image_tree)) for path in image_tree.rglob("*.JPEG"))
     splits = {
         split: [((image_tree / n).read_bytes(), int(n.split("/")[1][1:]) - 1) for n in names if n.startswith(split)]
@@ -211,7 +211,7 @@ def test_the_shuffled_order_is_that_of_the_keys_and_columns_belong_to_them(tmp_p
 
 
 def test_a_dataset_is_called_by_the_calling_thread_alone_and_in_order(tmp_path: Path) -> None:
-    """As a loop would: connections to databases and file handles may demand it."""
+    """A loop would do the same. Connections to databases and file handles may demand it."""
     calls: list[tuple[int, int]] = []
 
     class Watched(Pictures):
@@ -238,7 +238,7 @@ class Recycled(Pictures):
 def test_a_dataset_may_use_the_memory_of_an_item_again_for_the_next(tmp_path: Path) -> None:
     convert(Recycled(23), tmp_path / "out", **OPTIONS)
     check_set(tmp_path / "out", "train", 23)
-    image = decode_object(Recycled.memory).pixels
+    image = decode_image(Recycled.memory).pixels
     assert not np.shares_memory(image, Recycled.memory)
 
 
@@ -287,7 +287,7 @@ TENSORS: dict[str, tuple[Any, NDArray[np.uint8]]] = {
 @pytest.mark.parametrize("name", IMAGES)
 def test_every_kind_of_image_becomes_rgb(name: str) -> None:
     image, expected = IMAGES[name]
-    decoded = decode_object(image).pixels
+    decoded = decode_image(image).pixels
     assert decoded.dtype == np.uint8
     np.testing.assert_array_equal(decoded, expected)
 
@@ -320,7 +320,7 @@ def test_other_images_are_the_callers_mistake_and_named_with_the_item(tmp_path: 
     image, found = OTHERS[name]
     if not isinstance(image, torch.Tensor):
         with pytest.raises(TypeError, match=f"^expected a PIL image, encoded bytes or a uint8 array .*{found}"):
-            decode_object(image)
+            decode_image(image)
     with pytest.raises(TypeError, match=rf"^dataset 'train', item 0: expected .*{found}"):
         convert([(image, 0)] * 3, tmp_path / "out", **OPTIONS)
     assert not (tmp_path / "out").exists()
@@ -341,7 +341,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
 def test_images_of_the_right_kind_that_cannot_be_taken_are_refused(name: str) -> None:
     image, reason, detail = REFUSED[name]
     with pytest.raises(DecodeError, match=detail) as caught:
-        decode_object(image)
+        decode_image(image)
     assert caught.value.reason == reason
 
 
@@ -350,7 +350,7 @@ def test_a_file_that_pillow_opens_and_cannot_read_is_refused() -> None:
         Image.open(io.BytesIO(encode(picture(0, 100, 100), "PNG")[:-500])) as image,
         pytest.raises(DecodeError) as caught,
     ):
-        decode_object(image)
+        decode_image(image)
     assert caught.value.reason == "damaged"
     assert caught.value.detail
 
@@ -359,8 +359,8 @@ def test_images_are_converted_as_files_of_them_are() -> None:
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
         image = Image.fromarray(RGBA).convert(mode)
         expected = decode_image(encode(image, "PNG")).pixels
-        np.testing.assert_array_equal(decode_object(image).pixels, expected, err_msg=mode)
-    assert isinstance(decode_object(RGB), Decoded)
+        np.testing.assert_array_equal(decode_image(image).pixels, expected, err_msg=mode)
+    assert isinstance(decode_image(RGB), Decoded)
 
 
 # --- labels and classes ----------------------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_datasets_without_classes_have_as_many_as_the_largest_label_of_all_split
 
 
 class ImageNetLike(Pictures):
-    """As torchvision's ImageNet has them."""
+    """torchvision's ImageNet has such classes."""
 
     wnids = ("n01440764", "n02012849", "n03126707")
 
@@ -594,7 +594,7 @@ def test_a_dataset_of_an_interactive_session_is_refused_before_workers_die_of_it
 
 @dataclass
 class Processes(Pictures):
-    """Says which process read an item, by its label."""
+    """A dataset whose labels say which process read the item."""
 
     def __getitem__(self, index: int) -> Any:
         return picture(index), os.getpid() % 1000
@@ -650,7 +650,7 @@ DIFFERENT: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("state", ["finished set", "unfinished conversion"])
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_another_dataset_into_the_same_folder_is_refused(tmp_path: Path, name: str, state: str) -> None:
-    """As far as it can be told: by class, length, classes, targets, and a few of its items."""
+    """The class, the length, the classes, the targets and a few of the items tell one dataset from another."""
     if state == "finished set":
         convert(Pictures(23), tmp_path / "out", **OPTIONS)
     else:

@@ -42,7 +42,7 @@ PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(autouse=True)
 def nothing_printed(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Decoders are quick to talk on stderr; a conversion of a million images must not."""
+    """Many decoders print warnings to stderr; a conversion of a million images must not."""
     yield
     assert capfd.readouterr() == ("", "")
 
@@ -70,7 +70,7 @@ def listed_images() -> dict[str, dict[str, str]]:
 LISTED = listed_images()
 EXPECTED = {name: row["expected"] for name, row in LISTED.items()}
 
-# Why each of those is refused that are; all others are damaged.
+# The reason why an image is refused. Images that are not listed here are damaged.
 REASONS = {
     "monkey12.jpg": "unsupported",
     "made_html_404.JPEG": "unsupported",
@@ -86,7 +86,7 @@ REASONS = {
 
 
 def reference(data: bytes) -> NDArray[np.float64]:
-    """What Pillow makes of the image, with nothing hidden shown and nothing deep clipped."""
+    """Returns Pillow's picture of the image: transparency lies over white, and 16 bits become 8 without clipping."""
     with Image.open(io.BytesIO(data)) as image:
         image.load()
         if image.mode == "I;16":
@@ -119,7 +119,7 @@ print(peak() - before)
 
 
 def decode_apart(data: bytes) -> tuple[str, int]:
-    """What came of it, and how many MiB of memory it took at most; in a process of its own, for bombs."""
+    """Decodes in a process of its own, for bombs. Returns the outcome, and the most MiB of memory that it took."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", _DECODE_APART], input=data, capture_output=True, timeout=60, check=False
     )
@@ -289,7 +289,7 @@ def raw_png(width: int, height: int, depth: int, colour: int, rows: bytes, *extr
     return PNG_MAGIC + head + b"".join(extra) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
 
 
-# Adam7: of each pass the first column and row, and the steps between columns and between rows.
+# Adam7: the first column and row of each pass, and the steps between columns and between rows.
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
 
@@ -320,7 +320,7 @@ BEHIND = DecodeOptions(background=(200, 100, 50))
 
 
 def over(rgb: NDArray[Any], alpha: NDArray[Any]) -> NDArray[np.float64]:
-    """Both from 0 to 1, over the background of BEHIND; from 0 to 255."""
+    """Lays a colour over the background BEHIND. Colour and alpha are from 0 to 1, the result from 0 to 255."""
     return np.asarray((rgb * alpha + np.array(BEHIND.background) / 255 * (1 - alpha)) * 255)
 
 
@@ -343,7 +343,7 @@ def test_every_kind_of_png_gives_the_picture_that_its_values_mean(kind: int, dep
         pixels = decode_image(data, BEHIND).pixels
         assert pixels.shape == (height, width, 3)
         assert read_size(data) == (height, width)
-        # Of 16 bits of colour or of grey with alpha the upper 8 are kept, and then two are multiplied.
+        # The upper 8 of 16 bits of colour, or of grey with alpha, are kept, and then two values are multiplied.
         steps = 0.5 if CHANNELS[kind] == 1 else 1 if depth == 8 or kind == COLOUR else 2.5
         assert np.abs(pixels - expected).max() <= steps
 
@@ -435,7 +435,7 @@ def test_exif_orientation_is_not_applied_by_default(kind: str, orientation: int)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_exif_orientation_is_applied_where_it_is_asked_for(kind: str, orientation: int) -> None:
     data, stored = with_orientation(kind, orientation)
-    # What the eight mean: the stored row 0 and column 0 are this side of the picture.
+    # The meaning of the eight values: the stored row 0 and column 0 are these sides of the picture.
     expected = {
         1: stored,  # top, left
         2: stored[:, ::-1],  # top, right
@@ -556,7 +556,7 @@ def test_arithmetic_coded_jpeg_decodes_as_with_pillow_and_cut_short_is_refused(n
 
 
 def test_jpeg_whose_sampling_has_no_name_is_unsupported_and_not_left_to_a_lenient_decoder() -> None:
-    # Sound, and Pillow takes it; but Pillow would take it damaged, too.
+    # The image is sound, and Pillow decodes it. But Pillow would also decode it when it is damaged.
     data = (JPEGS / "odd-sampling.jpg").read_bytes()
     assert reference(data).shape == (24, 40, 3)
     with pytest.raises(DecodeError, match=r"^unsupported: .*subsampling"):
@@ -566,7 +566,7 @@ def test_jpeg_whose_sampling_has_no_name_is_unsupported_and_not_left_to_a_lenien
 @pytest.mark.parametrize("progressive", [False, True])
 def test_adobe_ycck_gets_the_colours_of_its_inks(progressive: bool) -> None:
     # Pillow writes CMYK, inverted, as Adobe does. Told to be YCCK, the first three planes are those of YCbCr; they are
-    # of R, G and B where R is 255 less the cyan that a reader is to find inverted: the cyan itself.
+    # of R, G and B, where R is 255 less the cyan that a reader must find inverted: the cyan itself.
     rng = np.random.default_rng(17)
     for inks in rng.integers(0, 256, (10, 4)):
         cyan, magenta, yellow, black = (int(ink) for ink in inks)
@@ -920,7 +920,7 @@ def test_decoding_takes_at_most_16_bytes_a_pixel(kind: str) -> None:
     data = LARGE[kind]()
     outcome, peak = decode_apart(data)
     height, width = map(int, outcome.split())
-    # Beside the picture there are the strips in which it is converted, and what a decoder allocates at its first use.
+    # The other 16 MiB are for the strips in which a picture is converted, and for a decoder's first use.
     assert peak < 16 * height * width / (1 << 20) + 16
 
 

@@ -1,4 +1,4 @@
-"""What SRC is taken for; and that the same images give the same set, whatever they are stored in."""
+"""The kind that SRC is taken for; and that the same images give the same set, whatever they are stored in."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(out: Path) -> dict[str, object]:
-    """Of every file of a set; of the manifest all but the digest, where it came from, and what classes are called."""
+    """Returns the files' hashes, and the manifest without its digest, its provenance and the names of its classes."""
     files: dict[str, object] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
     manifest = json.loads((out / "manifest.json").read_bytes())
     return files | {"manifest.json": {k: v for k, v in manifest.items() if k not in _TOLD_APART_BY}}
@@ -92,7 +92,7 @@ def test_every_storage_gives_the_shards_and_the_index_of_the_folder_tree(
     shards = open_shards(tmp_path / "out")
     assert shards.classes == CLASSES
     assert shards.manifest.class_names == (WORDS if kind in ("ilsvrc", "kaggle") else ())
-    # Said or found out, a kind is the same.
+    # A kind that is given gives the same set as one that is detected.
     assert convert(src, tmp_path / "out", source=kind, **OPTIONS).num_converted == 0
 
 
@@ -104,7 +104,7 @@ def test_real_images_give_the_same_set_from_every_storage(imagenet_sample: Path,
         "webdataset": write_webdataset(imagenet_sample, tmp_path / "tars", samples_per_tar=50),
         "list": write_list(imagenet_sample, tmp_path / "list.csv", "path,label,split"),
     }.items():
-        if name == "list":  # its paths, and so the keys, begin where the list lies
+        if name == "list":  # its paths begin where the list lies, and so do the keys
             (tmp_path / "link").symlink_to(imagenet_sample)
             text = src.read_text().replace(os.path.relpath(imagenet_sample, tmp_path), "link")
             src.write_text(text)
@@ -280,7 +280,7 @@ def test_a_folder_that_cannot_be_read_is_named_as_in_a_tree(tmp_path: Path) -> N
 
 
 def test_the_devkit_of_the_tests_is_no_less_than_the_real_one(imagenet: Path) -> None:
-    # As the devkit's readme has it: numbers of the classes come first, validation images are listed by number.
+    # The devkit's readme says so: numbers of the classes come first, validation images are listed by number.
     truth = devkit_files(imagenet)["data/ILSVRC2012_validation_ground_truth.txt"].split()
     assert len(truth) == 8
     assert {int(number) for number in truth} == {1, 2, 3, 4}

@@ -1,4 +1,4 @@
-"""What `plan` says beforehand is what a conversion then does; and saying it writes nothing."""
+"""A conversion does what `plan` says beforehand; and `plan` writes nothing."""
 
 from __future__ import annotations
 

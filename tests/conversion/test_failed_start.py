@@ -1,4 +1,4 @@
-"""A conversion that fails before it works on an image leaves in OUT what was there, and no OUT where none was."""
+"""A conversion that fails before its first image leaves OUT as it was, and makes no OUT."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUBMIT = "engines.processes.ProcessPoolExecutor.submit"
 
 
 class Broken(Executor):
-    """One that takes nothing, or loses what it took."""
+    """An executor that takes no task, or loses what it took."""
 
     def __init__(self, error: Exception, *, submits: bool) -> None:
         self._error = error
@@ -172,7 +172,7 @@ def test_a_missing_library_is_told_before_the_images_are_listed(
     monkeypatch.chdir(tmp_path)
     Path("columns.parquet").write_bytes(b"PAR1 and so on")
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delattr("shardio.conversion.options.scan_for")
+    monkeypatch.delattr("shardio.conversion.options.scan")
     with pytest.raises((ConvertError, SourceError), match=hint):
         convert(image_tree, tmp_path / "out", **OPTIONS, **options)
     assert not (tmp_path / "out").exists()

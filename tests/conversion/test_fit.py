@@ -1,4 +1,4 @@
-"""Where a picture goes, which is arithmetic; and what the kernel makes of it, measured against Pillow's."""
+"""The arithmetic of where a picture goes; and the pixels that the kernel makes, measured against Pillow's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FILTERS: dict[Resample, Image.Resampling] = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 SHAPES = [(1, 1), (1, 2), (2, 1), (3, 5), (16, 16), (17, 40), (40, 17), (80, 31), (1, 300), (300, 1)]
-"""Of pictures."""
+"""Sizes of pictures."""
 TARGETS = [(1, 1), (7, 7), (32, 32), (8, 24), (24, 8), (31, 33)]
 
 
@@ -374,8 +374,8 @@ def test_drawn_pictures_are_as_pillow_makes_them(resample: Resample, size: tuple
     found = []
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        # Not longer than that: Pillow resizes long pictures in the other order of rows and columns, and what overshoots
-        # is clipped between the two.
+        # Pictures are not longer than that: Pillow resizes long ones in the other order of rows and columns, and clips
+        # values that overshoot between the two.
         height = int(rng.integers(150, 400))
         width = int(height * rng.uniform(0.67, 1.5))
         data = simplejpeg.encode_jpeg(random_picture(rng, height, width), quality=90)
@@ -412,7 +412,7 @@ def test_processors_with_and_without_vector_units_give_the_same_bytes() -> None:
     assert [run.returncode for run in runs] == [0, 0]
     assert printed[0][0] == "DEFAULT", printed
     digests = {digest for _, digest in printed}
-    # And this process has whatever this machine has.
+    # This process has the vector units of this machine.
     space: dict[str, object] = {}
     with contextlib.redirect_stdout(io.StringIO()) as here:
         exec(_HASH_SAMPLES, space)

@@ -1,4 +1,4 @@
-"""ImageNet's own archives: what they hold, and what is said when something of them is missing or wrong."""
+"""ImageNet's own archives: what they hold, and the errors when part of them is missing or wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversions that are killed, fail and compete: short forms of what the tools do for as long as one likes.
+"""Conversions that are killed, fail and compete: short forms of the long attacks in tools/chaos.
 
 Those that fork are run in a process of their own, which has no other threads.
 """
@@ -30,7 +30,7 @@ def test_kills_at_random_moments_tear_nothing_and_lose_nothing(tmp_path: Path) -
 
 
 def numbers_in(line: str) -> dict[str, int]:
-    """Of a line such as "80 points, 0 torn": by their words."""
+    """Returns the numbers of a line such as "80 points, 0 torn", by their words."""
     return {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", line)}
 
 
@@ -65,10 +65,10 @@ print(counts.torn, counts.lost, counts.aborts + counts.hangs, counts.other)
 NO_FSYNC = """
 def commit(self, *, replace=True):
     if replace:
-        os.rename(self._temporary, self.path)
+        os.rename(self.temporary, self.path)
     else:
-        os.link(self._temporary, self.path)
-        os.unlink(self._temporary)
+        os.link(self.temporary, self.path)
+        os.unlink(self.temporary)
     self.leave()
     files.fsync_folder(self.path.parent)
 files.AtomicFile.commit = commit

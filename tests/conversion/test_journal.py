@@ -1,4 +1,4 @@
-"""A shard that was left unfinished: what the next try takes over, and that it ends in the same bytes."""
+"""A shard that was left unfinished: the next try takes over its samples, and ends in the same bytes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def stop(task: ShardTask, after: int, threads: int = 1) -> None:
 
 
 def kill(task: ShardTask, control: Control) -> None:
-    """Have the task stop when `control` says so, but nothing be saved in the end. The disk takes no time."""
+    """Lets the task stop when `control` says so, without saving anything in the end. The disk takes no time."""
 
     def write_block(shard: writer.ShardFileWriter, *block: Any) -> None:
         real(shard, *block)
@@ -124,7 +124,7 @@ def kill(task: ShardTask, control: Control) -> None:
 
 
 def go_on(task: ShardTask, whole: ShardRecord, threads: int = 1) -> int:
-    """Do the task, which must come to what an undisturbed one does; how many sources were not read again."""
+    """Does the task and checks that it is whole. Returns how many sources were not read again."""
     origin_of(task).reads.clear()
     reports = Kept()
     record = do_task(task, reports.control(threads))
@@ -264,7 +264,7 @@ def test_a_shard_with_nothing_but_refused_sources_is_left_and_gone_on_with(task:
     assert nothing_unfinished(task)
 
 
-def test_hashes_of_sources_are_kept_and_those_that_nobody_had_asked_for_are_not_made_up(
+def test_hashes_of_sources_are_kept_and_those_that_were_not_asked_for_are_not_made_up(
     task: ShardTask, whole: ShardRecord
 ) -> None:
     asking = replace(task, hash_sources=True)
@@ -294,7 +294,7 @@ def left(task: ShardTask, whole: ShardRecord) -> tuple[ShardTask, ShardRecord, C
     return task, whole, restore
 
 
-def test_of_a_journal_that_is_cut_anywhere_the_whole_lines_count(left: Any) -> None:
+def test_the_whole_lines_of_a_journal_that_is_cut_anywhere_count(left: Any) -> None:
     task, whole, restore = left
     data = the_journal(task).read_bytes()
     for nbytes in [*range(0, 200, 7), *range(200, len(data), 41)]:
@@ -303,7 +303,7 @@ def test_of_a_journal_that_is_cut_anywhere_the_whole_lines_count(left: Any) -> N
         restore()
 
 
-def test_of_a_journal_with_a_changed_byte_the_lines_before_count(left: Any) -> None:
+def test_the_lines_before_a_changed_byte_of_a_journal_count(left: Any) -> None:
     task, whole, restore = left
     data = the_journal(task).read_bytes()
     for place in [*range(150), *range(150, len(data), 29)]:
@@ -323,7 +323,7 @@ def test_lines_that_are_lost_or_come_twice_end_what_counts(left: Any) -> None:
         restore()
 
 
-def test_of_samples_with_a_changed_byte_those_before_count(left: Any) -> None:
+def test_the_samples_before_a_changed_byte_count(left: Any) -> None:
     task, whole, restore = left
     nbytes = SIDE * SIDE * 3
     good = [i for i in range(30) if i not in BAD]
@@ -337,7 +337,7 @@ def test_of_samples_with_a_changed_byte_those_before_count(left: Any) -> None:
         restore()
 
 
-def test_of_a_file_that_is_shorter_than_its_journal_says_the_whole_samples_count(left: Any) -> None:
+def test_the_whole_samples_of_a_file_that_is_shorter_than_its_journal_says_count(left: Any) -> None:
     task, whole, restore = left
     nbytes = SIDE * SIDE * 3
     good = [i for i in range(30) if i not in BAD]
@@ -452,7 +452,7 @@ def killed_before(owner: Any, name: str, call: int = 1) -> Iterator[None]:
 
 
 def publish_unrecorded(task: ShardTask) -> int:
-    """Do the task and be killed before its record is written; the inode of its shard."""
+    """Does the task, and is killed before its record is written. Returns the inode of its shard."""
     with killed_before(records, "write_atomic", 2):
         do_task(task, Reports().control(1))
     return (task.out / task.name).stat().st_ino
@@ -523,7 +523,7 @@ def test_a_record_that_was_written_ahead_replaces_that_of_the_shard_before(task:
     before = replace(task, origin=Sources(origin_of(task).images, {b"0": 1}))
     do_task(before, Reports().control(1))
     publish_unrecorded(task)
-    assert load_record(before) is None  # though its sources are here again: the shard is another one
+    assert load_record(before) is None  # although its sources are the same: the shard is another one
     assert load_record(task) is not None
 
 
@@ -600,7 +600,9 @@ def test_what_a_living_process_is_writing_is_left_to_it(task: ShardTask, whole: 
     assert nothing_unfinished(task)
 
 
-def test_of_two_that_go_on_at_the_same_moment_one_takes_the_file_over(task: ShardTask, whole: ShardRecord) -> None:
+def test_one_of_two_tasks_that_go_on_at_the_same_moment_takes_the_file_over(
+    task: ShardTask, whole: ShardRecord
+) -> None:
     for _ in range(10):
         stop(task, 31)
         barrier = threading.Barrier(2)
@@ -615,7 +617,7 @@ def test_of_two_that_go_on_at_the_same_moment_one_takes_the_file_over(task: Shar
         with ThreadPoolExecutor(2) as pool:
             for future in [pool.submit(work, reports) for reports in both]:
                 assert future.result(60).entry == whole.entry
-        assert sorted(reports.kept for reports in both) in ([0, 30], [0, 0])  # each may have met the other's look
+        assert sorted(reports.kept for reports in both) in ([0, 30], [0, 0])  # both may have looked at once
         assert nothing_unfinished(task)
 
 
@@ -659,11 +661,9 @@ def test_what_other_machines_have_left_again_and_again_does_not_pile_up(
 
 @pytest.mark.parametrize("label", [1 << 70, -1 << 64, True, 1.5, "1", None])
 def test_a_journal_with_numbers_that_are_none_counts_up_to_them(task: ShardTask, label: Any) -> None:
-    outcome = Outcome(Stored(0, (5, 6), 7, ""))
+    outcome = Outcome(Stored(0, 5, 6, 7, ""))
     temporary = task.out / f".{task.name}.{'0' * 8}-{'0' * 16}.tmp"
-    Journal(temporary, "i", "abc").rewrite(
-        [outcome, replace(outcome, result=replace(outcome.result, label=label)), outcome]
-    )
+    Journal(temporary, "i", "abc").rewrite([outcome, Outcome(Stored(label, 5, 6, 7, "")), outcome])
     assert Journal(temporary, "i", "abc").read() == [outcome]
 
 
@@ -726,7 +726,7 @@ def test_a_sweep_leaves_what_is_left_with_a_journal_while_it_looks(
 def test_processes_that_look_at_the_same_moment_find_the_same_left(task: ShardTask) -> None:
     stop(task, 31)
     with the_data(task).open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_SH)  # as another that looks
+        fcntl.flock(held, fcntl.LOCK_SH)  # another process that looks does the same
         assert find_left(task.out, {task.name})[task.name][0].is_ours
 
 
@@ -797,7 +797,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def interrupted(src: Path, out: Path, after: int, **options: Any) -> str:
-    """What the exception says of a conversion that meets a Ctrl-C after so many images."""
+    """Returns the words of the exception of a conversion that gets a Ctrl-C after so many images."""
     with pytest.raises(KeyboardInterrupt) as caught:
         convert(src, out, on_progress=Interrupt(after), workers=1, **{**ONE_SHARD, **options})
     return str(caught.value)
@@ -843,7 +843,7 @@ def test_a_shard_that_is_made_again_for_a_changed_image_is_gone_on_with_like_any
         convert(image_tree, out, **ONE_SHARD, workers=1)
     changed = image_tree / "train" / "n02" / "n02_3.JPEG"  # the eighth
     shutil.copy(image_tree / "train" / "n01" / "n01_0.JPEG", changed)
-    for after in (3 + 8, 3 + 11):  # of val, there are three
+    for after in (3 + 8, 3 + 11):  # of val there are three
         assert interrupted(image_tree, out, after).startswith(f"{after - 2} of 18")
     assert convert(image_tree, out, **ONE_SHARD, workers=1).num_converted == 18 - 12
 

@@ -1,4 +1,4 @@
-"""The walk over a JPEG's segments, and what is made of headers that lie, end early or hold junk."""
+"""The walk over a JPEG's segments, and the outcome for headers that lie, end early or hold junk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def scans_by_walking(data: bytes) -> int:
-    """An own count: step over segments by their length and over entropy-coded bytes up to the next real marker."""
+    """Counts scans again: it steps over segments by their length, and over coded bytes up to the next real marker."""
     position, scans = 2, 0
     while data[position : position + 2] != EOI:
         assert data[position] == 0xFF
@@ -209,7 +209,7 @@ def test_more_scans_than_allowed_are_refused_before_decoding(count: int) -> None
     [
         segment(0xFE, b"ab" + EOI + b"cd"),
         segment(0xE1, EOI * 20),
-        b"\xff\x01",  # TEM, which has no length: what follows is a marker again
+        b"\xff\x01",  # TEM, which has no length: a marker follows
         b"\xff\x01\xff\x01",
         b"\xff\xd0",
         b"\xff" * 7,

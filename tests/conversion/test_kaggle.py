@@ -1,4 +1,4 @@
-"""Kaggle's layout of ImageNet: labels of the flat validation folder, what is ignored, what is missing or wrong."""
+"""Kaggle's layout of ImageNet: labels of the flat validation folder, ignored files, and missing or wrong ones."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def test_validation_images_have_the_keys_of_the_tree_and_their_own_places(src: P
 
 def test_test_images_and_what_is_no_image_are_counted(src: Path) -> None:
     put(images(src), "val/.DS_Store", "val/README.txt", "train/.x", "train/notes.txt")
+    put(images(src), "train/._n01440764.JPEG", "test/.DS_Store")
     assert scan_kaggle(src).ignored == {
         "unlabelled test image": 3,
-        "hidden": 2,
+        "hidden": 4,
         "not a validation image": 1,
         "outside of class folders": 1,
     }
@@ -68,7 +69,7 @@ def test_train_or_val_may_be_missing(src: Path) -> None:
     assert "expected a folder train or val in it, found neither" in refused(src)
 
 
-def test_validation_images_that_somebody_sorted_into_class_folders_are_taken_as_they_are(src: Path) -> None:
+def test_validation_images_that_were_sorted_into_class_folders_are_taken_as_they_are(src: Path) -> None:
     expected = [(source.key, source.label) for source in scan_kaggle(src).splits["val"]]
     for source in scan_kaggle(src).splits["val"]:
         place = images(src) / source.key.decode()

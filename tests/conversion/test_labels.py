@@ -30,7 +30,7 @@ def test_names_in_later_splits_are_among_those_of_the_first() -> None:
     assert found.faults == {("test", "c"): "one of the classes of 'val'"}
 
 
-def test_of_integers_and_names_the_rarer_are_at_fault() -> None:
+def test_the_rarer_of_integers_and_names_are_at_fault() -> None:
     assert number_labels({"train": {"1", "2", "l2"}}).faults == {("train", "l2"): "an integer, as other labels are"}
     assert number_labels({"train": {"a", "b", "2"}}).faults == {("train", "2"): "a class name, as other labels are"}
     assert number_labels({"train": {"a", "b", "2"}}).classes == ("a", "b")

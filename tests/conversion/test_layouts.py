@@ -86,7 +86,7 @@ def test_a_doubtful_layout_is_refused_with_the_way_out_unless_it_is_accepted(tmp
     assert estimate(src, seconds=0.01, accept_layout=True).num_sources > 1
     report = convert(src, tmp_path / "out", **OPTIONS, accept_layout=True)
     assert sum(report.num_samples.values()) == scan(src, accept_layout=True).num_sources
-    # A set that is there is recognised and repaired without being asked about again.
+    # A set that is there is recognised and repaired, and no question is asked again.
     assert convert(src, tmp_path / "out", **OPTIONS).num_converted == 0
     (tmp_path / "out" / "train-00000.npy").unlink()
     assert repair(tmp_path / "out", src, workers=1).repaired == ("train-00000.npy",)
@@ -170,7 +170,7 @@ def test_a_set_with_a_class_left_out_or_kept_is_recognised_and_repaired(
     assert open_shards(out).classes == (("a", "b", "c", "d") if kept else ("a", "c", "d"))
     assert sorted(open_shards(out).labels.tolist()) == ([0, 2, 3] if kept else [0, 1, 2])
     assert convert(src, out, **OPTIONS, empty_classes=empty_classes).num_converted == 0
-    if kept:  # as the sets were in which shardio did not ask
+    if kept:  # sets from before shardio asked are of this kind
         assert convert(src, out, **OPTIONS).num_converted == 0
     else:
         with pytest.raises(ConvertError, match="the list of sources, changed since"):
@@ -275,7 +275,7 @@ def test_one_key_that_would_widen_every_row_of_the_index_is_told_beforehand(
 ) -> None:
     long = "b/" + "/".join(["d" * 200] * 15) + "/1.jpg"
     src = put(tmp_path / "one", *(f"a/{i}.jpg" for i in range(300)), long)
-    assert scan(src).num_sources == 301  # of so few
+    assert scan(src).num_sources == 301  # an index of so few rows may be wide
     monkeypatch.setattr("shardio.conversion.sources.detect._MOST_PADDING_NBYTES", 900_000)
     message = refused(src)
     assert f"expected keys of similar length in 'train', found one of {len(long):,} bytes, 'b/ddd" in message

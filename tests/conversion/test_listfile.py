@@ -160,7 +160,7 @@ def test_every_fault_of_a_csv_is_named_with_its_line_at_once(folder: Path) -> No
     ]
 
 
-def test_of_very_many_faults_the_first_are_shown_and_all_counted(folder: Path) -> None:
+def test_the_first_of_very_many_faults_are_shown_and_all_are_counted(folder: Path) -> None:
     message = refused(folder, "a/1.jpg 0\n" + "nothing\n" * 50_000)
     assert message.splitlines()[1].startswith("  line 2: ")
     assert message.splitlines()[10].startswith("  line 11: ")

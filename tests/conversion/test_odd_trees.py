@@ -134,7 +134,7 @@ def test_a_tree_with_everything_in_it_is_converted_as_if_only_the_images_were_th
         server.bind("socket.jpg")
         report = convert(src, out, **OPTIONS)
     assert report.ignored == {
-        "hidden": 5,  # of .thumbs nothing is looked at
+        "hidden": 5,  # nothing in .thumbs is looked at
         "outside of class folders": 2,
         "symlink loop": 2,
         "not a regular file": 4,
@@ -166,7 +166,7 @@ def test_an_image_reached_by_links_is_there_once_for_every_name(src: Path, out: 
 
 def test_folders_may_be_nested_deeper_than_functions_can_call_each_other(src: Path) -> None:
     deep = str(src / "c")
-    for _ in range(1200):  # and os.makedirs would call itself too often
+    for _ in range(1200):  # and os.makedirs would call itself too deeply
         deep += "/x"
         os.mkdir(deep)
     shutil.copyfile(src / "a" / "0.jpg", deep + "/1.jpg")
@@ -355,7 +355,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_a_folder_of_very_many_files_costs_a_fixed_amount_of_memory_for_each(crowded: Path) -> None:
-    """So that a million files in one folder take less than 0.4 GB while they are listed, and 0.2 GB then."""
+    """A million files in one folder then take less than 0.4 GB while they are listed, and 0.2 GB after it."""
     tracemalloc.start()
     try:
         collection = scan_tree(crowded)

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from collected import keys
 from command import assert_one_clear_error, shardio
-from conversions import OPTIONS, Interrupt, rejects
+from conversions import OPTIONS, Interrupt, convert_twice_at_once, rejects
 from disks import FailingDisk
 from folders import everything, hashes, stamps
 from pictures import random_jpeg, random_picture, write_jpeg
@@ -34,7 +33,7 @@ from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import make_plan
 from shardio.conversion.repair import repair
 from shardio.conversion.report import Progress
-from shardio.conversion.sources import spool
+from shardio.conversion.sources import collection, spool
 from shardio.conversion.sources.collection import Source
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
 from shardio.conversion.sources.spool import ParquetOrigin
@@ -152,7 +151,8 @@ def test_a_single_file_of_plain_binaries_is_enough(tmp_path: Path, picture: byte
 def test_refused_rows_are_listed_and_left_out_as_refused_files_are(
     image_tree: Path, tmp_path: Path, picture: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "MAX_SOURCE_NBYTES", 10_000)
+    for module in (collection, spool):
+        monkeypatch.setattr(module, "MAX_SOURCE_NBYTES", 10_000)
     images = [picture, b"", None, b"<html>", picture[:100], bytes(10_001), picture]
     built = table(images, [0] * 7)
     nothing = pa.array([None], IMAGE)
@@ -267,7 +267,7 @@ def test_sources_that_are_nothing_are_refused(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_label_are_ignored_and_counted_and_a_split_of_them_is_none(tmp_path: Path) -> None:
-    """As in ImageNet's test split, whose labels are not given away."""
+    """ImageNet's test split is like that: its labels are not public."""
     put(tmp_path / "src" / "train.parquet", table([b"x"] * 4, [2, -1, None, 1]))
     put(tmp_path / "src" / "test.parquet", table([b"x"] * 3, [-1] * 3))
     collection = scan_parquet(tmp_path / "src")
@@ -287,7 +287,7 @@ ODD_PATHS: list[tuple[str | None, bytes]] = [
     (None, b"00000003"),
     ("", b"00000004"),
     ("folder/", b"00000005"),
-    ("a.JPEG", b"00000006"),  # as the first
+    ("a.JPEG", b"00000006"),  # the same as the first path
     ("d\0.JPEG", b"00000007"),
     ("ü☃.png", "ü☃.png".encode()),
 ]
@@ -570,7 +570,7 @@ def test_a_conversion_that_is_killed_while_it_copies_goes_on(
     command = [sys.executable, "-c", code, str(src), str(out), str(spooled)]
     result = subprocess.run(command, capture_output=True, timeout=60, check=False)
     assert result.returncode == -signal.SIGKILL, result.stderr
-    assert len(copies(out)) == whole  # the last that was told of was not yet published
+    assert len(copies(out)) == whole  # the last one that was reported was not yet published
     left_over = {path.name for path in out.glob(".convert/.*.images.*.tmp")}
     assert len(left_over) == 1
     seen: set[str] = set()
@@ -634,22 +634,7 @@ def test_two_conversions_into_one_folder_at_once_both_succeed(image_tree: Path, 
     convert(image_tree, tmp_path / "reference", **OPTIONS)
     for attempt in range(6):
         out = tmp_path / f"out-{attempt}"
-        barrier = threading.Barrier(2)
-        errors: list[BaseException] = []
-
-        def work(out: Path = out, barrier: threading.Barrier = barrier, errors: list[BaseException] = errors) -> None:
-            barrier.wait(30)
-            try:
-                convert(src, out, **OPTIONS)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not errors, attempt
+        assert not convert_twice_at_once(src, out), attempt
         assert hashes(out) == hashes(tmp_path / "reference"), attempt
 
 
@@ -669,7 +654,7 @@ def test_too_little_space_is_told_with_what_the_copies_need(
     with pytest.raises(KeyboardInterrupt):
         convert(src, out, **OPTIONS, on_progress=Interrupt(10))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, shards))
-    convert(src, out, **OPTIONS)  # what is there needs no room again
+    convert(src, out, **OPTIONS)  # copies that are there need no room again
 
 
 def test_a_disk_that_is_full_while_copying_is_named_and_loses_nothing(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import assert_one_clear_error, shardio
-from conversions import failing_storage, rejects
+from conversions import failing_storage, rejects, undisturbed
 from folders import everything, hashes
 from pictures import random_picture, write_jpeg
 
@@ -34,16 +34,10 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-_finished: dict[str, str] = {}
-
-
 @pytest.fixture
 def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
     """The hashes of the set of `image_tree` that is made at once."""
-    if not _finished:
-        convert(image_tree, tmp_path / "undisturbed", **OPTIONS)
-        _finished.update(hashes(tmp_path / "undisturbed"))
-    return _finished
+    return undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS)
 
 
 def test_parts_deal_everything_out_evenly() -> None:
@@ -299,7 +293,7 @@ def test_what_a_part_could_not_read_is_refused_unless_that_part_is_run_again(
         assert (hashes(out) == finished) == again
 
 
-def test_nobody_publishes_a_shard_that_is_being_made_again(
+def test_no_part_publishes_a_shard_that_is_being_made_again(
     image_tree: Path, out: Path, finished: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with failing_storage("train/n01/n01_1.JPEG"):

@@ -119,7 +119,7 @@ def test_no_shard_is_larger_than_the_shard_size_unless_one_sample_is(seed: int) 
         for task in tasks:
             assert task.nbytes == HEADER_NBYTES + len(task.sources) * height * width * 3
             assert task.nbytes <= max(shard_nbytes, one), (seed, height, width, shard_nbytes, count)
-        # And no more shards than are needed.
+        # There are no more shards than are needed.
         fit_in = max(1, (shard_nbytes - HEADER_NBYTES) // (height * width * 3))
         assert len(tasks) == -(-count // fit_in)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversions import rejects
+from conversions import rejects, undisturbed
 from folders import hashes, stamps
 from pictures import random_picture, write_jpeg
 
@@ -47,21 +47,15 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-_finished: dict[str, str] = {}
-
-
 @pytest.fixture
 def finished(image_tree: Path, tmp_path: Path) -> dict[str, str]:
     """The hashes of the set of `image_tree` that this process makes by itself."""
-    if not _finished:
-        convert(image_tree, tmp_path / "undisturbed", **OPTIONS, workers=1)
-        _finished.update(hashes(tmp_path / "undisturbed"))
-    return _finished
+    return undisturbed(image_tree, tmp_path / "undisturbed", **OPTIONS, workers=1)
 
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks look at every picture whether to stop, and whoever started them looks all the time how far they are."""
+    """Tasks look at every picture whether to stop, and the conversion looks all the time how far they are."""
     monkeypatch.setattr(runfile, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(executors, "_PROGRESS_SECONDS", 0.001)
 
@@ -78,7 +72,7 @@ class Here(Executor):
         number, self.submitted = self.submitted, self.submitted + 1
         try:
             self.before(number)
-            # As if another machine did it: what goes there and comes back is pickled.
+            # Another machine would get and give pickles, too.
             call, arguments = pickle.loads(pickle.dumps((call, arguments)))
             future.set_result(pickle.loads(pickle.dumps(call(*arguments, **options))))
         except Exception as error:
@@ -365,7 +359,7 @@ def test_a_machine_that_sees_other_sources_takes_no_part(terms: Terms, image_tre
 
 
 class Paused(Control):
-    """Stands still before the source of this number until it may go on."""
+    """Stops before the source of this number until it may go on."""
 
     def __init__(self, number: int) -> None:
         reached, go_on = threading.Event(), threading.Event()
@@ -406,7 +400,7 @@ def go_on(control: Paused) -> None:
 
 @pytest.mark.parametrize("first_ends_first", [True, False])
 @pytest.mark.parametrize(("first", "second"), [(11, 0), (7, 0), (7, 4), (3, 7), (2, 2)])
-def test_two_who_do_one_task_at_once_give_the_same_shard_and_do_no_harm(
+def test_two_workers_that_do_one_task_at_once_give_the_same_shard_and_do_no_harm(
     task: ShardTask, out: Path, first: int, second: int, first_ends_first: bool
 ) -> None:
     alone = replace(task, out=out.with_name("alone"))
@@ -417,7 +411,7 @@ def test_two_who_do_one_task_at_once_give_the_same_shard_and_do_no_harm(
     with ThreadPoolExecutor(2) as pool:
         both = [begin(pool, task, first), begin(pool, task, second)]
         assert set(refused_so_far(task)) <= set(refused)
-        assert sweep_temporaries(out) == 0  # what is being written
+        assert sweep_temporaries(out) == 0  # files that are being written stay
         for future, control in both if first_ends_first else both[::-1]:
             go_on(control)
             future.result(60)

@@ -25,8 +25,9 @@ from folders import flip, hashes
 from pictures import random_picture, write_jpeg
 from PIL import Image
 
+from shardio.conversion import repair as module
 from shardio.conversion.convert import convert
-from shardio.conversion.repair import _Repair, repair
+from shardio.conversion.repair import repair
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SourceError
 from shardio.format.manifest import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
@@ -44,14 +45,14 @@ OPTIONS: dict[str, Any] = {
     "max_bad": 7,
 }
 
-# Of the second shard of train every source is refused.
+# Every source of the second shard of train is refused.
 SHARDS = {"train-00000": 3, "train-00002": 3, "train-00003": 3, "train-00004": 3, "val-00000": 2, "val-00001": 2}
-"""Sources of each."""
+"""Sources of each shard."""
 FILES = [*(f"{name}.npy" for name in SHARDS), "train-index.npy", "val-index.npy", "rejects.jsonl"]
 
 
 def finished_before(done: int) -> int:
-    """How many shards are finished when so many sources are done, one after the other, and the last only just."""
+    """Returns how many shards are finished when so many sources are done in order, but not the shard of the last."""
     return sum(total < done for total in accumulate(SHARDS.values()))
 
 
@@ -316,12 +317,12 @@ def test_the_index_is_read_once_however_many_shards_have_changed(
         if path.exists() and path.stat().st_size:
             write_jpeg(path, random_picture(np.random.default_rng(5), 30, 30))
     read: list[str] = []
-    real = _Repair._read_index
-    monkeypatch.setattr(_Repair, "_read_index", lambda self, split: (read.append(split), real(self, split))[1])
+    real = module.read_untrusted
+    monkeypatch.setattr(module, "read_untrusted", lambda path: (read.append(path.name), real(path))[1])
     with pytest.raises(ConvertError, match=f"{len(shards)} files cannot be made again"):
         repair(out, own_source)
     assert len(shards) > 2
-    assert read == ["train"]
+    assert read == ["train-index.npy"]
 
 
 @pytest.mark.parametrize(
@@ -442,7 +443,7 @@ def test_a_folder_in_place_of_a_shard_is_an_error_that_names_it(source: Path, ou
 
 
 def assert_no_worse(out: Path, sound: Path, damaged: dict[str, str]) -> None:
-    """Every file is what it was, or what it shall be; and no temporary file is left."""
+    """Checks that every file is as it was or as it shall be, and that no temporary file is left."""
     whole = hashes(sound)
     for name, digest in hashes(out).items():
         assert digest in (damaged.get(name), whole.get(name)), name

@@ -354,7 +354,7 @@ def test_leaving_waits_for_a_sync_that_is_under_way(tmp_path: Path, monkeypatch:
     def fdatasync(descriptor: int) -> None:
         begun.set()
         may_end.wait(60)
-        os.fstat(descriptor)  # raises if it was closed meanwhile
+        os.fstat(descriptor)  # raises if the descriptor was closed meanwhile
         ended.set()
 
     def fail_halfway() -> None:
@@ -756,7 +756,7 @@ def test_a_label_is_an_integer_and_nothing_is_cut_off(tmp_path: Path, label: int
 
 @pytest.mark.parametrize("size", [(-1, 5), (5, -1), (1 << 32, 5), (5, 1 << 32)])
 def test_a_source_size_that_the_index_cannot_hold_is_refused_at_once(tmp_path: Path, size: tuple[int, int]) -> None:
-    """And not when the set is published, when everything written would be lost with it."""
+    """At the time of publication it would be too late: everything written would be lost."""
     with ShardWriter(tmp_path / "out", SHAPE) as writer:
         writer.append(sample_pixels(0, SHAPE), 0, source_size=((1 << 32) - 1, 1))
         with pytest.raises(ValueError) as caught:

@@ -1,4 +1,4 @@
-"""Walking the headers of a tar: every member where it is, and nothing damaged taken for an end."""
+"""Walking the headers of a tar finds every member where it is, and takes no damage for an end."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def refused(data: bytes) -> str:
 
 SOUND = tar_of([("a.jpg", b"x" * 700), ("b.jpg", b"y" * 600)])
 SOUND_NBYTES = 2 * 512 + 2 * 1024
-"""Up to the end mark."""
+"""The size up to the end mark."""
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 511, 512, 1000, 1211, 1212, 1536, 2000, 2048, SOUND_NBYTES])

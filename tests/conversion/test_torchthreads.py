@@ -1,4 +1,4 @@
-"""torch's number of threads is one inside, and afterwards what it was, whoever is inside meanwhile."""
+"""torch's number of threads is one inside, and is restored when the last thread leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_inside_there_is_one_and_afterwards_what_there_was() -> None:
     assert torch.get_num_threads() == 3
 
 
-def test_who_is_inside_together_leaves_the_number_as_it_was() -> None:
+def test_threads_that_are_inside_together_leave_the_number_as_it_was() -> None:
     entered, leave = threading.Event(), threading.Event()
     seen: list[int] = []
 

@@ -1,4 +1,4 @@
-"""What a folder tree is taken to mean: classes, labels, order, splits; what is ignored and what is refused."""
+"""The meaning of a folder tree: classes, labels, order and splits; ignored files, and refused trees."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from folders import ODD_NAMES, put
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import make_plan
 from shardio.conversion.sources.collection import Collection, Source, read_file
+from shardio.conversion.sources.detect import scan
 from shardio.conversion.sources.splits import SPLIT_NAMES
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import DecodeError, SourceError
@@ -101,7 +102,7 @@ def test_keys_are_relative_to_the_root_however_it_is_written(
 ) -> None:
     put(tmp_path, "images/a/b/1.jpg", "x/")
     monkeypatch.chdir(tmp_path)
-    assert keys(scan_tree(Path(given))) == [b"a/b/1.jpg"]
+    assert keys(scan(Path(given), "tree", accept_layout=True)) == [b"a/b/1.jpg"]
 
 
 def test_a_root_that_is_a_link_or_no_utf8_is_read_as_any_other(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ APNG = "Invalid APNG, will use default PNG image if possible"
 
 @pytest.fixture(params=["error", "always", "default", "ignore"])
 def filters(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What the caller has made of warnings."""
+    """The filters that the caller has set for warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter(request.param)
         yield request.param
@@ -95,7 +95,7 @@ def test_what_a_dataset_warns_of_is_kept_with_its_items(
     before = len(warnings.filters)
     report = convert(OddItems(), tmp_path / "out", size=8)
     assert {m.key: m.warning for m in report.warned} == {b"%d" % i: f"item {i} is odd" for i in range(1, 12, 2)}
-    assert len(warnings.filters) <= before + 2  # of the dataset, and ours
+    assert len(warnings.filters) <= before + 2  # one of the dataset's, and one of ours
     assert capfd.readouterr() == ("", "")
 
 

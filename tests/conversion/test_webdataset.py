@@ -1,4 +1,4 @@
-"""WebDataset tars: samples, labels, splits and keys; what is refused of samples one by one, and of tars as a whole."""
+"""WebDataset tars: samples, labels, splits and keys; refusals of single samples, and of whole tars."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pair(name: str, label: str = "0", suffix: str = "jpg") -> list[tuple[str, by
 
 
 def faults(found: Collection) -> dict[bytes, str]:
-    """Sources that will be refused, with what rejects.jsonl will say of them."""
+    """Sources that will be refused, with the reasons that rejects.jsonl will give."""
     refused = {}
     for source in (source for sources in found.splits.values() for source in sources):
         if isinstance(source.place, Fault):

@@ -160,14 +160,14 @@ def full_manifest(columns: tuple[tuple[str, str], ...] = (("a", "<i8"), ("b_2", 
     """Samples of (2, 3, 3) = 18 bytes; rows of 8 + 12 + 12 bytes and 8 for each column."""
     index = IndexEntry("train-index.npy", index_nbytes(3, 12, columns), "1" * 64, 12, columns)
     split = Split(3, index, (ShardEntry("train-00000.npy", 4096 + 3 * 18, "0" * 64, 3),))
-    names = ("crane", "crane")  # a bird and a machine
+    names = ("crane", "crane")  # both a bird and a machine
     return Manifest(
         (2, 3, 3), ("n02012849", "n03126707"), {"train": split}, RejectsEntry("r", 0, "2" * 64, 0), {}, names
     )
 
 
 def sealed(document: dict[str, Any]) -> bytes:
-    """With the digest of its own content, so that nothing but the change itself can be refused."""
+    """Gives the document the digest of its own content, so that nothing but the change itself can be refused."""
     content = {key: value for key, value in document.items() if key not in ("digest", "provenance")}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return json.dumps({**document, "digest": hashlib.sha256(text.encode()).hexdigest()}).encode()
@@ -286,7 +286,7 @@ def test_every_reader_finds_the_labels_among_the_columns(with_columns: Path) -> 
     labels = [i % 7 for i in range(23)]
     assert open_shards(with_columns).labels.tolist() == labels
     reader = FileReader(open_shards(with_columns))
-    assert reader.labels_of(np.arange(23)).tolist() == labels
+    assert reader.column_of("label", np.arange(23)).tolist() == labels
     reader.close()
     assert [label for _, label in ShardDataset(with_columns)] == labels
     for io in ("mmap", "pread"):

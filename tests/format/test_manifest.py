@@ -1,4 +1,4 @@
-"""manifest.json: whatever bytes somebody else put there, the answer is a sound manifest or one clear FormatError."""
+"""manifest.json: any bytes in it give a sound manifest or one clear FormatError."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def document() -> Document:
 
 
 def seal(changed: Document) -> Document:
-    """Give the document the digest of its own content, so that nothing but the change itself can be refused."""
+    """Gives the document the digest of its own content, so that nothing but the change itself can be refused."""
     content = {key: value for key, value in changed.items() if key not in ("digest", "provenance")}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return {**changed, "digest": sha(text)}
@@ -344,7 +344,7 @@ _WRONG: dict[str, list[object]] = {
 
 
 def _name_of(path: JsonPath) -> str:
-    """As messages write it: splits.train.shards[0].nbytes"""
+    """Returns the place as messages write it: splits.train.shards[0].nbytes"""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
@@ -594,7 +594,7 @@ def test_a_class_name_that_stands_for_no_text_and_no_bytes_is_refused() -> None:
     ],
     ids=str,
 )
-def test_what_nobody_could_open_is_not_published(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_no_reader_could_open_is_not_published(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match=r"manifest\.json: .*expected .*; nothing is published$"):
         commit_manifest(tmp_path, replace(small_manifest(), **changes))
     assert os.listdir(tmp_path) == []
@@ -634,9 +634,9 @@ def test_no_depth_of_nesting_gets_through_or_breaks_anything() -> None:
         put(changed, path, "HERE")
         before, after = dump(changed).split(b'"HERE"')
         for depth in [*range(1, 20), *range(850, 1010)]:
-            # The length of messages is another test's matter.
+            # Another test checks the length of messages.
             refused(before + b"[" * depth + b"]" * depth + after, most_characters=10_000)
-    # In provenance anything may stand, down to what the parser takes: the digest does not depend on it.
+    # The provenance may hold anything, as deep as the parser takes it: the digest does not depend on it.
     changed = document()
     changed["provenance"] = {"x": "HERE"}
     before, after = dump(changed).split(b'"HERE"')

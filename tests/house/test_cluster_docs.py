@@ -1,4 +1,4 @@
-"""docs/cluster.md: its job scripts run, with programs in place of shardio and Dask that write down how they are called.
+"""docs/cluster.md: its job scripts run with stand-ins for shardio and Dask, which write down how they are called.
 
 The command lines of `shardio` and `dask` themselves judge these calls.
 """
@@ -112,7 +112,7 @@ def test_the_dask_job_starts_a_scheduler_and_workers_and_converts_on_them(tmp_pa
 
 
 def assert_stages(command: list[str]) -> None:
-    """`shardio stage` of a set by its name, as shardio's command line has it."""
+    """Checks that the command is `shardio stage` of a set by its name, and that shardio's command line takes it."""
     assert command == ["shardio", "stage", "imagenet-256", "/nvme/shardio"]
     assert stage_command.stage.make_context("stage", command[2:]).params["cache"] == Path("/nvme/shardio")
 

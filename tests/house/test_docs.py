@@ -136,7 +136,7 @@ def test_the_worked_example_states_the_digest_of_the_golden_set(folder: Path) ->
 def test_the_digest_is_what_the_format_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = code_blocks(FORMAT, "python")
     monkeypatch.chdir(folder)
-    # The document's own code ends in an assertion; it leaves its file open, which is not for us to judge.
+    # The document's own code ends in an assertion. It leaves its file open, which this test allows.
     exec(
         block.replace('json.load(open("manifest.json"))', 'json.loads(open_text("manifest.json"))'),
         {"open_text": _read},

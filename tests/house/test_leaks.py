@@ -36,7 +36,7 @@ def path() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("words", "blamed"), [([], True), (["orphan"], False)])
-def test_a_name_that_a_process_has_mapped_is_that_ones(words: list[str], blamed: bool, path: Path) -> None:
+def test_a_name_that_a_process_has_mapped_belongs_to_that_process(words: list[str], blamed: bool, path: Path) -> None:
     before = shared_names()
     command = [sys.executable, "-c", MAP, str(path), *words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -46,7 +46,7 @@ def test_a_name_that_a_process_has_mapped_is_that_ones(words: list[str], blamed:
         assert (path.name in shared_names_left(before)) == blamed
         process.stdin.close()
         assert process.stdout.read() == "ends\n"
-    with must_not_block():  # an orphan is gone a moment after its last word
+    with must_not_block():  # an orphan ends a moment after its last line
         while path.name not in shared_names_left(before):
             os.sched_yield()
 

@@ -1,4 +1,4 @@
-"""The lines of shardio.loading.cuda, run on a simulated device that does what it is asked as late, and in any order, as
+"""The lines of shardio.loading.cuda, run on a simulated device that does its work as late, and in any order, as
 it may.
 
 tests/loading/test_gpu.py runs them on a GPU, where there is one.
@@ -99,7 +99,7 @@ def write_and_look(simulation: Simulation, nbytes: int, value: int) -> None:
         simulation.launch(lambda memory: None, tensor)
 
     def look(memory: torch.Tensor) -> None:
-        assert (memory == value).all(), "somebody else has written here"
+        assert (memory == value).all(), "something else has written here"
 
     simulation.launch(look, tensor)
 
@@ -271,7 +271,7 @@ def test_the_consumer_waits_for_its_own_batch_only(hand: Hand) -> None:
     held = True
     hand.simulation.launch(lambda: None, when=lambda: not held)
     hand.start(2)
-    hand.start(3)  # into memory for which it waits
+    hand.start(3)  # it goes into memory that it waits for
     assert hand.ring.num_made == 2
     hand.look(hand.prefetch.take(), 1)
     held = False
@@ -283,7 +283,7 @@ def test_the_consumer_waits_for_its_own_batch_only(hand: Hand) -> None:
     hand.simulation.synchronize()
 
 
-def test_a_batch_that_nobody_takes_is_not_copied_into_memory_of_others(hand: Hand) -> None:
+def test_a_batch_that_is_never_taken_is_not_copied_into_memory_of_others(hand: Hand) -> None:
     hand.simulation.slow = hand.copier._stream
     for value in (1, 2, 3):
         hand.start(value)
@@ -352,7 +352,7 @@ def test_an_interrupt_while_starting_a_copy_endangers_no_memory(
         patch.setattr(Tensor, "copy_", interrupted)
         with pytest.raises(KeyboardInterrupt):
             hand.start(1)
-    gc.collect()  # the frames that the exception has kept, and what was reserved in them
+    gc.collect()  # the frames that the exception has kept, and the memory that was reserved in them
     hand.prefetch.close()
     for value in range(4):
         write_and_look(hand.simulation, PICTURES[:BATCH].nbytes, value)

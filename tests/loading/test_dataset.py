@@ -34,7 +34,7 @@ def picture(i: int) -> torch.Tensor:
 
 
 def invert(image: torch.Tensor) -> torch.Tensor:
-    """Of the module, so that spawned workers find it."""
+    """A function of the module, so that spawned workers find it."""
     return 255 - image
 
 

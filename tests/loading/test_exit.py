@@ -51,7 +51,7 @@ def start(set_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # A launcher's variables would change the order; PYTHONWARNINGS what is an error.
+            # A launcher's variables would change the order; PYTHONWARNINGS would change which warnings are errors.
             env={name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
         )
         started.append(process)
@@ -60,7 +60,7 @@ def start(set_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield run
     for process in started:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and what it may have forked
+            os.killpg(process.pid, signal.SIGKILL)  # and processes that it may have forked
         process.communicate()
 
 
@@ -87,7 +87,7 @@ def interrupt_when_ready(process: subprocess.Popen[str], asleep: bool = False) -
 
 
 def state_of(pid: int) -> str:
-    """Of the main thread: S is asleep, R is running or about to."""
+    """Returns the state of the main thread: S is asleep, R is running or about to."""
     return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -177,7 +177,7 @@ for batch in ShardLoader(path, 4, device="cpu", num_threads=2):
 
 
 def test_ctrl_c_while_it_iterates_ends_it(start: Start) -> None:
-    # What is held is not finalised: an interrupt that arrives in a finaliser is looked at in
+    # Objects that are held are not finalised: an interrupt that arrives in a finaliser is looked at in
     # tests/loading/test_ring.py.
     script = """
 loader = ShardLoader(path, 1, device="cpu", num_threads=2)
@@ -216,7 +216,7 @@ finally:
     interrupt_when_ready(process, asleep=True)
     code, out, err = finish(process)
     assert code == -signal.SIGINT
-    assert set(out.split()) <= {"ready"}  # what was queued may still have been begun
+    assert set(out.split()) <= {"ready"}  # a queued batch may still have been begun
     check_traceback(err, "KeyboardInterrupt")
 
 
@@ -226,7 +226,7 @@ def stop(number, frame):
     global left
     left -= 1
     if left >= 0:
-        raise SystemExit(143)  # as job launchers have it
+        raise SystemExit(143)  # the code that job launchers use
 signal.signal(signal.SIGALRM, stop)
 left = {signals}
 loader = ShardLoader(path, 4, device="cpu", num_threads=3, prefetch=4)
@@ -262,7 +262,7 @@ loader = ShardLoader(path, 4, device="cpu", num_threads=2)
 iterator = iter(loader)
 next(iterator)
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of fork with threads: that is what is tried
+    warnings.simplefilter("ignore", DeprecationWarning)  # it warns of a fork with threads, which is tried here
     child = os.fork()
 if not child:
     try:
@@ -273,7 +273,7 @@ if not child:
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print(code, sum(1 for batch in iterator))
 """
-    # Without the watchdog: its thread is not there in the child, which would wait for it at exit.
+    # The watchdog is left out: its thread is not there in the child, which would wait for it at exit.
     assert finish(start(script, PROLOGUE)) == (
         0,
         "this ShardLoader was made before fork(): make it in the process that uses it\n7 249\n",
@@ -302,7 +302,7 @@ def test_everything_public_is_imported_by_a_star() -> None:
 
 
 def test_training_imports_neither_decoders_nor_the_command_line(start: Start) -> None:
-    # torch itself imports tqdm where it is installed: what counts is what shardio adds to numpy and torch.
+    # torch itself imports tqdm where it is installed: only modules count that shardio adds to those of numpy and torch.
     script = """
 import sys
 import numpy, torch, torch.utils.data

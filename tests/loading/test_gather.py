@@ -32,12 +32,13 @@ NOBODY = -99
 
 
 class StandIn:
-    """As much of a Reader as gathering needs; `before` is called with the indices of a part before it is copied."""
+    """Stands in for a Reader, as far as gathering needs one. Calls `before` with a part's indices before its copy."""
 
     def __init__(self, before: Callable[[NDArray[np.int64]], None] = lambda indices: None) -> None:
         self.before = before
 
-    def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        assert name == "label"
         return indices * 3
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
@@ -58,7 +59,7 @@ def fresh_slot(batch_size: int = 9) -> Slot:
 
 
 def check(slot: Slot, indices: NDArray[np.int64]) -> None:
-    """The slot holds what the stand-in gives for these indices, and nothing behind them was touched."""
+    """Checks that the slot holds the stand-in's samples of these indices, and that nothing behind them was touched."""
     size = len(indices)
     assert (slot.images[:size] == indices.astype(np.uint8)[:, None, None, None]).all()
     assert np.array_equal(slot.labels[:size], indices * 3)
@@ -190,7 +191,7 @@ def test_an_abandoned_slot_returns_once_whenever_it_is_abandoned(parts: int, fai
                 pending.run_part(copy)
         pending.abandon(released.append)
         assert released == [slot], case
-        # Nobody wants what comes after: it need not be copied.
+        # Later parts are not wanted, and need not be copied.
         assert len(copied) == min(done_before, again_after, parts), case
 
 
@@ -208,7 +209,7 @@ def test_a_whole_batch_is_finished_once_after_its_last_part(parts: int) -> None:
     assert pending.wait() is slot
 
 
-def test_a_batch_that_failed_or_that_nobody_wants_is_not_finished() -> None:
+def test_a_batch_that_failed_or_was_abandoned_is_not_finished() -> None:
     def fail() -> None:
         raise LookupError("no such row")
 
@@ -225,7 +226,7 @@ def test_a_batch_that_failed_or_that_nobody_wants_is_not_finished() -> None:
         failed.wait()
 
 
-def test_an_error_while_a_batch_is_finished_is_raised_by_whoever_waits() -> None:
+def test_an_error_while_a_batch_is_finished_is_raised_by_wait() -> None:
     def fail(slot: Slot, size: int) -> None:
         raise LookupError("nothing to finish it with")
 
@@ -274,7 +275,7 @@ def test_a_slot_that_was_taken_is_not_given_back() -> None:
 
 
 def test_a_batch_abandoned_from_within_its_own_part_returns_after_it() -> None:
-    # As a finaliser does that happens to run in a gather thread.
+    # A finaliser that happens to run in a gather thread does the same.
     slot = fresh_slot()
     pending = Pending(slot, 9, 1)
     released: list[Slot] = []
@@ -445,7 +446,7 @@ def test_an_idle_thread_holds_no_batch() -> None:
 
 
 class Interrupted(BaseException):
-    """What a signal handler might raise."""
+    """An exception as a signal handler might raise it."""
 
 
 class InterruptAt:
@@ -455,7 +456,7 @@ class InterruptAt:
     profile function too. `asleep` is set when the profiled thread is about to wait.
     """
 
-    # Not what else may run meanwhile: callbacks of weak references, say.
+    # Other code that may run meanwhile is left out, such as callbacks of weak references.
     files = (shardio.loading.gather.__file__, threading.__file__)
 
     def __init__(self, point: int, asleep: threading.Event) -> None:
@@ -474,7 +475,7 @@ class InterruptAt:
 
 
 @pytest.mark.parametrize("point", range(20))
-def test_an_interrupt_anywhere_in_wait_arrives_and_blocks_nobody(point: int) -> None:
+def test_an_interrupt_anywhere_in_wait_arrives_and_blocks_no_thread(point: int) -> None:
     asleep = threading.Event()
     interrupt = InterruptAt(point, asleep)
     pending = Pending(fresh_slot(), 9, 1)

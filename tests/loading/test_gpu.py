@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from pictures import random_picture, sample_images, sample_pixels
+from pictures import random_pictures, sample_images, sample_pixels
 
 from shardio.augment import (
     CenterCrop,
@@ -53,7 +53,7 @@ NUM_SAMPLES = 400
 SHAPE = (96, 96, 3)
 BATCH = 32
 NBYTES = BATCH * int(np.prod(SHAPE))
-# As torch's allocator rounds them up: images, labels, indices.
+# Images, labels and indices, as torch's allocator rounds them up.
 BATCH_NBYTES = NBYTES + 2 * 512
 POISON = 0xEE
 Batch = tuple[torch.Tensor, ...]
@@ -100,7 +100,7 @@ class Check:
 
     def __call__(self, batch: Batch) -> None:
         images, labels, indices = batch
-        # An index of a spoiled slot would end the process.
+        # A spoiled slot's index could be out of range, which would end the process.
         self.wrong += ((indices < 0) | (indices >= NUM_SAMPLES)).sum()
         known = indices.clamp(0, NUM_SAMPLES - 1)
         self.wrong += (images != self.expected[known]).sum()
@@ -216,7 +216,7 @@ def test_batches_on_another_stream_get_every_byte(path: Path, poison: None, busy
     stream = torch.cuda.Stream()
     with loader_on_cuda(path) as loader:
         for _ in range(3):
-            busy(20)  # of the default stream, which has nothing to do with the batches
+            busy(20)  # on the default stream, which has nothing to do with the batches
             with torch.cuda.stream(stream):
                 for batch in loader:
                     busy(2)
@@ -274,7 +274,7 @@ def test_leaving_epochs_early_leaves_no_memory_behind(path: Path, poison: None, 
             for batch in loader:
                 check(batch)
 
-    use()  # what CUDA itself allocates at first use
+    use()  # memory that CUDA itself allocates at first use
     torch.cuda.synchronize()
     gc.collect()
     before = torch.cuda.memory_allocated()
@@ -454,7 +454,7 @@ def hand() -> Hand:
 
 
 def tensors_of_our_own(count: int, value: int) -> list[torch.Tensor]:
-    """As large as images of a batch, so that they get the memory of batches that were dropped."""
+    """Tensors as large as the images of a batch, so that they get the memory of batches that were dropped."""
     return [torch.full((BATCH, *SHAPE), value, dtype=torch.uint8, device="cuda") for _ in range(count)]
 
 
@@ -471,10 +471,10 @@ def test_closing_waits_for_copies_before_slots_may_be_written(hand: Hand, poison
     assert hand.ring.num_free == hand.ring.num_made == 4
 
 
-def test_a_batch_that_nobody_took_is_not_copied_into_memory_of_others(
+def test_a_batch_that_was_never_taken_is_not_copied_into_memory_of_others(
     hand: Hand, busy: Busy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if a Ctrl-C had cut short the waiting: the order of the streams has to do, and torch to keep the slots' memory.
+    # A Ctrl-C would cut short the wait like this. Only the order of streams, and torch, protect the slots' memory.
     monkeypatch.setattr(DevicePrefetch, "reclaim", lambda self, most_copying: None)
     for turn in range(20):
         prefetch = DevicePrefetch(hand.copier, hand.ring, hand.counts)
@@ -552,7 +552,7 @@ def test_copying_is_timed_on_the_device(path: Path, busy: Busy) -> None:
                 busy()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        # Not the waiting for the steps, which is nearly all of the time; no bus carries 500 GB/s.
+        # The wait for the steps, which is nearly all of the time, does not count. No bus carries 500 GB/s.
         assert 5 * len(loader) * NBYTES / 500e9 < loader.stats()["copy_seconds"] < seconds / 2
 
 
@@ -610,7 +610,7 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
     else:
         monkeypatch.setattr("shardio.augment.resample_cuda.can_fuse", lambda images, size: False)
     rng = np.random.default_rng(0)
-    stored = np.stack([random_picture(rng, 96, 96) for _ in range(BATCH)])
+    stored = random_pictures(rng, BATCH, 96, 96)
     images = torch.from_numpy(stored).permute(0, 3, 1, 2)
     sizes = rng.integers(60, 300, (BATCH, 2)) if name in ("usual", "evaluation") else None
     expected = AUGMENTS[name](images, seed=3, epoch=2, sizes=sizes)
@@ -620,7 +620,7 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
     assert found.is_cuda
     assert found.dtype == expected.dtype
     assert found.is_contiguous(memory_format=torch.channels_last)
-    # One grey level, as normalised, and what bfloat16 rounds away: up to 2**-8 of either.
+    # One grey level, as normalised, and the rounding of bfloat16: up to 2**-8 of either.
     level = 1.0 if found.dtype == torch.uint8 else 1 / (255 * 0.224) + 1e-5
     torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=2**-7, atol=level)
 

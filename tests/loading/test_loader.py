@@ -1,4 +1,4 @@
-"""Batches on the CPU: right, for as long as anybody holds them, whatever happens to the iteration."""
+"""Batches on the CPU: right, for as long as they are held, whatever happens to the iteration."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def loader_of(make_set: Callable[..., Path]) -> MakeLoader:
 
 EXPECTED = sample_images(NUM_SAMPLES, SHAPE)
 
-# What the consumer's calls run, without the modules below.
+# The modules that the consumer's calls run, without those below.
 DRIVEN_BY_THE_CONSUMER = [
     module.__file__
     for module in (
@@ -95,7 +95,7 @@ def order_expected(loader: ShardLoader, epoch: int) -> list[list[int]]:
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the ring takes back or hands out is spoiled first: whoever still looks at it will see."""
+    """Spoils every slot that the ring takes back or hands out, so that a test that still holds it will see."""
     acquire, release = Ring.acquire, Ring.release
 
     def spoil(slot: Slot) -> Slot:
@@ -139,7 +139,7 @@ def gather_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("shardio")}
 
 
-# What a batch is.
+# The contents of a batch.
 
 
 @pytest.mark.parametrize("samples_per_shard", [1, 7, 10, 47, 100])
@@ -268,7 +268,7 @@ def test_slots_are_reused_when_batches_are_dropped_and_freed_beyond_the_capacity
         for _ in range(5):
             for batch in loader:
                 check(batch)
-                # Ahead of the consumer, at work, in its hands, and the one before, which it still holds.
+                # Slots ahead of the consumer, at work, in its hands, and the one before, which it still holds.
                 assert alive() <= loader._pipeline._ring.capacity + 1
 
 
@@ -569,7 +569,7 @@ def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: 
 
 @pytest.mark.parametrize("event", ["line", "return"])
 def test_an_interrupt_anywhere_in_next_leaves_a_true_state(event: str, loader_of: MakeLoader) -> None:
-    """At every line of what `next` runs. Only behind the counting of a batch can that batch be lost."""
+    """Interrupts at every line that `next` runs. A batch can be lost only after it was counted."""
     lost = at = 0
     while True:
         with loader_of(5, tail="short", num_threads=1) as loader:
@@ -721,7 +721,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
         stats = loader.stats()
         assert (stats["batches"], stats["images"]) == (11, 2 * NUM_SAMPLES + 10)
         assert stats["nbytes"] == stats["images"] * int(np.prod(SHAPE))
-        assert stats["read_nbytes"] >= stats["nbytes"]  # and what was read ahead
+        assert stats["read_nbytes"] >= stats["nbytes"]  # batches that were read ahead count, too
         assert stats["gather_seconds"] > 0
         assert stats["wait_seconds"] > 0
         assert before["batches"] == 0  # a copy, not a window
@@ -768,7 +768,7 @@ def test_an_error_while_gathering_is_raised_where_its_batch_was_due(
         names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
         assert names[-2:] == ["gather", "read_from_a_lost_disk"]
         assert len(iterator) == 0
-        assert list(iterator) == []  # over, as a generator would be
+        assert list(iterator) == []  # it has ended, as a generator would
         failing.sample = None
         seen += loader
         assert order_of(seen) == order_expected(loader, 0)[:failing_step] + order_expected(loader, 1)
@@ -776,7 +776,7 @@ def test_an_error_while_gathering_is_raised_where_its_batch_was_due(
             check(batch)
 
 
-def test_an_error_in_a_batch_that_nobody_takes_is_nobody_s(
+def test_an_error_in_a_batch_that_is_never_taken_is_not_raised(
     loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = FailingGather(monkeypatch)
@@ -870,7 +870,7 @@ def test_leaving_a_hundred_epochs_early_leaves_nothing(loader_of: MakeLoader, po
                 check(batch)
                 if number == turn % 7:
                     break
-            # In the caller's hands, free, on their way; and what the threads had begun of the epoch before.
+            # Slots in the caller's hands, free, or on their way; and those begun by threads for the epoch before.
             assert alive() <= 1 + loader._pipeline._ring.capacity + 3 + 2, turn
         assert gather_threads() == threads
         assert num_descriptors() == descriptors
@@ -890,7 +890,7 @@ def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader) -
         loader._pipeline._threads.submit(loader._pipeline._reader, np.arange(3), marker := ring.acquire()).wait()
         assert alive() == 1 + 2 + 1  # the batch, two ahead of it, and the marker
         del iterator, batch
-        assert alive() == 4  # none was thrown away,
+        assert alive() == 4  # no slot was thrown away,
         slots = [ring.acquire() for _ in range(3)]
         assert alive() == 4  # and none had to be made
         assert marker not in slots
@@ -900,7 +900,7 @@ def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader) -
 
 
 class Interrupted(BaseException):
-    """What a signal handler might raise."""
+    """An exception as a signal handler might raise it."""
 
 
 class InterruptAt:
@@ -922,7 +922,8 @@ class InterruptAt:
             return
         if frame.f_code.co_filename not in self.files:
             return
-        while frame is not None:  # what a finaliser raises cannot arrive: tests/loading/test_ring.py looks at batches
+        # An exception of a finaliser cannot arrive: tests/loading/test_ring.py looks at batches.
+        while frame is not None:
             if frame.f_code.co_name == "__del__":
                 return
             frame = frame.f_back
@@ -966,7 +967,7 @@ def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: M
         closer.start()
         closer.join(DEADLINE_SECONDS)
         for stuck in gather_threads():
-            stuck.name = "for ever"  # a failure of this test, and not of those that come after it
+            stuck.name = "for ever"  # so that this test fails, and not those that come after it
         assert not thread.is_alive(), f"interrupted at point {point}, the next epoch hangs"
         assert not closer.is_alive(), f"interrupted at point {point}, closing hangs"
         fired = interrupt.fired
@@ -983,7 +984,7 @@ def wait_until_main_sleeps() -> None:
     stat = Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
     deadline = time.monotonic() + DEADLINE_SECONDS
     while stat.read_text().rpartition(")")[2].split()[0] != "S":
-        assert time.monotonic() < deadline, "nobody waits"
+        assert time.monotonic() < deadline, "no thread waits"
         time.sleep(0.01)
 
 
@@ -1021,10 +1022,10 @@ def test_an_interrupt_while_waiting_for_a_batch_arrives(loader_of: MakeLoader, m
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """What `work` returns in a forked child, or the repr of what it raises."""
+    """Returns the result of `work` in a forked child, or the repr of its exception."""
     read, write = os.pipe()
     with warnings.catch_warnings():
-        # That is what is tried here: fork in a process that has threads.
+        # The test does just that: it forks a process that has threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:

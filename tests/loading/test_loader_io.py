@@ -91,7 +91,7 @@ def test_a_state_goes_on_with_another_way_of_reading(io: Io, loader_of: MakeLoad
         loader.load_state_dict(state)
         iterator = iter(loader)
         seen += [check(next(iterator)) for _ in range(2)]
-        state = loader.state_dict()  # what was read ahead is not in it
+        state = loader.state_dict()  # batches that were read ahead are not in it
         assert state["consumed"] == 30
     with loader_of("auto", tail="short") as loader:
         loader.load_state_dict(state)
@@ -284,7 +284,7 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
         if len(hinted) == 3:
             entered.set()
             assert go_on.wait(DEADLINE_SECONDS)
-        raise LookupError("a hint that fails is nobody's error")
+        raise LookupError("a hint that fails is no error")
 
     monkeypatch.setattr(MappedReader, "will_read", slow)
     with loader_of("mmap", batch_size=3, num_threads=1, prefetch=0) as loader:

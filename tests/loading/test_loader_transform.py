@@ -1,4 +1,4 @@
-"""What a ShardLoader tells its transform: augmented pixels depend on (seed, epoch, sample) and on nothing else."""
+"""A ShardLoader tells its transform enough: augmented pixels depend on (seed, epoch, sample) and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def augmented(path: Path, epoch: int = 0, **options: Any) -> dict[int, torch.Tensor]:
-    """Of each sample what an epoch gives of it."""
+    """Returns the pixels that an epoch gives of each sample."""
     options = {"device": "cpu", "transform": USUAL, "return_indices": True, "seed": 4, **options}
     batch_size = options.pop("batch_size", 5)
     with ShardLoader(path, batch_size, **options) as loader:
@@ -161,7 +161,7 @@ def squashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class NoteSizes(Transform):
-    """What a loader says of the pictures."""
+    """The sizes that a loader tells of the pictures."""
 
     def __init__(self) -> None:
         self.sizes: dict[int, tuple[int, int]] = {}
@@ -171,7 +171,7 @@ class NoteSizes(Transform):
         return batch
 
 
-def test_of_squashed_sets_the_transform_knows_the_true_sizes(squashed: Path) -> None:
+def test_a_transform_knows_the_true_sizes_of_squashed_pictures(squashed: Path) -> None:
     for io in ("mmap", "pread"):
         notes = NoteSizes()
         with ShardLoader(squashed, 4, device="cpu", transform=notes, io=io) as loader:
@@ -181,14 +181,14 @@ def test_of_squashed_sets_the_transform_knows_the_true_sizes(squashed: Path) -> 
         assert notes.sizes == {i: SIZES[int(key[-6:-4]) % 4] for i, key in enumerate(keys)}
 
 
-def test_of_a_window_of_squashed_samples_it_knows_that_windows_true_size(squashed: Path) -> None:
+def test_a_transform_knows_the_true_size_of_a_window_of_a_squashed_picture(squashed: Path) -> None:
     notes = NoteSizes()
     with ShardLoader(squashed, 4, device="cpu", transform=notes, crop=(32, 16)) as loader:
         list(loader)
     assert set(notes.sizes.values()) == {(h // 2, round(w / 4)) for h, w in SIZES}
 
 
-def test_nobody_reads_the_sizes_of_squashed_samples_unless_they_are_wanted(
+def test_the_sizes_of_squashed_samples_are_read_only_if_they_are_wanted(
     squashed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -203,14 +203,14 @@ def test_nobody_reads_the_sizes_of_squashed_samples_unless_they_are_wanted(
         batches = iter(loader)
         next(batches)
         assert set(asked) == {"label"}
-        loader.transform = notes = NoteSizes()  # in the middle of an epoch: of batches under way, too
+        loader.transform = notes = NoteSizes()  # in the middle of an epoch: for batches under way, too
         list(batches)
     assert len(notes.sizes) == 12
     assert set(notes.sizes.values()) <= set(SIZES)
     assert {"source_height", "source_width"} < set(asked)
 
 
-def test_of_other_sets_the_pictures_are_what_is_stored(path: Path) -> None:
+def test_pictures_of_other_sets_are_what_is_stored(path: Path) -> None:
     notes = NoteSizes()
     with ShardLoader(path, 4, device="cpu", transform=notes) as loader:
         list(loader)

@@ -1,7 +1,7 @@
 """Gathering, copies and steps overlap, by the rules of DevicePrefetch: a calculation of when each of them begins.
 
 Nothing is copied, and no clock is looked at. The host takes no time for what it does; the gather threads, the side
-stream and the consumer's stream each do one thing after the other; whoever waits is there when what it waits for is.
+stream and the consumer's stream each do one thing after the other; a wait ends at once when what it waits for is.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Counts:
 
 
 def seconds_per_batch(gather: float, copy: float, prefetch: int, reserve_ahead: bool = True) -> float:
-    """With steps of 1.0: the loop of shardio.loading.iterator.LoaderIterator."""
+    """Runs the loop of shardio.loading.iterator.LoaderIterator with steps of 1.0."""
     times = Times(copy)
     ring = Ring(1, lambda: EMPTY)
     device = DevicePrefetch(TimedCopier(times), ring, Counts())

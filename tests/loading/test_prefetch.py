@@ -1,6 +1,6 @@
 """The rules between host and device, kept with a copier whose copies happen when the test says so.
 
-What such a double cannot show: that the consumer's stream and the copies wait for each other where they must, which
+Such a double cannot show that the consumer's stream and the copies wait for each other where they must, which
 tests/loading/test_cuda.py looks at, on a simulated device; and that CUDA's calls mean what is assumed there, that the
 slots are pinned so that copies do not stop the host, and that every call is made on the right device.
 tests/loading/test_gpu.py looks at those, where there is a GPU.
@@ -50,7 +50,7 @@ def finish_some(seed: int) -> Callable[[FakeCopier], None]:
 
 
 class AuditedRing(Ring):
-    """Knows who has which slot, and spoils every slot that comes back."""
+    """Knows the owner of each slot, and spoils every slot that comes back."""
 
     def __init__(self, capacity: int = 4) -> None:
         super().__init__(capacity, lambda: new_slot(BATCH, SHAPE))
@@ -100,7 +100,7 @@ def test_a_slot_returns_after_its_copy_and_not_before() -> None:
     assert ring.released == []
     assert not holds(tensors, 1, BATCH)
     copier.finish_oldest()
-    assert ring.released == []  # nobody has asked yet
+    assert ring.released == []  # no caller has asked yet
     prefetch.reclaim(1)
     assert ring.released == [slot]
     assert holds(tensors, 1, BATCH)
@@ -195,7 +195,7 @@ def test_close_waits_for_every_copy_and_returns_every_slot() -> None:
     assert ring.out == []
     assert len(prefetch) == 0
     assert holds(taken, 0, BATCH)
-    # Also those that nobody took: so they may be dropped.
+    # Batches that were never taken count, too: they may be dropped.
     assert [entry for entry in copier.log if entry.startswith("hand")] == [f"hand over {number}" for number in range(4)]
     prefetch.close()
     assert ring.released == slots

@@ -22,7 +22,7 @@ EPOCH = 2
 
 
 def global_batches(sampler: Sampler) -> list[list[int]]:
-    """What all ranks together read at each step."""
+    """Returns the samples that all ranks together read at each step."""
     ranks = [replace(sampler, rank=rank).batches(EPOCH) for rank in range(sampler.world_size)]
     return [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)]
 
@@ -141,7 +141,7 @@ def test_an_epoch_that_was_read_to_its_end_is_followed_by_the_next(loader_of: Ca
 def test_every_loop_over_epochs_goes_on_exactly_from_every_batch(
     tail: str, options: dict[str, Any], loader_of: Callable[..., ShardLoader]
 ) -> None:
-    """Also from an epoch's last batch: the pass that is left of it gives nothing, and the next epoch follows."""
+    """An epoch's last batch is no exception: the rest of its pass gives nothing, and the next epoch follows."""
     whole = loader_of(8, tail=tail, **options)
     expected = [(epoch, batch[2].tolist()) for epoch in range(3) for batch in whole]
     for stop in range(1, len(expected) + 1):

@@ -30,7 +30,7 @@ DEADLINE_SECONDS = 20
 
 
 class PoisonRing(Ring):
-    """Spoils every slot that it hands out or gets back: whoever still looks at it will see."""
+    """Spoils every slot that it hands out or gets back, so that a test that still holds it will see."""
 
     def acquire(self) -> Slot:
         slot = super().acquire()
@@ -91,7 +91,7 @@ def test_a_slot_returns_when_the_last_holder_dies(holder: str, size: int) -> Non
     assert ring.acquire() is not slot
     assert (slot.images == 7).all()
     del held
-    # Without a garbage collection: reference counting alone.
+    # Reference counting alone does it, without a garbage collection.
     assert ring.acquire() is slot
 
 
@@ -261,7 +261,7 @@ def test_an_error_while_a_slot_is_made_is_told_alone() -> None:
 
     with pytest.raises(MemoryError, match="no room for a slot") as caught:
         Ring(2, make).acquire()
-    # Not "during handling of" an empty deque.
+    # The text has no "during handling of" an empty deque.
     assert caught.value.__context__ is None
 
 
@@ -366,7 +366,7 @@ def test_a_release_from_a_gc_callback_works(phase: str) -> None:
 
 
 class Interrupted(Exception):
-    """What the signal handler below raises, as Ctrl-C's raises KeyboardInterrupt."""
+    """The exception that the signal handler below raises, as Ctrl-C's raises KeyboardInterrupt."""
 
 
 def test_an_interrupt_while_a_batch_dies_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_threads_descriptors_and_address_space_that_are_left_are_noticed(
         assert counts.rounds_that_left == 1
         assert counts.left["thread"] == counts.left["descriptor"] == 1
         assert counts.left["mapping"] == 4  # three shards, and the index
-        assert counts.left["reservation"] == 3 + 3  # of a region without files, and behind each file
+        assert counts.left["reservation"] == 3 + 3  # three of a region without files, and three behind files
     finally:
         left[0].close()
         os.close(left[1])
@@ -305,7 +305,7 @@ def test_a_wait_that_was_interrupted_leaves_the_others_their_signal() -> None:
     thread = DaemonThread(lambda: None, "shardio-test")
     thread.begin()
     thread.join()
-    thread._call._over_signal.get()  # by a wait that an exception ended in the next moment
+    thread._call._over_signal.get()  # a wait took it, and an exception ended that wait
     thread.wait()
     other = threading.Thread(target=thread._call._over_signal.get, daemon=True)  # one that looked at the flag before
     other.start()

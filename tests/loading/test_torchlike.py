@@ -1,4 +1,4 @@
-"""A ShardLoader in the place of torch's DataLoader: what code for that one finds, and what it is told."""
+"""A ShardLoader in the place of torch's DataLoader: it has what such code reads, or names what to use instead."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_sizes_are_those_of_a_data_loader(loader_of: MakeLoader) -> None:
 
 
 def test_the_loop_of_torchvisions_reference_finds_what_it_reads(loader_of: MakeLoader) -> None:
-    """As references/classification/train.py: an epoch chosen by the sampler, and an evaluation that counts."""
+    """It does the same as references/classification/train.py: the sampler chooses an epoch, an evaluation counts."""
     with loader_of(shuffle=False, tail="short") as data_loader:
         num_classes = len(data_loader.dataset.classes)
         for epoch in range(2):
@@ -163,7 +163,7 @@ def test_a_data_loader_around_a_loader_is_told_to_be_left_out(options: dict[str,
         with pytest.raises(TypeError, match="leave out the DataLoader around it, or give that a ShardDataset"):
             next(iter(around))
     del around
-    gc.collect()  # of the pipes to workers that have ended
+    gc.collect()  # closes the pipes to workers that have ended
 
 
 # Copies, and other processes.
@@ -182,7 +182,7 @@ def test_a_loader_and_its_iterators_are_not_copied_and_say_what_to_do(
         assert len(list(loader)) == len(loader)
 
 
-# What they call themselves.
+# How objects show themselves.
 
 
 def test_a_loader_says_what_it_is_in_one_line(loader_of: MakeLoader) -> None:

@@ -1,4 +1,4 @@
-"""The benchmarks of augmentation: that they run, and that what they compute of what they find is right."""
+"""The benchmarks of augmentation run, and compute their results right from what they measure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_library_that_does_not_work_is_left_out_with_its_reason(
 
 
 class Event:
-    """Of a device on which 20 calls take 40 ms; at first it is as fast as the host."""
+    """An event of a device on which 20 calls take 40 ms. At first it is as fast as the host."""
 
     queries = 0
 
@@ -121,7 +121,7 @@ def test_what_is_measured_on_a_gpu_is_computed_right(
 
 
 def test_the_usual_transforms_are_those_of_shardio(module: Callable[[str], ModuleType]) -> None:
-    """On average: of areas, ratios and places of boxes; the tests of shardio.augment.boxes are stricter."""
+    """Areas, ratios and places of boxes agree on average. The tests of shardio.augment.boxes are stricter."""
     classic = module("classic")
     rng = np.random.default_rng(0)
     boxes = np.array([classic.random_box(rng, 500, 375) for _ in range(2000)])
@@ -133,7 +133,7 @@ def test_the_usual_transforms_are_those_of_shardio(module: Callable[[str], Modul
     ours = random_resized_boxes(Draws(0, 0, np.arange(2000)), "x", *sides, classic.SCALE, classic.RATIO)
     for theirs, others in ((left, ours.lefts), (top, ours.tops), (width, ours.widths), (height, ours.heights)):
         assert abs(theirs.mean() - others.mean()) < 4 * np.hypot(theirs.std(), others.std()) / np.sqrt(2000)
-    # Where no ratio that is allowed fits.
+    # No ratio that is allowed fits here.
     assert classic.random_box(rng, 1000, 10) == (493, 0, 13, 10)
 
 
@@ -165,7 +165,7 @@ def test_what_is_evaluated_is_the_same_from_files_and_shards(
     (shards,) = accuracy.way_of_shards(tmp_path / "out", 16, 4).val
     order = np.argsort(open_shards(tmp_path / "out", "val").index["key"])
     assert torch.equal(shards[1][order], labels)
-    # Of values of a standard deviation of about 1; they were resampled once more.
+    # The values have a standard deviation of about 1, and were resampled once more.
     assert (shards[0][order] - images).abs().mean() < 0.05
 
 

@@ -1,4 +1,4 @@
-"""What a sweep measures, in which order, and what its figures say of each other. How fast anything is, no test asks."""
+"""A sweep's measurements, their order, and how its figures are related. No test asks how fast anything is."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def quick(path: Path, **options: Any) -> Report:
 
 
 def no_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shardio.reading.choose, "direct_alignment", lambda path: None)
     for module in (shardio.reading.choose, shardio.measure.limits):
-        monkeypatch.setattr(module, "direct_alignment", lambda path: None)
         monkeypatch.setattr(module, "filesystem_kind", lambda path: "oldfs")
 
 
@@ -136,7 +136,7 @@ def test_the_second_pass_is_measured_and_without_its_first_steps(
         passes.append(seed)
         try:
             for step in itertools.count():
-                # What is touched for the first time costs much, in the first pass most of it.
+                # Memory costs much when it is touched for the first time, which is mostly in the first pass.
                 clock.now += 100 if step < 5 else (3 if number == 0 else 2)
                 yield 8
         finally:
@@ -186,7 +186,7 @@ def test_batches_of_an_epoch_come_again_and_go_on_with_the_next(path: Path) -> N
         seen: list[list[int]] = []
         for _ in range(2):
             steps = shardio.measure.bench._batches(loader, 5)
-            assert list(itertools.islice(steps, 16)) == [4] * 16  # of 7 in an epoch
+            assert list(itertools.islice(steps, 16)) == [4] * 16  # an epoch has 7
             seen.append([loader.state_dict()["epoch"], loader.state_dict()["consumed"]])
             steps.close()
         assert seen[0] == seen[1] == [7, 8]
@@ -311,7 +311,7 @@ def test_json_tells_everything(path: Path) -> None:
     assert all(loader["ratios"].values())
 
 
-# On the way to a GPU, which is a double here: what it was asked to copy is unfinished until somebody waits for it.
+# The GPU is a double here: its copies are unfinished until the host waits for them.
 
 
 class FakeDevice:
@@ -374,7 +374,7 @@ def test_the_clock_is_read_only_when_the_device_has_done_everything(
     unmeasured = shardio.measure.bench._measure
     idle: list[bool] = []
 
-    def process_time() -> float:  # is asked for around what is measured, and nowhere else
+    def process_time() -> float:  # it is asked for around the measurement, and nowhere else
         idle.append(device.idle())
         return float(len(idle))
 
@@ -404,7 +404,7 @@ def test_the_clock_is_read_only_when_the_device_has_done_everything(
 
 
 def made_up_report(everything: bool) -> Report:
-    """With figures as large as they come."""
+    """A sweep with figures as large as they come."""
     fast = Speed(150_528, [1 / 1_234_567], [0.001])
     crops = [None, (1024, 1024)]
     options = [

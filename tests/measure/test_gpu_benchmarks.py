@@ -1,4 +1,4 @@
-"""The benchmarks for GPUs: that they run, or say why they do not. What they find there, a GPU has to tell."""
+"""The benchmarks for GPUs run, or say why they do not. Their results on a GPU cannot be tested here."""
 
 from __future__ import annotations
 

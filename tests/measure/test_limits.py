@@ -1,4 +1,4 @@
-"""What the limits move: whole samples that are really there, nothing but that, and nothing after they are closed."""
+"""The limits move whole samples that are really there, nothing else, and nothing after they are closed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def paged(make_set: Callable[..., Path]) -> ShardSet:
 
 
 class Reads:
-    """Every os.preadv, and what it was of."""
+    """Notes every os.preadv and its file."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: set[str] = set()
@@ -150,10 +150,10 @@ def test_any_error_in_a_thread_arrives(paged: ShardSet, monkeypatch: pytest.Monk
 
 def test_why_there_are_no_direct_reads_is_said(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     shards = open_shards(make_set(12))
-    monkeypatch.setattr(shardio.measure.limits, "direct_alignment", lambda path: 512)
+    monkeypatch.setattr(shardio.measure.limits, "alignment_of", lambda shards: 512)
     assert limits.why_no_direct_reads(shards) == "samples of 90 bytes are not whole sectors of 512 bytes"
     assert limits.why_no_direct_reads(open_shards(make_set(12, PAGES))) is None
-    monkeypatch.setattr(shardio.measure.limits, "direct_alignment", lambda path: None)
+    monkeypatch.setattr(shardio.measure.limits, "alignment_of", lambda shards: None)
     monkeypatch.setattr(shardio.measure.limits, "filesystem_kind", lambda path: "oldfs")
     assert limits.why_no_direct_reads(shards) == "O_DIRECT does not work on oldfs"
     monkeypatch.setattr(shardio.measure.limits, "filesystem_kind", lambda path: "")

@@ -1,4 +1,4 @@
-"""Every order: what its definition says, at any position at any time, and the same for ever."""
+"""Every order follows its definition, at any position at any time, and stays the same for ever."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def plain_block_sample(n: int, seed: int, epoch: int, block_size: int, window_bl
 def plain_draws(weights: list[float], seed: int, epoch: int, positions: list[int]) -> list[int]:
     """The definition once more, with lists."""
     (key,) = plain_keys(b"shardio weighted 1", seed, epoch, 1)
-    # By the power of two that brings the largest into [1/2, 1): neither too large nor too small to be added up.
+    # Scaled by the power of two that brings the largest into [1/2, 1): neither too large nor too small to be added up.
     ends = list(accumulate(math.ldexp(weight, -math.frexp(max(weights))[1]) for weight in weights))
     return [bisect_right(ends, plain_uniform(key, position) * ends[-1]) for position in positions]
 
@@ -516,7 +516,7 @@ def test_every_seed_has_an_order_of_its_own(options: dict[str, Any]) -> None:
     seeds = [0, *(1 << bit for bit in range(64)), 2**64 - 1]
     orders = [make_order(1000, seed=seed, **options)(0, np.arange(1000)) for seed in seeds]
     assert len({order.tobytes() for order in orders}) == len(seeds)
-    # As different as two shuffles are: about one position in common.
+    # They are as different as two shuffles: they have about one position in common.
     assert max(int((one == other).sum()) for one, other in combinations(orders, 2)) < 12
 
 
@@ -533,7 +533,7 @@ def test_epochs_outside_of_64_bits_are_refused(shuffle: Any, epoch: int) -> None
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """As a z-score; cells that expect nothing must have nothing."""
+    """Returns a z-score. Cells that expect nothing must have nothing."""
     assert not counts[expected == 0].any()
     counts, expected = counts[expected > 0], expected[expected > 0]
     degrees = len(counts) - 1
@@ -875,7 +875,7 @@ def test_memory_does_not_grow_with_the_draws() -> None:
     assert peak < 1 << 20
 
 
-# What a user may ask for.
+# Options of a user.
 
 
 def test_options_make_the_order_they_name() -> None:
@@ -1060,7 +1060,7 @@ def test_a_subset_passes_on_what_is_wrong_with_its_order() -> None:
         make_order(10, shuffle=False, indices=[1, 2])(0, np.array([-1]))  # not the last
 
 
-# What an order says of itself.
+# Descriptions of orders.
 
 
 DIFFERENT: list[tuple[int, dict[str, Any]]] = [

@@ -281,7 +281,7 @@ def test_all_orders_of_a_few_samples_are_equally_likely(n: int) -> None:
 
 
 def serial_correlation(numbers: np.ndarray) -> float:
-    """Of neighbours, the last beside the first."""
+    """The correlation of neighbours; the last number is beside the first."""
     n = len(numbers)
     centred = numbers - (n - 1) / 2
     correlation = float(centred @ np.roll(centred, 1) / (centred @ centred))

@@ -16,7 +16,7 @@ from shardio.order.rng import make_keys, random_bits, scramble, uniform
 KEYS = [0, 1, 1234567, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15]
 COUNTERS = [0, 1, 2, 63, 2**31, 2**32 - 1, 2**32, 10**10, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
 
-# Never to be rewritten, as every order that a seed stands for follows from them.
+# These numbers are never rewritten, as every order that a seed stands for follows from them.
 GOLDEN_KEYS: dict[tuple[bytes, int, int, int], tuple[int, ...]] = {
     (b"shardio weighted 1", 0, 0, 1): (9981577754722811547,),
     (b"shardio weighted 1", 7, 3, 1): (12228550472311705391,),
@@ -69,7 +69,7 @@ GOLDEN_ROUND_KEYS: dict[tuple[str, int, int], tuple[int, ...]] = {
 
 
 def plain_splitmix64(state: int) -> Iterator[int]:
-    """As published: a state that steps."""
+    """The generator as it was published: a state that steps."""
     while True:
         state = (state + 0x9E3779B97F4A7C15) % 2**64
         yield plain_mix(state)

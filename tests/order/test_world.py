@@ -1,4 +1,4 @@
-"""Who says which rank this process is, and who is believed first."""
+"""Launchers tell which rank this process is; arguments and torch come before them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_without_a_local_rank_it_is_not_known(environ: dict[str, str], world: Wo
 
 
 @pytest.mark.parametrize("first", range(len(IN_ORDER)))
-def test_of_nested_launchers_the_innermost_tells(first: int) -> None:
+def test_the_innermost_of_nested_launchers_tells(first: int) -> None:
     environ: dict[str, str] = {}
     for variables, _ in reversed(IN_ORDER[first:]):
         environ.update(variables)
@@ -88,7 +88,7 @@ def test_a_single_variable_is_no_launcher(environ: dict[str, str], world: World,
 
 def test_half_of_a_launcher_does_not_hide_the_next() -> None:
     assert find_world(environ={"RANK": "7", **OPEN_MPI}) == IN_ORDER[1][1]
-    assert find_world(environ={"WORLD_SIZE": "8", **SLURM}) == IN_ORDER[3][1]  # as many a batch script exports it
+    assert find_world(environ={"WORLD_SIZE": "8", **SLURM}) == IN_ORDER[3][1]  # many batch scripts export it
 
 
 @pytest.mark.parametrize("change", [{"RANK": "1"}, {"WORLD_SIZE": "9"}, {"RANK": "0", "WORLD_SIZE": "1"}])
@@ -105,7 +105,7 @@ def test_what_torch_would_believe_may_not_contradict_the_launcher(number: int, c
 
 
 def test_an_outer_launcher_with_more_processes_is_a_contradiction() -> None:
-    alone = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}  # MPI that was not told of srun's tasks
+    alone = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}  # MPI does not know of srun's tasks
     with pytest.raises(LaunchError, match="Open MPI says rank 0 of 1, but found SLURM rank 6 of 8: "):
         find_world(environ={**alone, **SLURM})
 

@@ -1,4 +1,4 @@
-"""Which reader is chosen, over every combination of facts, and what is refused."""
+"""The choice of a reader, over every combination of facts, and refusals."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_is_asked_for_is_obeyed(
     io: shardio.reading.choose.Io, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path: "nfs4")
-    monkeypatch.setattr(shardio.reading.choose, "choose", lambda facts: pytest.fail("nobody asked for a choice"))
+    monkeypatch.setattr(shardio.reading.choose, "choose", lambda facts: pytest.fail("no choice was asked for"))
     shards = open_shards(make_set(40))
     if io == "direct" and look_at(shards, 40).direct_alignment is None:
         pytest.skip("O_DIRECT does not work here")

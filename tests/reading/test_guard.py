@@ -45,7 +45,7 @@ NBYTES = 90
 IOS: list[Io] = ["mmap", "pread", "direct"]
 MakeLoader = Callable[..., ShardLoader]
 Seen = list[tuple[list[int], list[int]]]
-"""Of each batch, the indices that the order asks for and those that came."""
+"""For each batch, the indices that the order asks for and those that came."""
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def read_all(loader: ShardLoader, epochs: int = 1) -> Seen:
 
 
 def expected_instead(asked: list[int], damaged: set[int], seed: int, epoch: int) -> list[int]:
-    """As the docstring of ShardLoader has it, one by one."""
+    """Finds the replacements one by one, as the docstring of ShardLoader defines them."""
     sound = [i for i in asked if i not in damaged]
     (key,) = make_keys(b"shardio damage 1", seed, epoch, 1)
     drawn = [float(uniform(key, np.array([i], np.uint64))[0]) for i in asked]
@@ -372,7 +372,7 @@ def test_an_error_is_kept_as_text_so_that_no_batch_stays_in_memory(path: Path, l
 
 
 class LostSamples:
-    """Reads of these samples fail with this errno, whoever reads them."""
+    """Makes all reads of these samples fail with this errno."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, samples: set[int], code: int) -> None:
         self.samples = samples
@@ -386,14 +386,14 @@ class LostSamples:
         monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: self.judged(pread, fd, nbytes, at))
 
     def copy(self, rows: NDArray[np.uint8], numbers: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
-        """What comes before a lost page is copied."""
-        if rows.shape[1] == NBYTES:  # or else it is the index
+        """Copies the rows before a lost page."""
+        if rows.shape[1] == NBYTES:  # otherwise it is the index
             lost = np.flatnonzero(np.isin(numbers, [self.row_of(i) for i in self.samples]))
             numbers = numbers[: lost[0]] if len(lost) else numbers
         return self.copy_rows(rows, numbers, out[: len(numbers)])
 
     def row_of(self, i: int) -> int:
-        """Of the mapping, where a shard's place is a whole number of pages and of rows."""
+        """Returns the sample's row in the mapping, where a shard's place is a whole number of pages and of rows."""
         return i // PER_SHARD * int(np.lcm(4096, NBYTES)) // NBYTES + i % PER_SHARD
 
     def judged(self, read: Callable[..., Any], fd: int, what: Any, at: int) -> Any:
@@ -418,7 +418,8 @@ def test_samples_that_storage_does_not_give_are_replaced_after_all_attempts(
     for number, (asked, came) in enumerate(read_all(loader, 2)):
         assert came == expected_instead(asked, lost.samples, 2, number // 6)
     assert loader.damaged == sorted(lost.samples)
-    assert len(no_pauses) <= 3 * 2 * len(lost.samples)  # of the request they were in, and each for itself: in one epoch
+    # A sample has three pauses with the request that it was in, and three alone, in one epoch.
+    assert len(no_pauses) <= 3 * 2 * len(lost.samples)
     if io == "pread":
         assert loader.stats()["read_retries"] == len(no_pauses)
 

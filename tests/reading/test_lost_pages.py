@@ -81,7 +81,7 @@ def test_samples_that_were_cut_off_are_an_error_that_names_file_and_sizes(shards
 
 
 def test_a_large_batch_stops_where_a_page_is_lost(shards: ShardSet, kernel: str) -> None:
-    """Large enough that native kernels store past the caches."""
+    """The batch is large enough that native kernels store past the caches."""
     cut(shards)
     indices = list(range(PER_SHARD + KEPT)) * 6
     assert len(indices) * NBYTES > 1 << 20

@@ -37,7 +37,7 @@ class Copy:
 
 
 class CountingStorage(FolderStorage):
-    """Notes what is read from afar."""
+    """Notes the reads from afar."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -106,7 +106,7 @@ def test_every_state_of_the_copy_gives_the_same_samples(src: Path, storage: Coun
     assert shards.look()
 
 
-def test_of_a_window_only_its_lines_are_read_from_afar(storage: CountingStorage, copy: Copy) -> None:
+def test_only_the_lines_of_a_window_are_read_from_afar(storage: CountingStorage, copy: Copy) -> None:
     shards = opened(storage, copy)
     storage.reads.clear()
     shards.gather(np.array([12]), np.empty((1, 2, 5, 3), np.uint8), Windows(2, 5, np.array([3]), np.array([0])))
@@ -190,7 +190,7 @@ def test_threads_read_while_shards_come(src: Path, storage: CountingStorage, cop
     for thread in threads:
         thread.start()
     for file in shard_files(src):
-        # As a stager does: under another name first.
+        # A stager copies like this: under another name first.
         shutil.copyfile(src / file, copy.path / ".half")
         os.rename(copy.path / ".half", copy.path / file)
     done.set()

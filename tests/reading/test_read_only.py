@@ -20,7 +20,7 @@ from reading import read_in_every_way
 from shardio.format.manifest import load_manifest
 from shardio.loading.loader import ShardLoader
 
-# Everything that reads, in a process of its own that cannot write to the set: with its folder, and who to be then.
+# Reads in every way, in a process of its own that cannot write to the set. Gets the folder, and the user to become.
 _READ = """\
 import os, sys
 from pathlib import Path
@@ -70,9 +70,9 @@ def test_a_set_on_a_read_only_mount_is_read_in_every_way(make_set: Callable[...,
     (path / "new").touch()  # the mount was gone with its process
 
 
-def test_a_set_of_somebody_else_without_write_permission_is_read_in_every_way(make_set: Callable[..., Path]) -> None:
+def test_another_users_set_without_write_permission_is_read_in_every_way(make_set: Callable[..., Path]) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can be somebody else")
+        pytest.skip("only root can become another user")
     path = make_set(20)
     with readable_for_all(path):
         result = run(path, user=_NOBODY)
@@ -81,7 +81,7 @@ def test_a_set_of_somebody_else_without_write_permission_is_read_in_every_way(ma
 
 @contextlib.contextmanager
 def readable_for_all(path: Path) -> Iterator[None]:
-    """And the folders above it may be passed."""
+    """Makes the set readable, and the folders above it passable."""
     modes = {folder: stat.S_IMODE(folder.stat().st_mode) for folder in (path, *path.parents)}
     try:
         for folder, mode in modes.items():
@@ -143,7 +143,7 @@ def test_reading_makes_changes_and_removes_nothing_in_the_folder_of_a_set(make_s
 
 
 def status_of(path: Path) -> dict[str, tuple[int, ...]]:
-    """Of the folder and its files all but the time of the last access, which is the filesystem's."""
+    """Returns the state of the folder and its files, without the time of the last access, which filesystems change."""
     paths = {"": path, **{file.name: file for file in path.iterdir()}}
     statuses = {name: file.lstat() for name, file in paths.items()}
     return {

@@ -82,7 +82,7 @@ def pixels_of(indices: Sequence[int], shape: tuple[int, int, int]) -> NDArray[np
 
 
 def read(reader: Reader, indices: Sequence[int] | NDArray[np.int64], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Into aligned memory, with a margin that must stay as it is."""
+    """Reads into aligned memory, with a margin that must stay as it is."""
     nbytes = int(np.prod(shape))
     memory = aligned_empty((len(indices) * nbytes + 8192,))
     memory.fill(0xEE)
@@ -127,7 +127,7 @@ def test_random_batches_of_any_shape_are_right(
             unaligned = np.empty(len(indices) * pictures[0].nbytes + 1, np.uint8)[1:].reshape(len(indices), *shape)
             reader.read(indices, unaligned)
             assert np.array_equal(unaligned, pictures[indices])
-    assert np.array_equal(reader.labels_of(np.arange(99, -1, -1)), np.arange(99, -1, -1) % 7)
+    assert np.array_equal(reader.column_of("label", np.arange(99, -1, -1)), np.arange(99, -1, -1) % 7)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -149,7 +149,7 @@ def test_labels_of_many_samples_are_right(
     shards = open_shards(make_set(9000, (1, 1, 1), 5000))
     reader = reader_of(shards, engine)
     for indices in (np.arange(9000), np.arange(8999, -1, -7), np.array([5, 5, 8999, 0]), np.array([], np.int64)):
-        labels = reader.labels_of(indices)
+        labels = reader.column_of("label", indices)
         assert labels.dtype == np.int64
         assert np.array_equal(labels, shards.labels[indices])
 
@@ -255,7 +255,7 @@ def test_what_was_read_is_counted_and_is_the_whole_of_it(make_set: Callable[...,
         assert reader.counts().nbytes - before == 3 * 4096
 
 
-# What is read through, past and out of the page cache.
+# Reads through, past and out of the page cache.
 
 
 def cold(make_set: Callable[..., Path]) -> ShardSet:
@@ -295,7 +295,7 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callab
         reader = MappedReader(shards)
         assert reader.begin_epoch()
         with pytest.MonkeyPatch.context() as patch:
-            if not at_once:  # as on a kernel that does not have it, or not for us
+            if not at_once:  # a kernel may not have it, or not for this process
                 patch.setattr("shardio.reading.mapping._will_need_at_once", lambda spans: False)
             reader.will_read(np.arange(0, 64, 4))
         deadline = time.monotonic() + 10
@@ -308,7 +308,7 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callab
         assert not reader.begin_epoch()
 
 
-def test_of_windows_only_the_lines_that_they_cross_are_announced(make_set: Callable[..., Path]) -> None:
+def test_only_the_lines_that_windows_cross_are_announced(make_set: Callable[..., Path]) -> None:
     """A line has 256 bytes, a page 16 lines, and the pixels begin on a page."""
     shards = cold(make_set)
     reader = MappedReader(shards)
@@ -335,7 +335,7 @@ def test_what_was_announced_and_came_in_time_is_counted(make_set: Callable[..., 
     shards = cold(make_set)
     reader = MappedReader(shards)
     read(reader, range(8, 16), (256, 256, 1))
-    assert (reader.counts().looked_for, reader.counts().found) == (0, 0)  # nobody announces
+    assert (reader.counts().looked_for, reader.counts().found) == (0, 0)  # nothing is announced
     drop(shards.path)
     assert reader.begin_epoch()
     reader.will_read(np.arange(8))
@@ -348,7 +348,7 @@ def test_what_was_announced_and_came_in_time_is_counted(make_set: Callable[..., 
     assert (reader.counts().looked_for, reader.counts().found) == (16, 8)
 
 
-def test_of_files_of_somebody_else_the_kernel_does_not_tell(
+def test_the_kernel_does_not_tell_of_another_users_files(
     make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = open_shards(make_set(20))
@@ -529,7 +529,7 @@ class Faults:
         if fault is None or count <= fault:
             return count
         skip = fault
-        for buffer in buffers:  # what did not come is not there either
+        for buffer in buffers:  # bytes that did not come are not there either
             np.asarray(buffer)[min(skip, len(buffer)) :] = 0xDD
             skip = max(0, skip - len(buffer))
         return fault
@@ -676,25 +676,25 @@ def test_what_is_wrong_with_the_index_is_an_error_where_labels_were_wanted(
 ) -> None:
     path = make_set(20)
     reader = reader_of(open_shards(path), engine)
-    expected = reader.labels_of(np.arange(20))
+    expected = reader.column_of("label", np.arange(20))
     faults.rest = failure(errno.EIO)
     with pytest.raises(OSError, match=r"reading the label of sample 7 at byte \d+ failed \(attempts: 4\)") as caught:
-        reader.labels_of(np.array([7]))
+        reader.column_of("label", np.array([7]))
     assert caught.value.filename == str(path / "train-index.npy")
     with pytest.raises(OSError, match=r"reading the crc32 of sample 19 at byte \d+ failed"):
         reader.column_of("crc32", np.array([19]))
     faults.rest = None
     faults.plan = [failure(errno.EIO), failure(errno.ESTALE)]
-    assert np.array_equal(reader.labels_of(np.arange(20)), expected)
+    assert np.array_equal(reader.column_of("label", np.arange(20)), expected)
     os.truncate(path / "train-index.npy", 4200)
     with pytest.raises(FormatError, match=r"train-index\.npy: expected .* found 4200"):
-        reader.labels_of(np.array([0, 19]))
+        reader.column_of("label", np.array([0, 19]))
 
 
 def test_the_index_is_read_through_the_page_cache(make_set: Callable[..., Path], reader_of: MakeReader) -> None:
-    """Whatever O_DIRECT demands: labels are 8 bytes each."""
+    """Labels are 8 bytes each, which O_DIRECT could not read."""
     reader = reader_of(open_shards(make_set(20)), "direct 4096")
-    assert np.array_equal(reader.labels_of(np.array([3, 19])), [3 % 7, 19 % 7])
+    assert np.array_equal(reader.column_of("label", np.array([3, 19])), [3 % 7, 19 % 7])
     assert isinstance(reader, FileReader)
     assert not fcntl.fcntl(reader._files.get(reader._index_number).fileno(), fcntl.F_GETFL) & os.O_DIRECT
 

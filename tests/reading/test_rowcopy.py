@@ -21,7 +21,7 @@ GUARD = 0xA5
 
 
 def fenced(shape: tuple[int, ...], shift: int) -> tuple[np.ndarray, Callable[[], bool]]:
-    """Memory that begins `shift` bytes behind a cache line, and whether what lies around it was left alone."""
+    """Memory that begins `shift` bytes behind a cache line, and a check that the bytes around it were left alone."""
     nbytes = int(np.prod(shape))
     memory = np.full(nbytes + 64 + shift + 64 + 64, GUARD, np.uint8)
     start = 64 + -memory.ctypes.data % 64 + shift
@@ -39,7 +39,7 @@ def kernel(request: pytest.FixtureRequest) -> str:
 
 
 def test_a_compiler_was_at_hand() -> None:
-    """Or the other tests would only compare numpy with itself."""
+    """Without one, the other tests would only compare numpy with itself."""
     if "plain" not in KERNELS:
         pytest.skip("installed without the native kernels")
     assert DEFAULT_KERNEL == os.environ.get("SHARDIO_KERNEL", KERNELS[-1]) != ""

@@ -756,11 +756,11 @@ def promise(out: Path, shape: SampleShape, counts: Sequence[int]) -> None:
         ((1, 1, 1), [1 << 48]),
         ((65535, 65535, 65535), [1]),
         ((65536, 65536, 65536), [31]),
-        # In all 2**64 bytes of addresses, which are none when they are counted in 64 bits; and a little more.
+        # All files together have 2**64 bytes, which are 0 when they are counted in 64 bits; and a little more.
         ((65536, 65536, 65536), [31] * 2048),
         ((65536, 65536, 65536), [31] * 2049),
         ((65535, 65535, 65535), [1] * 20),
-        # The same, but what is left over in 64 bits is so little that the kernel would grant it.
+        # The same, but the rest in 64 bits is so small that the kernel would grant it.
         ((37753, 59535, 57249), [1] * 35),
     ],
     ids=["a TiB", "2**48", "odd", "even", "2**64", "more than 2**64", "odd more than 2**64", "2**64 and 34 GiB"],

@@ -1,4 +1,4 @@
-"""The plan of requests, against the plainest way to say the same."""
+"""The plan of requests, against its plainest definition."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ def test_pieces_are_whole_sectors_around_all_bytes() -> None:
         stop = start + nbytes
         found = list(pieces(start, stop, alignment, room))
         assert all(offset % alignment == length % alignment == 0 and length <= room for offset, _, length in found)
-        assert found[0].offset <= start
-        assert found[-1].stop == stop
-        assert [piece.stop for piece in found[:-1]] == [piece.offset for piece in found[1:]]
-        assert all(piece.offset + piece.length >= piece.stop for piece in found)
+        offsets, stops, _ = zip(*found, strict=True)
+        assert offsets[0] <= start
+        assert stops[-1] == stop
+        assert stops[:-1] == offsets[1:]
+        assert all(offset + length >= stop for offset, stop, length in found)
 
 
 def test_what_is_left_of_buffers_is_behind_the_bytes_that_are_done() -> None:

@@ -50,6 +50,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
+        self.held: list[str] = []
         self.copied: list[str] = []
         self.fetched: list[str] = []
         real = FolderStorage.read_into
@@ -57,6 +58,7 @@ class Gate:
         def read_into(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
             if threading.current_thread().name.startswith("shardio-stage"):
                 if not entry.file.endswith("-index.npy"):
+                    self.held.append(entry.file)
                     self.opened.wait(60)
                 self.copied.append(entry.file)
             else:
@@ -129,9 +131,11 @@ def test_a_set_that_is_being_copied_is_pickled_as_its_source_and_then_as_the_cop
 def test_shards_are_copied_in_the_order_in_which_they_are_needed(src: Path, cache: Path, gate: Gate) -> None:
     first = [93, 3, 47, *range(20, 25)]
     with loaded(src, cache, shuffle=False, indices=[*first, *range(80, 88)], num_threads=1) as loader:
+        while len(gate.held) < 4:  # as many as there are threads: each has one
+            time.sleep(0.001)
         gate.opened.set()
         wait_for(loader)
-    shards = [file for file in gate.copied if file.startswith("train-0")]
+    shards = [file for file in gate.held if file.startswith("train-0")]
     assert {*shards[:4]} == {f"train-0000{number}.npy" for number in (9, 0, 4, 2)}
     assert len(shards) == 10
 
@@ -223,7 +227,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_what_was_copied(
         wait_for(loader)
 
 
-def test_a_source_that_is_gone_does_not_matter_to_who_pins_a_complete_copy(src: Path, cache: Path) -> None:
+def test_a_source_that_is_gone_does_not_matter_when_a_complete_copy_is_pinned(src: Path, cache: Path) -> None:
     digest = staging.stage(src, cache).digest
     shutil.rmtree(src)
     with pytest.raises(SetNotFoundError):
@@ -243,8 +247,8 @@ def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(s
         assert loader.stats()["read_retries"] > 0
         assert not loader.damaged
         wait_for(loader)
-        assert len(list(batches)) == 10  # whoever has the copy open goes on with it
-        read_epoch(loader)  # what is mapped stays damaged, and is read from the source again
+        assert len(list(batches)) == 10  # a reader that has the copy open goes on with it
+        read_epoch(loader)  # mapped pages stay damaged, and are read from the source again
     after = {file.name: file.stat().st_ino for file in path.iterdir()}
     assert {name for name in before if before[name] != after[name]} == {"train-00003.npy"}
     assert (path / "train-00003.npy").read_bytes() == (src / "train-00003.npy").read_bytes()
@@ -254,7 +258,7 @@ def test_what_was_damaged_in_the_copy_is_read_from_the_source_and_copied_again(s
 
 
 def damage(shard: Path) -> None:
-    """Its second sample: 31 of the fourth shard."""
+    """Damages the second sample of the fourth shard, which is sample 31."""
     with open(shard, "r+b") as file:
         file.seek(4096 + 90)
         file.write(b"other")
@@ -318,8 +322,8 @@ def test_a_copying_thread_that_collects_its_loader_ends_and_gives_the_lease_back
 
     def collecting(storage: FolderStorage, entry: FileEntry, offset: int, buffer: memoryview) -> None:
         real(storage, entry, offset, buffer)
-        if threading.current_thread().name == "shardio-stage-0" and held:
-            held.pop()._pipeline._source.close()  # type: ignore[union-attr]  # as its finaliser does
+        if threading.current_thread().name == "shardio-stage_0" and held:
+            held.pop()._pipeline._source.close()  # type: ignore[union-attr]  # its finaliser does the same
 
     monkeypatch.setattr(FolderStorage, "read_into", collecting)
     loader = loaded(src, cache)

@@ -1,4 +1,4 @@
-"""Warming reads every byte of what was asked for, once, and stops where it would be of no use."""
+"""Warming reads every byte that was asked for, once, and stops where it would be useless."""
 
 from __future__ import annotations
 

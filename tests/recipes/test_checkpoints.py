@@ -131,7 +131,7 @@ def calls_of(folder: Path, rank: int) -> list[str]:
 
 
 def assert_synced(calls: Sequence[str]) -> None:
-    """All writes were on disk before a file got its name: a loss of power leaves the same as a kill."""
+    """Checks that all writes were synced before a file got its name: a loss of power then leaves the same as a kill."""
     unsynced = set()
     for call, _, path in (call.partition(" ") for call in calls):
         if call == "write":
@@ -143,7 +143,7 @@ def assert_synced(calls: Sequence[str]) -> None:
 
 
 def assert_same(resumed: Path, whole: Path, rank: int, when: str) -> None:
-    """A killed run that went on has trained on the same samples, to the same weights, and left the same files."""
+    """Checks that a killed run that went on has the same samples, the same weights, and the same files."""
     (expected,) = steps_of(whole, rank)
     before, after = steps_of(resumed, rank)
     assert before == expected[: len(before)], when

@@ -104,7 +104,7 @@ def succeed(*arguments: str | Path, ranks: int = 1) -> None:
 
 
 def interrupt(shards: Path, run: Path, *options: str, ranks: int = 1) -> tuple[int, str]:
-    """A run that gets SIGTERM when it makes its folder, as all ranks heed it by then; exit code, and what was said."""
+    """Runs, and sends SIGTERM when the folder is made, as all ranks handle it by then. Returns exit code and output."""
     process = start(shards, run, *options, "--log-steps", "1", ranks=ranks)
     while not run.exists() and process.poll() is None:
         time.sleep(0.01)
@@ -131,7 +131,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def assert_same_bits(run: Path, other: Path) -> None:
-    """In weights, average, momenta and place."""
+    """Checks that two checkpoints are equal in weights, average, momenta and place."""
     here, there = (dict(leaves(checkpoint_of(folder))) for folder in (run, other))
     assert here.keys() == there.keys()
     unlike = [
@@ -162,7 +162,7 @@ def test_it_learns_and_evaluates_each_sample_once_after_each_epoch(undisturbed: 
     evaluations = [line for line in lines if "top1" in line]
     assert [line["images_seen"] for line in evaluations] == [NUM_TRAIN * (epoch + 1) for epoch in range(EPOCHS)]
     assert {line["eval_images"] for line in evaluations} == {NUM_VAL}
-    assert evaluations[-1]["top1"] > 0.9  # of chance, 1 / 3
+    assert evaluations[-1]["top1"] > 0.9  # chance would give 1 / 3
     assert {int(line["epoch"]): line["size"] for line in lines if "size" in line} == {0: 32, 1: 32, 2: 64}
 
 
@@ -252,7 +252,7 @@ def test_another_recipe_does_not_go_on_from_a_checkpoint(
         train_here(modules, monkeypatch, shards, undisturbed, *MIXED, "--lr", "0.5")
 
 
-# --- the page, and what needs no run ---------------------------------------------------------------------------------
+# --- the page, and tests that need no run -----------------------------------------------------------------------------
 
 
 @pytest.fixture

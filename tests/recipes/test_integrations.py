@@ -1,4 +1,4 @@
-"""The packages people train with, the real ones: the recipes of docs/integrations.md, and what the page says of each.
+"""The real packages that people train with: the recipes of docs/integrations.md, and the page's claims about each.
 
 A package that is not installed skips its tests.
 """
@@ -75,7 +75,7 @@ def undisturbed(epochs: int = EPOCHS, **options: Any) -> list[list[int]]:
 
 
 def run(script: str, *, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in the current folder, on `ranks` processes of torchrun if there are to be more than one."""
+    """Runs a script in the current folder, on `ranks` processes of torchrun if more than one is asked for."""
     Path("train.py").write_text(script, encoding="utf-8")
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     # The processes of a test share this machine, and must not share a GPU.
@@ -111,7 +111,7 @@ def trained_on(rank: int) -> list[list[int]]:
 
 
 def check_whole_epochs(per_rank: list[list[list[int]]]) -> None:
-    """Each rank had its part, and together each epoch's samples once."""
+    """Checks that each rank had its part, and that together they had each epoch's samples once."""
     for rank, steps in enumerate(per_rank):
         assert steps == undisturbed(rank=rank, world_size=len(per_rank))
     global_batch = BATCH_SIZE * len(per_rank)
@@ -122,7 +122,7 @@ def check_whole_epochs(per_rank: list[list[list[int]]]) -> None:
 
 
 def check_resumed(script: str, ranks: int, saved_every: int, *, torchrun: bool = True) -> None:
-    """Kill the script in its second epoch: what was saved by then and what follows are two undisturbed epochs."""
+    """Kills the script in its second epoch. The batches until its last checkpoint, and those after, are two epochs."""
     per_epoch = NUM_TRAIN // (BATCH_SIZE * ranks)
     assert per_epoch % saved_every, "the epoch's end would be a checkpoint, and not in its middle"
     stop = per_epoch + saved_every + 3
@@ -245,7 +245,7 @@ def test_a_stateful_dataloader_over_a_shard_dataset_goes_on_in_mid_epoch(num_wor
     assert seen + labels_of(second) == expected
     assert sorted(label for labels in expected for label in labels) == list(range(NUM_TRAIN))
     del first, second, batches
-    gc.collect()  # of the pipes to workers that have ended
+    gc.collect()  # closes the pipes to workers that have ended
 
 
 # Lightning
@@ -312,7 +312,7 @@ SAVING = {
 
 
 def check_every_checkpoint(names: dict[str, Any], when: str, stop: int, **options: Any) -> None:
-    """From each checkpoint it goes on with what an undisturbed run, which ends at `stop`, trains on after it."""
+    """Checks that it goes on from each checkpoint with the batches of an undisturbed run, which ends at `stop`."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     expected = undisturbed(epochs=3, batch_size=FIVE_BATCHES)[:stop]

@@ -1,4 +1,4 @@
-"""A cache: whoever holds a copy keeps it, whatever else happens, and nothing goes that shardio did not put there."""
+"""A cache: a held copy stays, whatever else happens, and only files that shardio put there are removed."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_empty_folder_becomes_a_cache_and_no_folder_is_no_cache(cache: Cache)
     assert cache.copies() == []
 
 
-def test_many_who_make_the_cache_at_once_agree(cache: Cache) -> None:
+def test_many_processes_that_make_the_cache_at_once_agree(cache: Cache) -> None:
     barrier = threading.Barrier(8)
     errors = []
 
@@ -161,7 +161,7 @@ def test_a_relative_folder_stays_the_same_when_the_process_goes_elsewhere(
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_that_is_held_is_not_evicted_and_who_holds_it_is_told(cache: Cache) -> None:
+def test_a_copy_that_is_held_is_not_evicted_and_its_holder_is_told(cache: Cache) -> None:
     path = put_copy(cache, A)
     with cache.lease(A), cache.lease(A):
         report = cache.evict(keep=0)
@@ -265,7 +265,7 @@ def test_a_forked_process_does_not_keep_others_from_filling(cache: Cache) -> Non
 
 
 def as_nobody(expression: str, cache: Cache) -> str:
-    """What an expression on `cache` gives or raises, as text, in a process of a user who owns nothing."""
+    """Returns the result or error of an expression on `cache`, as text, in a process of a user who owns nothing."""
     if os.geteuid():
         pytest.skip("only root can become another user")
     code = f"""
@@ -294,7 +294,7 @@ def open_to_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("open_to_all")
-def test_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
+def test_a_user_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
     put_copy(cache, A)
     assert as_nobody(f"(held := cache.lease('{A}')).is_complete(), cache.copies()[0].in_use", cache) == "True True"
     assert as_nobody("[copy.nbytes for copy in cache.evict(keep=0).kept]", cache) == "[1000]"
@@ -308,7 +308,7 @@ def test_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
     expression = f"cache.lease('{A}').try_filling('')"
     assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
     assert digests(cache) == {A}
-    # As /tmp is: the kernel lets nobody open another user's file there with O_CREAT.
+    # /tmp has such permissions: the kernel lets no user open another user's file there with O_CREAT.
     cache.folder.chmod(0o1777)
     assert as_nobody(expression, cache) == f"PermissionError {A}.fill"
     assert as_nobody(f"cache.lease('{B}').try_filling('') is not None", cache) == "True"
@@ -360,7 +360,7 @@ def test_a_copy_is_gone_once_it_is_renamed_though_not_all_of_it_can_be_removed(
 
 
 @pytest.mark.usefixtures("open_to_all")
-def test_what_another_user_shows_to_nobody_is_listed_and_left_alone(cache: Cache) -> None:
+def test_what_another_user_hides_is_listed_and_left_alone(cache: Cache) -> None:
     path = put_copy(cache, A)
     path.chmod(0o700)
     (cache.folder / f"{A}.lock").chmod(0o600)
@@ -395,7 +395,7 @@ def test_a_lock_that_another_user_makes_at_the_same_moment_is_opened(
         if len(flags_of_lock) == 1:
             Path(path).write_bytes(b"")
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        if flags & os.O_CREAT and not flags & os.O_EXCL:  # as fs.protected_regular has it
+        if flags & os.O_CREAT and not flags & os.O_EXCL:  # fs.protected_regular does that
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return real(path, flags, mode)
 
@@ -404,7 +404,7 @@ def test_a_lock_that_another_user_makes_at_the_same_moment_is_opened(
     assert len(flags_of_lock) == 3
 
 
-def test_of_a_copy_that_was_not_begun_no_locks_stay_but_for_those_who_hold_them(cache: Cache) -> None:
+def test_locks_of_a_copy_that_was_not_begun_stay_only_while_they_are_held(cache: Cache) -> None:
     with cache.lease(A) as lease, lease.try_filling(""):  # type: ignore[union-attr]
         assert set(os.listdir(cache.folder)) == {MARKER_NAME, f"{A}.lock", f"{A}.fill"}
     assert os.listdir(cache.folder) == [MARKER_NAME]
@@ -460,7 +460,7 @@ def test_what_is_no_lock_is_refused_by_name_and_keeps_no_other_copy_from_use(
 
 
 @pytest.mark.parametrize("put", HOSTILE)
-def test_a_lock_of_no_copy_that_is_none_hinders_nobody(cache: Cache, put: Callable[[Path], None]) -> None:
+def test_a_lock_of_no_copy_that_is_none_does_no_harm(cache: Cache, put: Callable[[Path], None]) -> None:
     put_copy(cache, A)
     put(cache.folder / f"{B}.lock")
     put(cache.folder / f".{C}.0123.evicted")
@@ -559,7 +559,7 @@ def test_copies_are_told_with_their_size_and_state(cache: Cache) -> None:
     assert found[A].path == str(cache.folder / A)
 
 
-def test_use_is_told_where_the_kernel_does_not_say_by_whom(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_is_told_where_the_kernel_does_not_name_the_process(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "lock_holders", dict)
     monkeypatch.setattr(leases, "lock_holders", dict)
     put_copy(cache, A)
@@ -571,7 +571,7 @@ def test_use_is_told_where_the_kernel_does_not_say_by_whom(cache: Cache, monkeyp
         }
 
 
-def test_who_waits_for_a_lock_does_not_hold_it(tmp_path: Path) -> None:
+def test_a_process_that_waits_for_a_lock_does_not_hold_it(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text(
         "1: FLOCK  ADVISORY  READ  12 fe:00:345 0 EOF\n"
         "1: -> FLOCK  ADVISORY  WRITE 13 fe:00:345 0 EOF\n"
@@ -658,7 +658,7 @@ def test_an_evictor_that_fails_halfway_leaves_no_half_of_a_copy(cache: Cache, mo
     assert os.listdir(cache.folder) == [MARKER_NAME]
 
 
-def test_locks_without_a_copy_are_swept_unless_somebody_holds_them(cache: Cache) -> None:
+def test_locks_without_a_copy_are_swept_unless_they_are_held(cache: Cache) -> None:
     cache.lease(A).close()
     with cache.lease(B):
         cache.sweep()
@@ -670,12 +670,12 @@ def test_locks_without_a_copy_are_swept_unless_somebody_holds_them(cache: Cache)
 def test_a_look_at_the_copies_does_not_keep_them(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     put_copy(cache, A)
     descriptor = os.open(cache.folder / f"{A}.lock", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as `copies` does for a moment
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # `copies` does that for a moment
     monkeypatch.setattr(locks.time, "sleep", lambda seconds: os.close(descriptor))
     assert cache.evict(keep=0).removed
 
 
-def test_a_copy_that_somebody_else_has_just_evicted_is_gone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_another_process_has_just_evicted_is_gone(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     put_copy(cache, A)
     copies = cache.copies()
     cache.evict(keep=0)

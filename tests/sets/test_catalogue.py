@@ -1,4 +1,4 @@
-"""What `shardio list` shows: every set below the roots, in whatever state, and nothing that is none."""
+"""`shardio list` shows every set below the roots, in whatever state, and nothing else."""
 
 from __future__ import annotations
 

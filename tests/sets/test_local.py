@@ -1,4 +1,4 @@
-"""Folders that are given where others are expected: every call says what was found, and writes nothing."""
+"""Folders that are given where others are expected: every call names the mistake, and writes nothing."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_folder_that_is_taken_is_told_before_the_images_are_listed(
 ) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_bytes(b"")
-    monkeypatch.delattr("shardio.conversion.options.scan_for")
+    monkeypatch.delattr("shardio.conversion.options.scan")
     with pytest.raises(
         ConvertError, match=r"expected no folder, an empty one or an unfinished conversion; found 'file'"
     ):

@@ -1,4 +1,4 @@
-"""What a set is called: paths, URLs, and names that are looked for in the roots of SHARDIO_PATH."""
+"""Names of sets: paths, URLs, and names that are looked for in the roots of SHARDIO_PATH."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_credentials_are_kept_where_they_are_needed_and_shown_nowhere(url: str, 
         ("s3://u:se/cret@h/x", "s3://h/x"),
         ("s3://u:se@cret@h/x", "s3://h/x"),
         ("https://tok/en@h/x#c", "https://h/x"),
-        # Where the host begins cannot be told.
+        # The beginning of the host is not clear.
         ("https://u:se?cret@h/x", "https://..."),
         ("ftp://u:se#cret@h/x?a", "ftp://..."),
         ("https://u:se/c?ret@h/x", "https://..."),
         ("https://u:secret@h/x?mail=a@secret", "https://..."),
         ("https://to?ken@h/x", "https://..."),
-        # What is no password, but a query or part of a name.
+        # These are no passwords, but queries or parts of names.
         ("https://h/x?mail=a@secret", "https://h/x"),
         ("s3://b/k@v2?a=secret", "s3://b/k@v2"),
         ("abfs://container@account/x?a=b@secret", "abfs://container@account/x"),
@@ -164,7 +164,7 @@ def test_a_storage_is_looked_for_in_urls_too_and_the_first_root_counts(
         open_storage("large")
     monkeypatch.setenv("SHARDIO_PATH", f"s3://sets:{root}")
     assert open_storage("small").name == "s3://sets/small"
-    assert find_folder("small") == str(root / "small")  # what can be mapped
+    assert find_folder("small") == str(root / "small")  # a folder, which can be mapped
 
 
 def test_a_url_is_no_folder(root: Path) -> None:

@@ -204,7 +204,7 @@ def test_renameat2_is_there_and_refuses_an_empty_folder(tmp_path: Path) -> None:
 
 def test_a_filesystem_without_renameat2_publishes_too(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(out)
-    monkeypatch.setattr(publisher, "_RENAME_NOREPLACE", 1 << 30)  # EINVAL, as from NFS
+    monkeypatch.setattr(publisher, "_RENAME_NOREPLACE", 1 << 30)  # EINVAL, as NFS gives it
     publish(out, root / "small")
     publish(out, root / "moved", move=True)
     assert contents(root / "small") == contents(root / "moved") == before
@@ -332,7 +332,7 @@ def test_a_full_disk_leaves_nothing(out: Path, root: Path, monkeypatch: pytest.M
 
 
 def left_over(root: Path, machine: str, age: float = 0.0) -> tuple[Path, Path]:
-    """What a publisher of that machine leaves when it is killed: lock and folder, last written to so long ago."""
+    """Leaves lock and folder of a killed publisher on that machine, last written to so long ago."""
     lock = root / f".large.{machine}-0123456789abcdef.tmp"
     folder = lock.with_name(lock.name + ".d")
     folder.mkdir()
@@ -381,7 +381,7 @@ def test_what_is_no_lock_of_a_publisher_is_left_alone_and_not_waited_for(
 @pytest.mark.parametrize("target", ["taken", "gone/name", "new"])
 @pytest.mark.parametrize("rest", ["both", "lock", "folder"])
 def test_what_a_loss_of_power_left_is_swept_by_any_next_call(out: Path, root: Path, rest: str, target: str) -> None:
-    publish(out, root / "taken")  # which was done when the power went
+    publish(out, root / "taken")  # this was finished when the power went off
     lock, folder = left_over(root, _machine())
     if rest == "lock":
         shutil.rmtree(folder)
@@ -448,7 +448,7 @@ def test_another_machines_work_is_left_alone_for_an_hour_after_its_last_write(ou
     assert not folder.exists()
 
 
-def test_of_many_publishers_of_one_name_one_wins(out: Path, root: Path) -> None:
+def test_one_of_many_publishers_of_one_name_wins(out: Path, root: Path) -> None:
     barrier, outcomes = threading.Barrier(6), list[str]()
 
     def run() -> None:
@@ -505,7 +505,9 @@ for number in range(rounds):
         os._exit(0)
     time.sleep(rng.uniform(0, 1.5 * seconds))
     os.kill(child, signal.SIGKILL)
-    killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    in_time = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    killed += in_time
+    seconds *= 1.05 if in_time else 0.95  # about half of the kills come in time, at any speed
     if target.exists():
         assert verify(target).ok and load_manifest(target).digest == digest, "torn"
         assert not [name for name in os.listdir(target) if name.startswith(".")], "temporaries inside"

@@ -54,7 +54,7 @@ leases.Lease.try_filling = lambda self, source: leases.Filling(opening.open_file
 """
 NAMED_TOO_EARLY = """
 def init(self, path, left=None):
-    self.path = self._temporary = path
+    self.path = self.temporary = path
     self._file = opening.open_file(path, os.O_RDWR | os.O_CREAT)
 files.AtomicFile.__init__ = init
 """
@@ -85,7 +85,8 @@ def test_a_cache_that_is_not_careful_is_noticed(fault: str, noticed: str) -> Non
     result = run_python("-c", CARELESS.format(fault=fault, rounds=48, noticed=noticed))
     assert result.returncode == 0, result.stderr
     assert re.search(noticed, result.stdout), result.stdout
-    assert not re.search("AttributeError|NameError|TypeError", result.stdout), result.stdout  # of the fault itself
+    # These errors would be mistakes in the code of the fault.
+    assert not re.search("AttributeError|NameError|TypeError", result.stdout), result.stdout
 
 
 def test_a_source_that_is_touched_is_noticed(tmp_path: Path) -> None:

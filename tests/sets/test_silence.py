@@ -1,4 +1,4 @@
-"""Servers that say nothing, or little at a time: one limit for all of what is small, for the rest one of silence."""
+"""Servers that are silent or slow: a small request has one limit for all of it, a large one a limit of silence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
 @pytest.fixture(scope="module", autouse=True)
 def loop_of_fsspec() -> None:
-    """Its thread and descriptors stay for as long as the process."""
+    """Starts fsspec's thread, which stays with its descriptors for as long as the process."""
     from fsspec.asyn import get_loop
 
     get_loop()
@@ -80,7 +80,7 @@ def test_a_listing_is_waited_for_within_one_limit(serve: Callable[..., str], mon
     assert "within 0.3 seconds" in listing.problem
 
 
-def test_of_a_server_that_is_silent_for_one_set_not_all_sets_are_asked_for(
+def test_a_server_that_is_silent_for_one_set_is_not_asked_for_all_sets(
     serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SMALL_FILE_SECONDS", 0.3)

@@ -1,4 +1,4 @@
-"""Staging: one verified copy per cache, whoever asks, whoever dies, whatever is damaged; and the source as it was."""
+"""Staging: one verified copy per cache, whichever processes ask or die; and the source stays as it was."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from shardio.sets.cache.stage import Stager, stage
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
-from shardio.system.pour import SyncedWriter
+from shardio.system.pour import synced_writes
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def inodes(folder: str | Path) -> dict[str, tuple[int, int]]:
-    """What tells a file from another one of the same name; numbers of inodes come again."""
+    """Returns inode and time of each file. A new file of the same name may get the same number of an inode."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in Path(folder).iterdir()}
 
 
@@ -162,7 +162,7 @@ def test_the_kernel_is_told_to_write_on_the_way(out: Path, cache: Path, monkeypa
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(threading.current_thread().name))
     assert verify(stage(out, cache).path).ok
     assert synced
-    assert all(re.match(r"shardio-stage-\d-sync", name) for name in synced)
+    assert all(re.match(r"shardio-stage_\d-sync", name) for name in synced)
 
 
 def test_what_the_disk_does_not_take_on_the_way_is_an_error_that_names_the_file(
@@ -368,9 +368,7 @@ def have_room(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setattr(Cache, "free_nbytes", lambda self: nbytes - sum(copy.nbytes for copy in self.copies()))
 
 
-def test_copies_that_nobody_uses_make_room(
-    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_copies_make_room(make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets = [make_set(count) for count in (20, 21, 22, 23)]
     old = [stage(one, cache).digest for one in sets[:3]]
     have_room(monkeypatch, sum(copy.nbytes for copy in Cache(cache).copies()) + 1000)
@@ -381,7 +379,7 @@ def test_copies_that_nobody_uses_make_room(
     assert {copy.digest for copy in Cache(cache).copies()} == {old[0], old[2], report.digest}
 
 
-def test_too_little_room_names_who_holds_it_and_evicts_nothing_in_vain(
+def test_too_little_room_names_its_holders_and_evicts_nothing_in_vain(
     make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, unused, large = (make_set(count) for count in (12, 11, 60))
@@ -451,14 +449,19 @@ def test_a_file_that_is_given_up_halfway_is_no_progress(
     out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts, failures = list[int](), [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
-    real = SyncedWriter.write
 
-    def write(self: SyncedWriter, piece: memoryview) -> None:
-        if len(counts) >= 6 and failures:
-            raise failures.pop()
-        real(self, piece)
+    @contextlib.contextmanager
+    def failing(path: Path, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
+        with synced_writes(path, descriptor) as real:
 
-    monkeypatch.setattr(SyncedWriter, "write", write)
+            def write(piece: memoryview) -> None:
+                if len(counts) >= 6 and failures:
+                    raise failures.pop()
+                real(piece)
+
+            yield write
+
+    monkeypatch.setattr(fill, "synced_writes", failing)
     monkeypatch.setattr("shardio.system.pour.PIECE_NBYTES", 500)
     report = stage(out, cache, workers=1, on_progress=lambda nbytes, total: counts.append(nbytes))
     assert min(counts) < 0
@@ -564,7 +567,7 @@ def test_a_stager_that_is_told_to_stop_ends_soon_and_the_next_goes_on(out: Path,
     assert stage(out, cache).num_copied == 4
 
 
-def test_who_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
+def test_a_stager_that_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
     told: list[str] = []
     with Cache(cache).lease(load_manifest(out).digest) as lease:
         filling = lease.try_filling("")
@@ -581,7 +584,7 @@ def test_who_takes_over_from_another_is_told_so(out: Path, cache: Path) -> None:
     assert told == [f"waits for {os.getpid()}", "fills"]  # there was nothing to fill
 
 
-def test_who_waits_can_be_told_to_stop(out: Path, cache: Path, gate: type[Gate]) -> None:
+def test_a_stager_that_waits_can_be_told_to_stop(out: Path, cache: Path, gate: type[Gate]) -> None:
     first = Caught(lambda: stage(out, cache))
     assert gate.asked.wait(60)
     stop, waiting = threading.Event(), threading.Event()
@@ -652,7 +655,7 @@ def test_stage_prints_the_path_of_the_copy_and_nothing_else(out: Path, cache: Pa
     assert report["nbytes"] == load_manifest(out).nbytes
 
 
-def test_stage_says_once_for_whom_it_waits(out: Path, cache: Path, gate: type[Gate]) -> None:
+def test_stage_says_once_which_process_it_waits_for(out: Path, cache: Path, gate: type[Gate]) -> None:
     first = Caught(lambda: stage(out, cache))
     assert gate.asked.wait(60)
     command = [sys.executable, "-W", "error", "-m", "shardio", "stage", str(out), str(cache)]
@@ -681,7 +684,9 @@ def test_stage_shows_no_credentials_when_it_waits(
     )
 
 
-def test_who_copies_shows_a_bar_on_a_terminal_and_who_waits_does_not(out: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_stager_that_copies_shows_a_bar_on_a_terminal_and_one_that_waits_does_not(
+    out: Path, cache: Path, tmp_path: Path
+) -> None:
     code = """
 import os, sys, time
 from shardio.cli import main as cli
@@ -725,7 +730,7 @@ def on_a_terminal(code: str, *words: Path) -> tuple[subprocess.Popen[bytes], int
 
 
 def rest_of(terminal: int) -> bytes:
-    """What is written to a terminal until its last process ends. Nobody could write much if it was not read."""
+    """Returns the output on a terminal until its last process ends. Writers would block if it was not read."""
     text = b""
     with open(terminal, "rb", buffering=0) as file, suppress(OSError):  # EIO is its end
         while True:
@@ -798,7 +803,7 @@ cli.main()
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
-# What runs on a node: a disk of its own at /node, the common folder read-only, and four jobs that ask at once.
+# The script of a node: a disk of its own at /node, the common folder read-only, and four jobs that ask at once.
 NODE = """
 import json, os, subprocess, sys
 common, node, jobs = sys.argv[1:]
@@ -852,7 +857,7 @@ def test_each_of_two_nodes_with_a_common_folder_stages_once(out: Path, tmp_path:
         reports, names = json.loads(stdout)
         assert sorted(report["num_copied"] for report in reports) == [0, 0, 0, 7]
         assert names == sorted([digest, f"{digest}.fill", f"{digest}.lock", MARKER_NAME])
-    assert list(node.iterdir()) == []  # what a node has, the others do not see
+    assert list(node.iterdir()) == []  # only the node itself sees what is on its disk
     assert contents(common / "set") == contents(out)
 
 

@@ -1,4 +1,4 @@
-"""Storages: any range of a published set's files, whole, or an error that says which was not to be had."""
+"""Storages give any range of a published set's files whole, or an error that names the range."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def out(make_set: Callable[..., Path]) -> Path:
 
 
 def failing_reads(monkeypatch: pytest.MonkeyPatch, *outcomes: int) -> list[float]:
-    """Have the next reads fail with these errors, or give nothing where it is 0; how long was waited between."""
+    """Makes the next reads fail with these errors, or give nothing for a 0. Returns the pauses between the attempts."""
     real, left, waits = os.preadv, list(outcomes), list[float]()
 
     def preadv(descriptor: int, buffers: Any, offset: int) -> int:
@@ -31,7 +31,7 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch, *outcomes: int) -> list[float
             if code := left.pop(0):
                 raise OSError(code, os.strerror(code))
             return 0
-        return real(descriptor, [buffers[0][:7]], offset)  # short, as a network may give it
+        return real(descriptor, [buffers[0][:7]], offset)  # a network may give short answers
 
     monkeypatch.setattr(os, "preadv", preadv)
     monkeypatch.setattr(time, "sleep", waits.append)
@@ -82,14 +82,11 @@ def test_what_does_not_pass_names_file_and_offset(
 
 def test_a_file_that_was_cut_or_is_missing_is_refused_at_once(out: Path) -> None:
     entry, place = first_shard(out), FolderStorage(out)
-    place.check(entry)
     os.truncate(out / entry.file, entry.nbytes - 1)
-    with pytest.raises(FormatError, match=f"expected {entry.nbytes} bytes, .* found {entry.nbytes - 1}"):
-        place.check(entry)
     with pytest.raises(FormatError, match=f"expected {entry.nbytes} bytes, .* found {entry.nbytes - 1}"):
         place.read_into(entry, 4096, memoryview(bytearray(5)))
     (out / entry.file).unlink()
     with pytest.raises(FormatError, match="found nothing"):
-        place.check(entry)
+        place.read_into(entry, 4096, memoryview(bytearray(5)))
     with pytest.raises(SetNotFoundError, match="holds no shard set"):
         open_storage(out.parent).load_manifest()

@@ -104,7 +104,7 @@ def test_an_intact_set_is_ok_and_all_of_it_was_looked_at(out: Path, quick: bool,
 
 
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
-    # Shards of more than one block of reading.
+    # The shards are larger than one block of reading.
     manifest = write_set(tmp_path / "set", {"train": (3, 1)}, (2000, 1000, 1))
     lock, calls = threading.Lock(), []
 
@@ -546,7 +546,7 @@ def name_of(file: io.FileIO) -> str:
 
 @contextlib.contextmanager
 def failing_reads(fails: Callable[[str], bool]) -> Iterator[None]:
-    """`fails` is asked, with the file's name, before each read of a file of a set, through a buffer or without."""
+    """Asks `fails`, with the file's name, before each read of a file of a set, with a buffer or without."""
     buffered = io.BufferedReader
 
     class Failing(OpenFile):
@@ -568,7 +568,7 @@ def failing_reads(fails: Callable[[str], bool]) -> Iterator[None]:
 
     def buffer(file: Any) -> Any:
         name = name_of(file)
-        file.__class__ = OpenFile  # what the buffer reads is not asked for a second time
+        file.__class__ = OpenFile  # so that `fails` is not asked again when the buffer reads
         return FailingFile(buffered(file), lambda: fails(name))
 
     with pytest.MonkeyPatch.context() as patch:

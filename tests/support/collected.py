@@ -1,4 +1,4 @@
-"""What a collection lists."""
+"""The sources that a collection lists."""
 
 from __future__ import annotations
 

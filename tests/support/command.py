@@ -9,7 +9,7 @@ from typing import Any
 from forked import run_forked
 from places import CHAOS, ROOT
 
-# A benchmark without a GPU, whatever is here: so there is one answer to each question.
+# A benchmark sees no GPU, even if there is one: so there is one answer to each question.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -1,4 +1,4 @@
-"""Conversions of the fixture `image_tree`, with their options, and what disturbs them."""
+"""Conversions of the fixture `image_tree`, with their options, and disturbances of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import errno
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from folders import hashes
 
 from shardio.conversion.convert import convert
 from shardio.conversion.report import Progress
@@ -23,8 +25,43 @@ OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + PER_SHARD * SIZE *
 """For `image_tree`: four shards of three samples in train, two in val."""
 
 
-# Beyond so many threads in one process there are two.
+# A conversion on so many threads has two processes.
 TWO_PROCESSES = 5
+
+
+_undisturbed: dict[str, dict[str, str]] = {}
+
+
+def undisturbed(src: Path, folder: Path, **options: Any) -> dict[str, str]:
+    """Returns the hashes of an undisturbed conversion of the fixture `image_tree`, which it makes in `folder`.
+
+    It converts once for the same options, as all trees of the fixture are the same.
+    """
+    name = repr(sorted(options.items()))
+    if name not in _undisturbed:
+        convert(src, folder, **options)
+        _undisturbed[name] = hashes(folder)
+    return _undisturbed[name]
+
+
+def convert_twice_at_once(src: Path, out: Path) -> list[BaseException]:
+    """Does one conversion in two threads that begin at the same moment. Returns what they raise."""
+    barrier = threading.Barrier(2)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        barrier.wait(30)
+        try:
+            convert(src, out, **OPTIONS)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return errors
 
 
 class Interrupt:
@@ -51,7 +88,7 @@ def rejects(out: Path) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def failing_storage(key: str) -> Iterator[None]:
-    """The file of this source cannot be read for the time being."""
+    """Makes the file of this source unreadable inside of the block."""
     real = sources.FileOrigin.read
 
     def read(origin: sources.FileOrigin, source: sources.Source) -> bytes:

@@ -1,4 +1,4 @@
-"""What would wait for ever becomes a failure instead of a hanging test run."""
+"""Calls that would wait for ever become failures instead of a hanging test run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def must_not_block(seconds: int = 20) -> Iterator[None]:
-    """A call that waits for ever becomes a failure instead of a hanging test run."""
+    """Makes a block that waits for ever a failure instead of a hanging test run."""
 
     def fail(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"blocked for {seconds} seconds")
@@ -27,7 +27,7 @@ def must_not_block(seconds: int = 20) -> Iterator[None]:
 
 
 def in_time(work: Callable[[], Any], seconds: float = 20) -> Any:
-    """What `work` returns or raises; what would block for ever is a failure of this test and not the end of all."""
+    """Returns or raises what `work` does. If that blocks for ever, this test fails, and the others go on."""
     results: list[Any] = []
     errors: list[BaseException] = []
 

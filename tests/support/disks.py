@@ -27,7 +27,7 @@ class FailingDisk:
     """While installed, the `first`-th call to the disk raises `code`, and so does every later one if `for_good`.
 
     A failing write leaves half of its bytes in the file, as a disk that fills up does; a failing close, of a file that
-    was opened to be written, closes. As in os, an error of a call on a path names the path, and one on a descriptor
+    was opened to be written, closes. An error of a call on a path names the path, as in os, and one on a descriptor
     nothing. Nothing is really synced. Removing files goes on working, as it does on a full disk. Thread safe.
     """
 
@@ -82,7 +82,7 @@ class FailingDisk:
 
 
 def every_failure(do: Callable[[FailingDisk], bool]) -> int:
-    """Call `do` with a disk that fails at its first call, its second, ... until one does not fail; how many did.
+    """Calls `do` with a disk that fails at its first call, its second, ... until one does not. Returns how many failed.
 
     `do` says whether the operation succeeded: it must have failed exactly if a call of it did.
     """

@@ -1,4 +1,4 @@
-"""The code in documents, and what writes down the samples that the recipes of docs/integrations.md train on."""
+"""The code in documents, and code that notes the samples that the recipes of docs/integrations.md train on."""
 
 from __future__ import annotations
 

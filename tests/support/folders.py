@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def put(root: Path, *names: str | bytes, content: bytes = b"x") -> None:
-    """Files at these paths below `root`; a path that ends in / is an empty folder."""
+    """Writes files at these paths below `root`; a path that ends in / becomes an empty folder."""
     for name in names:
         path = os.path.join(os.fsencode(root), os.fsencode(name))
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -18,18 +18,18 @@ def put(root: Path, *names: str | bytes, content: bytes = b"x") -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """sha256 of every file at or below `folder`, hidden ones included."""
+    """Returns sha256 of every file at or below `folder`, hidden ones included."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of modification of every shard: both change when one is made again."""
+    """Returns inode and time of modification of every shard: both change when one is made again."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob("*-[0-9]*.npy")}
 
 
 def everything(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file at or below `folder`, with what changes when it is replaced or written."""
+    """Returns inode and time of every file at or below `folder`: one changes when a file is replaced or written."""
     files = [path for path in folder.rglob("*") if not path.is_dir()]
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
@@ -43,7 +43,7 @@ ODD_NAMES += [b'quo"te', b"it's", b"-rf", b"*", b"$(x)", b"%s", b"a\\b", b"~"]
 
 
 def flip(path: Path, offset: int = -1, bit: int = 0) -> None:
-    """One bit of a file; offsets below 0 count from its end."""
+    """Flips one bit of a file. Offsets below 0 count from its end."""
     with path.open("r+b") as file:
         file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
         (byte,) = file.read(1)
@@ -52,7 +52,7 @@ def flip(path: Path, offset: int = -1, bit: int = 0) -> None:
 
 
 def drop(path: Path) -> None:
-    """The shards and indices of a set from the page cache."""
+    """Drops the shards and indexes of a set from the page cache."""
     for file in path.glob("*.npy"):
         with file.open("rb") as opened:
             os.fsync(opened.fileno())

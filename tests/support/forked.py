@@ -1,4 +1,4 @@
-"""Commands in processes of their own that find imported what takes long to import: forked from one that waits."""
+"""Commands in processes of their own, forked from one that has imported the slow modules and waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """`python -W error WORDS`, where "shardio" stands for "-m shardio".
 
-    As subprocess.run with captured output, except that the interpreter's end is cut short.
+    Does what subprocess.run does with captured output, except that the interpreter's end is cut short.
     """
     command = list(map(str, words))
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ def _run(command: list[str], outputs: list[Path], cwd: str | Path, env: dict[str
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    if "OMP_NUM_THREADS" in env:  # torch has looked for it already
+    if "OMP_NUM_THREADS" in env:  # torch has already looked for it
         import torch
 
         torch.set_num_threads(int(env["OMP_NUM_THREADS"]))

@@ -31,7 +31,7 @@ CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 
 class Calls:
-    """What this process does to files in `folder`. It ends by SIGKILL at call number `last`."""
+    """Notes what this process does to files in `folder`. It ends by SIGKILL at call number `last`."""
 
     def __init__(self, folder: Path, rank: int, last: int | None) -> None:
         self._folder = folder
@@ -100,7 +100,7 @@ def fork_rank(script: str, start: dict[str, Any], rank: int, port: int) -> int:
         return pid
     code = 1
     try:
-        os.dup2(2, 1)  # what a script prints
+        os.dup2(2, 1)  # a script prints to stderr
         run_rank(script, start, rank, port)
         code = 0
     except BaseException:

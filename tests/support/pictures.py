@@ -15,9 +15,13 @@ from PIL import Image
 
 
 def random_picture(rng: np.random.Generator, height: int, width: int) -> NDArray[np.uint8]:
-    """Smooth enough that JPEG keeps it, different in every pixel block."""
+    """Returns a picture smooth enough for JPEG to keep, in which every block of pixels is different."""
     coarse = rng.integers(0, 256, (-(-height // 8), -(-width // 8), 3), dtype=np.uint8)
     return np.ascontiguousarray(np.kron(coarse, np.ones((8, 8, 1), np.uint8))[:height, :width])
+
+
+def random_pictures(rng: np.random.Generator, count: int, height: int, width: int) -> NDArray[np.uint8]:
+    return np.stack([random_picture(rng, height, width) for _ in range(count)])
 
 
 def write_jpeg(path: Path, pixels: NDArray[np.uint8], quality: int = 90) -> None:
@@ -38,7 +42,7 @@ def encode(image: Image.Image | NDArray[Any], kind: str, **options: Any) -> byte
 
 
 def sample_pixels(i: int, shape: tuple[int, int, int] = (6, 5, 3)) -> NDArray[np.uint8]:
-    """The pixels of sample i of a set of `make_set`: every sample is different, and known."""
+    """Returns the pixels of sample i of a set of `make_set`: every sample is different, and known."""
     return np.random.default_rng(i).integers(0, 256, shape, dtype=np.uint8)
 
 

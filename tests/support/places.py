@@ -1,4 +1,4 @@
-"""Where the checkout's files lie, and what may lie beside it."""
+"""Paths of the checkout's files, and of those that may lie beside it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from shardio.system.direct import direct_alignment
 
 
 def read_in_every_way(path: Path) -> None:
-    """Open, read by every engine with and without a check, verify, warm: whatever does not make a set."""
+    """Opens a set, reads it by every engine with and without a check, verifies it and warms it."""
     manifest = load_manifest(path)
     ios = ["auto", "mmap", "pread"]
     if direct_alignment(path / manifest.splits["train"].shards[0].file) is not None:
@@ -30,7 +30,6 @@ def read_in_every_way(path: Path) -> None:
     assert warm(path).num_files > 0
     storage = open_storage(path)
     index = storage.load_manifest().splits["train"].index
-    storage.check(index)
     storage.read_into(index, 4096, memoryview(bytearray(8)))
 
 

@@ -80,7 +80,7 @@ def shifted(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[
 
 
 def whole(app: Any, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """The whole object, whatever range was asked for."""
+    """Gives the whole object, whatever range was asked for."""
     answer: Iterable[bytes] = app(
         {name: value for name, value in environ.items() if name != "HTTP_RANGE"}, start_response
     )
@@ -120,7 +120,7 @@ class ObjectStore:
             time.sleep(0.01)
 
     def put_set(self, out: Path, prefix: str) -> None:
-        """Copy a set's files into the bucket "sets", below the prefix."""
+        """Copies a set's files into the bucket "sets", below the prefix."""
         for path in out.iterdir():
             self.put(f"sets/{prefix}/{path.name}", path.read_bytes())
 

@@ -1,12 +1,12 @@
-"""What shardio.loading.cuda asks of CUDA, on the CPU: streams that lag behind the host and run in any order that their
-events allow, and an allocator that gives freed memory away in the order of the stream to which it belongs.
+"""CUDA on the CPU, as far as shardio.loading.cuda needs it: streams that lag behind the host and run in any order
+that their events allow, and an allocator that gives freed memory away in the order of the stream to which it belongs.
 
-What is queued runs one operation at a time, of streams drawn from a seed, when the host waits or time passes. Memory
+Queued work runs one operation at a time, of streams drawn from a seed, when the host waits or time passes. Memory
 knows the last tensor for which it was used: an operation of an earlier one that comes after is an AssertionError, and
 so is waiting for what cannot happen. New memory is overwritten, in the order of its stream.
 
-This shows that the calls have the right order if they mean what is assumed here. What they mean,
-tests/loading/test_gpu.py asks a GPU.
+This shows that the calls have the right order if they mean what is assumed here. On a GPU,
+tests/loading/test_gpu.py checks what they mean.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Simulation:
         self._freed: list[tuple[_Block, list[_Mark]]] = []
 
     def torch(self) -> SimpleNamespace:
-        """To stand in for the module of that name in shardio.loading.cuda."""
+        """Stands in for the module of that name in shardio.loading.cuda."""
         cuda = SimpleNamespace(
             Stream=lambda device: Stream(self),
             Event=lambda **options: Event(self, **options),
@@ -88,7 +88,7 @@ class Simulation:
             self._freed.append((block, marks))
 
     def launch(self, work: Callable[..., None], *tensors: Tensor, when: Callable[[], bool] = lambda: True) -> None:
-        """Queue work that uses the tensors' values, on the current stream; it starts once `when` is true."""
+        """Queues work that uses the tensors' values, on the current stream. It starts once `when` is true."""
         uses = [(tensor.block, tensor.block.tensors, tensor.value) for tensor in tensors]
 
         def run() -> None:
@@ -99,7 +99,7 @@ class Simulation:
         self.current.queue.append((when, run))
 
     def step(self) -> bool:
-        """Run one operation; False if there is none that may run."""
+        """Runs one operation. Returns False if there is none that may run."""
         ready = [stream for stream in self.streams if stream.queue and stream.queue[0][0]()]
         if not ready:
             return False
@@ -147,7 +147,7 @@ class _Allocation:
 
 
 class Tensor:
-    """On the device. Operations know its memory but do not keep it from being freed, as with CUDA."""
+    """A tensor on the device. Operations know its memory but do not keep it from being freed, as with CUDA."""
 
     device = "simulated"
 
@@ -210,7 +210,7 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        mark = event.mark  # of now: a later recording does not matter
+        mark = event.mark  # the recording of now: a later one does not matter
         self.queue.append((lambda: mark is None or mark.passed, lambda: None))
 
     def wait_stream(self, stream: Stream) -> None:

@@ -43,12 +43,12 @@ def draw_imagenet(root: Path, train: int = 5, val: int = 8, *, sound: bool = Fal
 
 
 def images_of(tree: Path, split: str) -> list[Path]:
-    """In the order of their names alone."""
+    """Returns the files in the order of their names alone."""
     return sorted((tree / split).rglob("*.JPEG"), key=lambda path: path.name)
 
 
 def write_archives(tree: Path, out: Path, *names: str) -> Path:
-    """ImageNet as it is downloaded: of "train", "val" and "devkit" those that are named, or all."""
+    """Writes ImageNet as it is downloaded: those of "train", "val" and "devkit" that are named, or all."""
     out.mkdir(parents=True, exist_ok=True)
     if not names or "train" in names:
         tars = [

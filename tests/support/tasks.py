@@ -15,7 +15,7 @@ from shardio.conversion.task import Control
 
 SIDE = 16
 BAD = {3, 4, 11, 17, 18, 19, 20, 39}
-"""Of 40 sources: one alone, neighbours, a whole block of three, the last."""
+"""Some of 40 sources: one alone, neighbours, a whole block of three, the last."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def jpeg(i: int) -> bytes:
 
 
 class Reports:
-    """Counts what a task reports; `stop_after` so many sources it says stop."""
+    """Counts what a task reports, and says stop when `stop_after` sources are done."""
 
     def __init__(self, stop_after: int = 1 << 30) -> None:
         self.done = self.refused = 0

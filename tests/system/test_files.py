@@ -235,7 +235,7 @@ def test_whatever_call_fails_the_content_is_old_or_new(tmp_path: Path, old: byte
         assert names(tmp_path) in ([], ["x"]), f"{disk}: a temporary file was left"
         return found is None
 
-    # At the least: open, two writes, two fsyncs and the rename or link, for two errors, once and for good.
+    # The least is: open, two writes, two fsyncs and the rename or link, for two errors, once and for good.
     assert every_failure(do) >= 4 * 6
     assert failed_calls >= {"open", "write", "fsync", "rename" if replace else "link", "close"}
 
@@ -332,7 +332,7 @@ def test_the_names_of_folders_that_are_made_are_durable(
     make_folder(folders[2])
     assert folders[2].is_dir()
     assert synced == [str(folder.parent) for folder in folders[there:]]
-    make_folder(folders[2])  # who made it may have been killed in between
+    make_folder(folders[2])  # the process that made it may have been killed in between
     assert synced[-1] == str(folders[1])
 
 
@@ -422,7 +422,7 @@ with AtomicFile(Path(sys.argv[1])) as file:
 
 @contextlib.contextmanager
 def writer_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process in the middle of writing `path`; a line to its stdin makes it commit."""
+    """Starts a process that is in the middle of writing `path`. A line to its stdin makes it commit."""
     command = [sys.executable, "-c", _WRITER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
@@ -572,7 +572,7 @@ def _loop(path: Path) -> None:
 
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
-        # Relative: a socket's whole path has room for 108 bytes.
+        # The path is relative: a socket's whole path has room for 108 bytes.
         previous = Path.cwd()
         os.chdir(path.parent)
         try:

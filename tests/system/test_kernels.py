@@ -1,4 +1,4 @@
-"""A user who trains without the kernels in C is told so once: what it costs, and what to do."""
+"""A user who trains without the kernels in C is told once what it costs, and what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ import sys; sys.modules.update(dict.fromkeys(f'shardio.system._{n}' for n in ('r
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """without(names): as in a process that has just begun, where these modules were not built."""
+    """without(names): a state as in a process that has just begun, where these modules were not built."""
 
     def hide(*names: str, forced: str = "") -> None:
         costs = [(None if name in names else object(), cost) for name, cost in COSTS.items()]

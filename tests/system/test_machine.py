@@ -1,4 +1,4 @@
-"""What the kernel tells of filesystems and memory, read from made-up /proc and /sys/fs/cgroup trees."""
+"""The kernel's words on filesystems and memory, read from made-up /proc and /sys/fs/cgroup trees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write(path: Path, text: str) -> None:
 
 
 def mountinfo(proc: Path, *mounts: tuple[str, Path | str, str]) -> None:
-    """Of (device, mount point, kind)."""
+    """Writes mountinfo with a line for each (device, mount point, kind)."""
     lines = [
         f"{20 + number} 1 {device} / {str(point).replace(' ', ESCAPED_SPACE)} rw,noatime shared:1 - {kind} server:/x rw"
         for number, (device, point, kind) in enumerate(mounts)
@@ -55,7 +55,7 @@ def test_where_no_mount_has_the_device_the_longest_mount_point_tells(tmp_path: P
     assert filesystem_kind(tmp_path / "link", proc) == "lustre"
 
 
-def test_of_mounts_over_each_other_the_last_one_counts(tmp_path: Path) -> None:
+def test_the_last_of_mounts_over_each_other_counts(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     mountinfo(proc, ("0:991", "/", "ext4"), ("0:992", tmp_path, "autofs"), ("0:993", tmp_path, "nfs"))
     assert filesystem_kind(tmp_path, proc) == "nfs"

@@ -1,4 +1,4 @@
-"""Which node a device is near to, from a made-up /sys; and the policy of this thread, as this kernel tells it."""
+"""The node that a device is near to, from a made-up /sys; and the policy of this thread, as this kernel tells it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def told() -> tuple[int, list[int]]:
 
 @pytest.fixture
 def own_policy() -> None:
-    """Only where the kernel tells and lets a thread choose its policy: many containers do not."""
+    """Skips a test where the kernel does not let a thread choose its policy, as in many containers."""
     policy = numa._policy()
     if policy is None or not numa._set_policy(policy):
         pytest.skip("this machine does not let a thread choose its memory policy")
@@ -146,13 +146,15 @@ def test_where_it_cannot_be_done_nothing_is_done(refusal: str, monkeypatch: pyte
     elif refusal == "architecture":
         monkeypatch.setattr(platform, "machine", lambda: "m68k")
     else:
-        # No such syscall: what a container's seccomp filter answers, too.
+        # There is no such syscall. A container's seccomp filter answers the same.
         monkeypatch.setattr(numa, "_SYSCALLS", {platform.machine(): (10**6, 10**6)})
     with preferring_node(0):
         assert numa._policy() is None
 
 
-def test_a_kernel_that_tells_the_policy_but_lets_nobody_change_it_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_tells_the_policy_but_does_not_let_it_be_changed_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
     def call(which: int, *arguments: object) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.system.pour import BackgroundSync, SyncedWriter, pour
+from shardio.system.pour import BackgroundSync, pour, synced_writes
 
 DATA = bytes(range(256)) * 5
 
@@ -88,7 +88,7 @@ def test_an_error_of_an_earlier_piece_names_the_file(tmp_path: Path, monkeypatch
     with (
         path.open("wb") as file,
         pytest.raises(OSError, match=f"Input/output error: '{path}'"),
-        SyncedWriter(path, file.fileno()) as writer,
+        synced_writes(path, file.fileno()) as write,
     ):
-        writer.write(memoryview(b"piece"))
+        write(memoryview(b"piece"))
     assert path.read_bytes() == b"piece"

@@ -1,4 +1,4 @@
-"""When a request is made again."""
+"""The moments at which a request is made again."""
 
 from __future__ import annotations
 

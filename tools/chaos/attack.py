@@ -1,6 +1,6 @@
 """The shared part of the attacks: counts, child processes with limits, images and sets, and a command line.
 
-An attack counts what happened, prints it, and exits with 1 if anything was otherwise than it should be.
+An attack counts what happened, prints it, and exits with 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ AnyChild = TypeVar("AnyChild", bound=Child)
 
 
 def listen(children: Iterable[AnyChild]) -> Iterator[tuple[AnyChild, list[Any], int | None]]:
-    """Yields what any of the children tells, and how it ended, until all have ended and none goes on."""
+    """Yields the messages of all children, and how each ended, until all have ended and none goes on."""
     open_ends = {child.reader: child for child in children}
     while open_ends:
         for reader in select.select(list(open_ends), [], [])[0]:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Damage a published set in every way that comes to mind: `verify` must find each, and name it.
+"""Damages a published set in every way that comes to mind: `verify` must find each damage and name it.
 
     python tools/chaos/damage_set.py [--damages 100000] [--seed 0] [--processes N]
 
 In a small set of two splits, bytes of any file are changed or zeroed, from one bit to 64 kB, files are cut off or grow,
 two shards change places, a shard or an index of another set is put in the place of one, and a file is replaced by a
 link to a sound copy, a folder, a FIFO or nothing. Each time `verify` must report exactly the files that differ, by
-their paths, and exactly the samples of shards that differ. Opening must refuse what it looks at: every file that has
-another size, type or header, and any manifest that says something else. All that happens in processes which must not
-die, by a signal or otherwise, nor wait for ever. Then the old bytes are written back.
+their paths, and exactly the samples of shards that differ. Opening must refuse everything that it checks: every file
+that has another size, type or header, and any manifest that says something else. All that happens in processes which
+must not die, by a signal or otherwise, nor wait for ever. Then the old bytes are written back.
 
 Exit code 1 if anything was otherwise. Linux only.
 """

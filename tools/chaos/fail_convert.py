@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Fail a conversion at every call that it makes to the disk, in every way that makes sense, and check what is left.
+"""Makes a conversion fail at every call to the disk, in every way that makes sense, and checks what is left.
 
     python tools/chaos/fail_convert.py [--points 10000] [--seed 0] [--processes N] [--only power]
 
@@ -198,7 +198,7 @@ def convert_with(scenario: Scenario, images: Path, folder: Path, fault: Fault | 
         return there
 
     def noting_rewrite(journal: Any, outcomes: Any) -> None:
-        saved[shard_of(journal)] = len(outcomes)  # what is lost here had not been sound
+        saved[shard_of(journal)] = len(outcomes)  # lost samples had not been sound
         rewrite(journal, outcomes)
 
     def shard_of(journal: Any) -> str:
@@ -293,7 +293,7 @@ class Failer:
                 hang = code == -signal.SIGALRM
                 counts.violation("hangs" if hang else "aborts", f"{job}: the process ended with {code}")
                 return
-            if told["failed"]:  # or it came to its end before
+            if told["failed"]:  # unless it came to its end before the fault
                 counts.points[fault.kind] += 1
                 self._check_outcome(job, fault, told)
                 # A source that cannot be read is refused, like a bad one. Its shard is made again, when going on.

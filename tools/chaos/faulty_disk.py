@@ -282,7 +282,7 @@ class FaultyDisk:
             "fstat",
             "preadv",
         )
-        # As in os, the error of a call on a descriptor names no file.
+        # The error of a call on a descriptor names no file, as in os.
         names = [] if name in by_descriptor or name.startswith(("file.", "close")) else [place]
         raise OSError(code, os.strerror(code), *names)
 
@@ -340,7 +340,7 @@ class FaultyDisk:
             content = self._contents.get(number, b"")
             if new.get(name) == number:
                 if (current := self._read(path)) == content:
-                    os.link(path, f"{target}/{name}")  # the very file, with its inode and its times
+                    os.link(path, f"{target}/{name}")  # the same file, with its inode and its times
                     continue
                 content = survival.of_content(content, current)
             with open(f"{target}/{name}", "wb") as file:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Kill conversions at random moments, and check after every kill that nothing is torn and nothing finished is lost.
+"""Kills conversions at random moments, and checks after each kill that nothing is torn and nothing finished lost.
 
     python tools/chaos/kill_convert.py [--rounds 500] [--seed 0] [--images DIR]
 

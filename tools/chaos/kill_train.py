@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Kill distributed training in the middle of epochs, go on with other ranks, and check that no sample is lost or twice.
+"""Kills distributed training in the middle of epochs, goes on with other ranks, and checks the order of the samples.
 
     python tools/chaos/kill_train.py [--rounds 10] [--seed 0] [--shuffle global]
 

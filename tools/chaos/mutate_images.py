@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Decode images that were damaged in every way that comes to mind: a picture or a DecodeError must come of each.
+"""Decodes images that were damaged in every way that comes to mind: each must give a picture or a DecodeError.
 
     python tools/chaos/mutate_images.py [--images 100000] [--seed 0] [--processes N]
     python tools/chaos/mutate_images.py --seed 0 --save 1234 image.bin

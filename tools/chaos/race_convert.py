@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Start two to eight conversions into one folder at once, kill some of them, and check what comes of it.
+"""Starts two to eight conversions into one folder at once, kills some of them, and checks the result.
 
     python tools/chaos/race_convert.py [--rounds 1000] [--seed 0]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Processes that stage one set at once and are killed at random, and readers of copies against evictors.
+"""Lets processes stage one set at once and kills some of them, and lets readers of copies meet evictors.
 
     python tools/chaos/race_stage.py [--rounds 500] [--processes 32] [--seed 0]
 
@@ -132,7 +132,7 @@ def stamp(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def temporary_in(cache: Path) -> list[str]:
-    """Returns what must not be in a cache that no process uses."""
+    """Returns the files that must not be in a cache that no process uses."""
     return sorted(str(path.relative_to(cache)) for path in cache.rglob(".*"))
 
 
@@ -196,7 +196,7 @@ class Race(Rounds[Counts]):
             try:
                 os.close(opener)
                 self._prepare(process)
-                os.read(gate, 1)  # the end of the file comes when no process has the other end any more
+                os.read(gate, 1)  # the file ends when no process has the other end open any more
                 job()
             except BaseException:
                 tell(traceback.format_exc())
@@ -223,7 +223,7 @@ class Race(Rounds[Counts]):
         AtomicFile.commit = counted  # type: ignore[method-assign]
 
     def _end_all(self, children: Sequence[Child]) -> int:
-        """Waits for processes that were started together. Returns how many did what they were to do."""
+        """Waits for processes that were started together. Returns how many did their job."""
         done = 0
         for child in children:
             told, code = child.finish()

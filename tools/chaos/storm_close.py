@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Exceptions from signal handlers while loaders are made, read, closed and forgotten, and while sets are converted,
+"""Raises exceptions from signal handlers while loaders are made, read, closed and forgotten, and sets converted,
 written, verified, warmed and published: nothing may be left behind.
 
     python tools/chaos/storm_close.py --rounds 500 [--seed 0]   at random moments, once or every 2 ms
@@ -157,7 +157,7 @@ class Storms:
                 time.sleep(0.01)
 
     def use(self, case: Case, held: list[Any]) -> None:
-        """Makes, reads and ends a loader. `held` is what a caller would still have in hand after an exception."""
+        """Makes, reads and ends a loader. `held` takes the objects that a caller still has after an exception."""
         options: dict[str, Any] = {"io": case.io}
         if "cache" in case.io:
             options = {"cache": self._full_cache if "full" in case.io else self._folder / f"cache-{next(self._new)}"}
@@ -225,7 +225,7 @@ class Storms:
         deadline = time.monotonic() + PATIENCE_SECONDS + (4 * case.most_delay_seconds if isinstance(case, Work) else 0)
         while (left := self._in_use() - before) and time.monotonic() < deadline:
             time.sleep(0.001)
-            gc.collect()  # what a thread held until now, in a cycle with the exception, is garbage only since then
+            gc.collect()  # what a thread held until now, in a cycle with the exception, is garbage only now
         if left:
             counts.left += Counter(what.partition(" ")[0] for what in left.elements())
             counts.rounds_that_left += 1

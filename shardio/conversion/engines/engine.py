@@ -33,18 +33,21 @@ class Engine:
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
-        elsewhere = self.executor is not None or self.scheduler is not None
         if self.executor is not None and self.scheduler is not None:
             raise ValueError("expected an executor or a scheduler, found both")
-        if self.serial and elsewhere and (self.workers or 1) > 1:
+        if self.serial and self._is_elsewhere and (self.workers or 1) > 1:
             raise ValueError(
                 f"a shard of a dataset is made by one thread: workers must be 1 or left out; found {self.workers}"
             )
 
     @property
+    def _is_elsewhere(self) -> bool:
+        return self.executor is not None or self.scheduler is not None
+
+    @property
     def sends(self) -> bool:
         """Whether a dataset has to be sent to other processes."""
-        return self.executor is not None or self.scheduler is not None or (self.workers or 1) > 1
+        return self._is_elsewhere or (self.workers or 1) > 1
 
     def check(self) -> None:
         """Raises ConvertError or ValueError if there is no such scheduler."""

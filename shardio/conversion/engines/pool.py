@@ -1,7 +1,7 @@
 """Shard tasks on an executor of the caller's: processes, threads, MPI ranks, a Dask cluster.
 
-Its machines must have the same folders under the same names, and the same libraries: each task looks before it begins.
-Beside its result, a task shares with the one who started it only a file in OUT (`runfile`).
+Its machines must have the same folders under the same names, and the same libraries: each task checks that first.
+A task returns its record. Its progress, and the order to stop, go through a file in OUT (`runfile`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Pool:
         self._executor = executor
 
     def check(self, terms: Terms) -> None:
-        """Checks the terms on all machines at once, where they are known. Each task checks them again where it runs."""
+        """Checks the terms on all machines at once, if the pool knows them. Each task checks them again."""
 
     def most_in_flight(self) -> int:
         """Returns how many tasks to give to it at a time: all, as executors keep what waits in this process."""

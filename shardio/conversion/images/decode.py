@@ -101,45 +101,62 @@ class Decoded:
     pixels: NDArray[np.uint8]
     warning: str = ""
     reduction: int = 1
-    """1, or 2, 4 or 8: each pixel stands for so many rows and columns of the image; those at the end may for fewer."""
+    """1, 2, 4 or 8: each pixel stands for so many rows and columns of the image. The last ones may stand for fewer."""
     reduced_from: tuple[int, int] | None = None
 
     @property
     def source_size(self) -> tuple[int, int]:
-        """(height, width) of the image, reduced or not."""
+        """Returns (height, width) of the image as it was before it was reduced, if it was."""
         return self.reduced_from or (self.pixels.shape[0], self.pixels.shape[1])
 
 
 _DEFAULTS = DecodeOptions()
 
 
-def decode_image(data: bytes, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
-    """Decodes one image of any supported kind. Raises DecodeError with a reason class, and no other exception.
+def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
+    """Decodes one image: the bytes of a JPEG, PNG or WebP, or what `check_object` takes.
+
+    Pixels are a copy. Arrays of one channel are grey, and the last of four is alpha, laid over the background. PIL
+    images are converted as those that Pillow decodes here. Neither is turned: a decoded picture does not tell whether
+    that was done already.
 
     With `least_size` a JPEG may be decoded to a half, a quarter or an eighth of its size, by leaving out the finest of
     its frequencies, which takes a fraction of the time.
+
+    Raises DecodeError with a reason class if the image cannot be decoded, TypeError as `check_object`, and nothing
+    else.
     """
+    image = check_object(image)
     try:
-        orientation = _orientation(data) if options.exif_rotate else 1
-        if jpeg.is_jpeg(data):
-            # The last pixels of a reduced picture stand for less than others, and shall not become the first.
-            decoded = _decode_jpeg(data, least_size if orientation == 1 else None)
-        elif png.is_png(data):
-            decoded = Decoded(_decode_png(data, options))
-        elif webp.is_webp(data):
-            decoded = Decoded(_decode_webp(data, options))
-        else:
-            raise DecodeError(*_describe_unsupported(data))
-        return replace(decoded, pixels=_turn(decoded.pixels, orientation))
+        if isinstance(image, bytes):
+            return _decode_bytes(image, options, least_size)
+        if isinstance(image, np.ndarray):
+            return Decoded(_array_to_rgb(image, options.background))
+        return Decoded(_pil_to_rgb(image, options.background))
     except DecodeError:
         raise
     except MemoryError as error:
         raise DecodeError("too large", f"no memory to decode it: {error}") from None
     except Exception as error:
         # Decoders raise a dozen types on damaged files: ValueError, OSError, SyntaxError, EOFError, struct.error...
+        # A PIL image may be a file that is decoded only now.
         # Only the message, in the words of its version, tells that a PNG's metadata expand beyond Pillow's limits.
         reason: Reason = "too large" if re.search("too large|MAX_TEXT_", str(error), re.IGNORECASE) else "damaged"
         raise DecodeError(reason, f"{type(error).__name__}: {error}") from None
+
+
+def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | None) -> Decoded:
+    orientation = _orientation(data) if options.exif_rotate else 1
+    if jpeg.is_jpeg(data):
+        # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
+        decoded = _decode_jpeg(data, least_size if orientation == 1 else None)
+    elif png.is_png(data):
+        decoded = Decoded(_decode_png(data, options.background))
+    elif webp.is_webp(data):
+        decoded = Decoded(_decode_webp(data, options.background))
+    else:
+        raise DecodeError(*_describe_unsupported(data))
+    return replace(decoded, pixels=_turn(decoded.pixels, orientation))
 
 
 def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int]:
@@ -156,30 +173,8 @@ def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int
     return (width, height) if turned else (height, width)
 
 
-def decode_object(image: object, options: DecodeOptions = _DEFAULTS, *, least_size: LeastSize | None = None) -> Decoded:
-    """Copies an image as Python code gives it. Raises DecodeError as decode_image, TypeError as check_object.
-
-    Encoded bytes are judged, turned and reduced as a file's are, and PIL images converted as those that Pillow decodes
-    here. Arrays of one channel are grey, and the last of four is alpha, laid over the background. A decoded
-    picture is not turned: it does not tell whether that was done already.
-    """
-    image = check_object(image)
-    if isinstance(image, bytes):
-        return decode_image(image, options, least_size=least_size)
-    try:
-        if isinstance(image, np.ndarray):
-            return Decoded(_array_to_rgb(image, options.background))
-        return Decoded(_pil_to_rgb(image, options.background))
-    except DecodeError:
-        raise
-    except MemoryError as error:
-        raise DecodeError("too large", f"no memory for it: {error}") from None
-    except Exception as error:  # a PIL image may be a file that is decoded only now
-        raise DecodeError("damaged", f"{type(error).__name__}: {error}") from None
-
-
 def check_object(image: object) -> bytes | Image.Image | NDArray[np.uint8]:
-    """Returns the image. Raises TypeError unless `decode_object` takes it: bytes, PIL, uint8 (height, width[, C])."""
+    """Returns the image. Raises TypeError unless `decode_image` takes it: bytes, PIL, uint8 (height, width[, C])."""
     if isinstance(image, (bytes, Image.Image)):
         return image
     found = type(image).__name__
@@ -225,6 +220,7 @@ def _describe_unsupported(data: bytes) -> tuple[Reason, str]:
 
 
 def check_pixels(width: int, height: int) -> None:
+    """Raises DecodeError unless a picture may be so large."""
     if width <= 0 or height <= 0:
         raise DecodeError("damaged", f"the header claims {width} x {height} pixels")
     if width * height > MAX_PIXELS:
@@ -245,9 +241,9 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
         raise DecodeError("too large", f"expected at most {MAX_SCANS} scans, found {header.num_scans}")
     size = (header.height, header.width)
     reduction = 1 if least_size is None else _most_reduction(size, least_size(*size))
-    reduced_from = None if reduction == 1 else size
+    warning = ""
     try:
-        return Decoded(_strict_jpeg(data, size, reduction), "", reduction, reduced_from)
+        pixels = _strict_jpeg(data, size, reduction)
     except ValueError as error:
         if "subsampling" in str(error):  # sound, but laid out in a way that the TurboJPEG API has no name for
             raise DecodeError("unsupported", str(error)) from None
@@ -257,7 +253,8 @@ def _decode_jpeg(data: bytes, least_size: LeastSize | None) -> Decoded:
             pixels = _strict_jpeg(jpeg.without_junk(data, header), size, reduction)
         except ValueError as again:
             raise DecodeError("damaged", str(again)) from None
-        return Decoded(pixels, f"{JUNK}: {error}", reduction, reduced_from)
+        warning = f"{JUNK}: {error}"
+    return Decoded(pixels, warning, reduction, None if reduction == 1 else size)
 
 
 def _most_reduction(size: tuple[int, int], least: tuple[int, int]) -> int:
@@ -283,7 +280,7 @@ def _strict_jpeg(data: bytes, size: tuple[int, int], reduction: int) -> NDArray[
     return pixels
 
 
-def _decode_png(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
+def _decode_png(data: bytes, background: Colour) -> NDArray[np.uint8]:
     header = png.read_header(data)
     check_pixels(header.width, header.height)
     transparent = png.find_chunk(data, b"tRNS")
@@ -302,7 +299,7 @@ def _decode_png(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
             # Pillow has scaled the pixels to 8 bits, and may compare them with the value as it is stored.
             most = (1 << header.depth) - 1
             image.info["transparency"] = (transparent[-1] & most) * 255 // most
-        return _to_rgb(image, options.background)
+        return _to_rgb(image, background)
 
 
 def _check_palette(image: Image.Image, colours: bytes) -> None:
@@ -312,14 +309,11 @@ def _check_palette(image: Image.Image, colours: bytes) -> None:
         raise DecodeError("damaged", f"expected palette indices below {len(colours) // 3}, found {largest}")
 
 
-def _decode_webp(data: bytes, options: DecodeOptions) -> NDArray[np.uint8]:
-    claimed = webp.claimed_nbytes(data)
-    if claimed > len(data):
-        raise DecodeError("damaged", f"expected {claimed} bytes, found {len(data)}")
+def _decode_webp(data: bytes, background: Colour) -> NDArray[np.uint8]:
     check_pixels(*webp.read_size(data))  # before Pillow opens it, which allocates two whole pictures
     with WebPImagePlugin.WebPImageFile(io.BytesIO(data)) as image:
         image.load()
-        return _to_rgb(image, options.background)
+        return _to_rgb(image, background)
 
 
 def _to_rgb(image: Image.Image, background: Colour) -> NDArray[np.uint8]:
@@ -346,8 +340,7 @@ def _strip_to_rgb(strip: Image.Image, background: Colour) -> NDArray[np.uint8]:
 
 # --- the right way up -------------------------------------------------------------------------------------------------
 
-# Among the eight orientations, those whose stored rows are shown as columns; then those with rows, with columns in
-# reverse.
+# Orientations that show the stored rows as columns; rows in reverse order; columns in reverse order.
 _SIDES_SWAPPED = frozenset({5, 6, 7, 8})
 _ROWS_REVERSED = frozenset({3, 4, 7, 8})
 _COLUMNS_REVERSED = frozenset({2, 3, 6, 7})

@@ -54,7 +54,7 @@ class Fit:
             raise ValueError(f"resample must be one of {', '.join(get_args(Resample))}; found {self.resample!r}")
         if self.resample == "lanczos":
             try:
-                _resize(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
+                _resize(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample, (2, 2))
             except NotImplementedError:
                 raise ValueError(f"resample 'lanczos' needs a newer torch than {torch.__version__}") from None
 
@@ -102,14 +102,16 @@ class Fit:
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
         resized = _resize(pixels, placement.resized, self.resample, (height / reduction, width / reduction))
+        top, left = placement.top, placement.left
         if self.mode == "pad":
-            return _pad(resized, self.size, placement)
-        bottom, right = placement.top + self.size[0], placement.left + self.size[1]
-        return resized[placement.top : bottom, placement.left : right]
+            sample = np.zeros((*self.size, 3), np.uint8)
+            sample[-top : resized.shape[0] - top, -left : resized.shape[1] - left] = resized
+            return sample
+        return resized[top : top + self.size[0], left : left + self.size[1]]
 
 
 def _resize(
-    pixels: NDArray[np.uint8], size: tuple[int, int], resample: Resample, extent: tuple[float, float] | None = None
+    pixels: NDArray[np.uint8], size: tuple[int, int], resample: Resample, extent: tuple[float, float]
 ) -> NDArray[np.uint8]:
     """`extent` is how many rows and columns of `pixels` the picture has: the last ones may belong to it in part."""
     if pixels.shape[:2] == size:
@@ -117,7 +119,7 @@ def _resize(
     # Batch first, then permute: this way round torch sees channels_last and takes its fast kernel, which also writes
     # channels_last. The other way round costs twice the time.
     batch = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-    if extent is None or extent == pixels.shape[:2]:
+    if extent == pixels.shape[:2]:
         resized = torch.nn.functional.interpolate(batch, size=size, mode=resample, antialias=True)
     else:
         # torch rounds sides times factors down to the new size: a little more than the quotient, so that it is reached.
@@ -125,10 +127,3 @@ def _resize(
         resized = torch.nn.functional.interpolate(batch, scale_factor=factors, mode=resample, antialias=True)
     result: NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
     return result
-
-
-def _pad(resized: NDArray[np.uint8], size: tuple[int, int], placement: Placement) -> NDArray[np.uint8]:
-    sample = np.zeros((*size, resized.shape[2]), np.uint8)
-    top, left = -placement.top, -placement.left
-    sample[top : top + resized.shape[0], left : left + resized.shape[1]] = resized
-    return sample

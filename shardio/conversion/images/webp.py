@@ -15,13 +15,14 @@ def _bits(data: bytes, start: int, stop: int) -> int:
     return int.from_bytes(data[start:stop], "little")
 
 
-def claimed_nbytes(data: bytes) -> int:
-    """Returns how many bytes the file is to have, at least."""
-    return _bits(data, 4, 8) + 8
-
-
 def read_size(data: bytes) -> tuple[int, int]:
-    """Returns (width, height) as the first chunk claims. Raises DecodeError if it is of no kind that has a size."""
+    """Returns (width, height) as the first chunk claims.
+
+    Raises DecodeError if that is of no kind that has a size, or the file is shorter than its header claims.
+    """
+    claimed = _bits(data, 4, 8) + 8
+    if claimed > len(data):
+        raise DecodeError("damaged", f"expected {claimed} bytes, found {len(data)}")
     chunk = data[12:16]
     if chunk == b"VP8X":  # canvas size minus one, 24 bits each
         return _bits(data, 24, 27) + 1, _bits(data, 27, 30) + 1

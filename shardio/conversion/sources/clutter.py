@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 # In lower case. Names that begin with a dot (.DS_Store, .ipynb_checkpoints, AppleDouble's ._*) need no list.
 _SYSTEM_NAMES = frozenset(
@@ -15,13 +18,23 @@ _SYSTEM_NAMES = frozenset(
 )
 
 
-def clutter(name: str) -> Literal["hidden", "of the system", ""]:
-    """Returns what kind of clutter an entry of a folder is, by its name alone; "" if it is none."""
+def clutter(name: str) -> str:
+    """Returns "hidden" or "of the system" for an entry of a folder that is clutter, by its name alone; else ""."""
     if name.startswith("."):
         return "hidden"
     return "of the system" if name.lower() in _SYSTEM_NAMES else ""
 
 
-def clutter_in(path: str) -> Literal["hidden", "of the system", ""]:
+def clutter_in(path: str) -> str:
     """Returns the kind of the first folder or file of a path that is clutter; "" if none is."""
     return next(filter(None, map(clutter, path.split("/"))), "")
+
+
+def entries(folder: Path, ignored: Counter[str] | None = None) -> Iterator[os.DirEntry[str]]:
+    """Yields what is in a folder, unsorted, but for clutter, which is counted in `ignored` by its kind."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if not (kind := clutter(entry.name)):
+                yield entry
+            elif ignored is not None:
+                ignored[kind] += 1

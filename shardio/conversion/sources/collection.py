@@ -10,8 +10,10 @@ import errno
 import hashlib
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -54,7 +56,7 @@ class Given(NamedTuple):
     """An image as a dataset gives it, with a label that was not known before."""
 
     image: object
-    """An object that `decode_object` takes."""
+    """An object that `decode_image` takes."""
     label: int
 
 
@@ -69,25 +71,20 @@ class Source:
     `key`."""
 
 
-class Origin:
+class Origin(ABC):
     """Where the images of a collection are. Picklable, for tasks carry it to other processes. Thread safe."""
 
-    @property
-    def random_access(self) -> bool:
-        """Whether to read one image costs no more than its own bytes."""
-        return True
-
+    @abstractmethod
     def read(self, source: Source) -> bytes | Given:
         """Returns one encoded image, or what a dataset gives: then its label counts, and not the source's.
 
         Raises DecodeError if it cannot be read, is not a regular file, or is too large to be an image; OSError where
-        the fault is not the source's, but want of descriptors or memory.
+        this process lacks descriptors or memory, which is not the source's fault.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns one for each of these, which changes when the source is replaced, rewritten, mended or lost."""
-        raise NotImplementedError
 
     def nbytes(self, sources: Sequence[Source]) -> int | None:
         """Returns the size of these encoded images; None if that cannot be told without reading them."""
@@ -98,17 +95,17 @@ class Origin:
         return self
 
     def copies_nbytes(self) -> int:
-        """Returns how much `prepare` has left to write, by and large, or would have with a folder for it."""
+        """Returns about how many bytes `prepare` has to write; 0 if to read an image costs no more than its bytes."""
         return 0
 
-    def prepare(self, report: Callable[[int], None]) -> None:
+    def prepare(self, report: Callable[[int], None]) -> None:  # noqa: B027 - most origins copy nothing
         """Copies the images that cannot be read quickly where they are, unless that is done.
 
         Calls `report` with the number of images that were copied since it was last called. Raises SourceError if their
         file is damaged or has changed since the scan, and OSError.
         """
 
-    def check_sendable(self) -> None:
+    def check_sendable(self) -> None:  # noqa: B027 - most origins can be sent
         """Raises TypeError unless tasks can carry the origin to other processes."""
 
 
@@ -128,7 +125,7 @@ class Collection:
     identity: str = ""
     """Differs from that of another collection with the same keys and labels, where these do not name the images."""
     doubts: tuple[str, ...] = ()
-    """Oddities of the layout of SRC, in words that end in what was made of it."""
+    """What looks like a mistake in the layout of SRC, each in words that end in how it was understood."""
 
     @property
     def num_sources(self) -> int:
@@ -140,19 +137,22 @@ class FileOrigin(Origin):
     """Files below one folder, or parts of such files."""
 
     folder: Path
+    """Absolute: tasks are done by processes that have other current folders."""
 
-    def _path(self, place: bytes | Extent | Item) -> str:
-        assert not isinstance(place, Item)
-        return os.path.join(self.folder, os.fsdecode(place.file if isinstance(place, Extent) else place))
-
-    def read(self, source: Source) -> bytes:
+    def _find(self, source: Source) -> tuple[str, Extent | None]:
+        """Returns the path of a file, and the extent of it unless all of it is meant. DecodeError for a fault."""
         place = source.key if source.place is None else source.place
         if isinstance(place, Fault):
             raise DecodeError("incomplete", place.detail)
-        return read_file(self._path(place), place if isinstance(place, Extent) else None)
+        assert not isinstance(place, Item)
+        file, extent = (place.file, place) if isinstance(place, Extent) else (place, None)
+        return os.path.join(self.folder, os.fsdecode(file)), extent
+
+    def read(self, source: Source) -> bytes:
+        return read_file(*self._find(source))
 
     def nbytes(self, sources: Sequence[Source]) -> int:
-        """As Origin.nbytes; images that are not there count as empty. One stat each at most."""
+        """Does what Origin.nbytes does. Images that are not there count as empty. One stat each at most."""
 
         def total(start: int) -> int:
             return sum(map(self._nbytes, sources[start::_STAT_THREADS]))
@@ -161,26 +161,22 @@ class FileOrigin(Origin):
             return sum(pool.map(total, range(_STAT_THREADS)))
 
     def _nbytes(self, source: Source) -> int:
-        place = source.key if source.place is None else source.place
-        if isinstance(place, Extent):
-            return place.nbytes
         try:
-            return 0 if isinstance(place, Fault) else os.stat(self._path(place)).st_size
-        except OSError:
+            path, extent = self._find(source)
+            return os.stat(path).st_size if extent is None else extent.nbytes
+        except (DecodeError, OSError):
             return 0
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         found = []
-        seen: dict[str, str] = {}  # an archive holds many sources
+        state = cache(identify)  # an archive holds many sources
         for source in sources:
-            place = source.key if source.place is None else source.place
-            if isinstance(place, Fault):
-                found.append(place.detail)
+            try:
+                path, extent = self._find(source)
+            except DecodeError as error:
+                found.append(error.detail)
                 continue
-            path = self._path(place)
-            if path not in seen:
-                seen[path] = identify(path)
-            found.append(f"{seen[path]}\0{place.offset} {place.nbytes}" if isinstance(place, Extent) else seen[path])
+            found.append(state(path) if extent is None else f"{state(path)}\0{extent.offset} {extent.nbytes}")
         return found
 
 
@@ -208,6 +204,17 @@ def identify(path: str | os.PathLike[str]) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
+def is_want(error: BaseException) -> bool:
+    """Whether this process lacks descriptors or memory, which is not the fault of what it reads."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def check_source_nbytes(nbytes: int) -> None:
+    """Raises DecodeError if no image that can be decoded has so many bytes."""
+    if nbytes > MAX_SOURCE_NBYTES:
+        raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
+
+
 def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> bytes:
     """Reads a file, or an extent of it. DecodeError and OSError are those of Origin.read."""
     try:
@@ -217,8 +224,7 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
             if not stat.S_ISREG(status.st_mode):
                 raise DecodeError(UNREADABLE, "not a regular file")
             nbytes = status.st_size if extent is None else extent.nbytes
-            if nbytes > MAX_SOURCE_NBYTES:
-                raise DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
+            check_source_nbytes(nbytes)
             if extent is None:
                 # A byte more than there are: if it does not come, that was the end, and no second call need ask for it.
                 data = file.read(nbytes + 1)
@@ -228,6 +234,6 @@ def read_file(path: str | os.PathLike[str], extent: Extent | None = None) -> byt
                 raise DecodeError(UNREADABLE, f"expected {nbytes} bytes at {extent.offset}, found {len(data)}")
             return data
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise  # want of this process, and not the fault of the source
+        if is_want(error):
+            raise
         raise DecodeError(UNREADABLE, error.strerror or str(error)) from None

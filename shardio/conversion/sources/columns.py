@@ -10,7 +10,7 @@ import csv
 import hashlib
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class ColumnTable:
     values: Mapping[str, _Numbers]
     """The numbers of each column, in the order of the keys."""
     sha256: str
-    """Names the columns and the numbers of all sources."""
+    """Hash of the columns' names, types and numbers, of all sources."""
     num_unused: int
     """Rows of the file whose path is no source."""
 
@@ -130,8 +130,7 @@ def _show(key: bytes) -> str:
 class _Cells:
     """The numbers of one column: integers as long as every cell is one, from then on floats."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self._numbers: array[int] | array[float] = array("q")
 
     def append(self, cell: str) -> None:
@@ -186,28 +185,26 @@ def _read_csv(path: Path) -> tuple[list[bytes], list[tuple[str, _Numbers]]]:
             header = [name.strip() for name in next(reader, [])]
             at = _path_column(path, header)
             paths: list[bytes] = []
-            columns = [_Cells(name) for name in header]
+            columns = {number: _Cells() for number in range(len(header)) if number != at}
             for row in reader:
                 if not row:
                     continue  # an empty line
                 if len(row) != len(header):
                     raise ValueError(f"expected {len(header)} cells, found {len(row)}")
                 paths.append(row[at].encode("utf-8", "surrogateescape"))
-                for number, cell in enumerate(row):
-                    if number != at:
-                        try:
-                            columns[number].append(cell.strip())
-                        except ValueError as error:
-                            raise ValueError(f"column {header[number]!r}: {error}") from None
+                for number, cells in columns.items():
+                    try:
+                        cells.append(row[number].strip())
+                    except ValueError as error:
+                        raise ValueError(f"column {header[number]!r}: {error}") from None
         except SourceError:
             raise
         except (ValueError, csv.Error) as error:
             raise SourceError(f"{path}, line {reader.line_num}: {error}") from None
-    return paths, [(column.name, column.to_array()) for number, column in enumerate(columns) if number != at]
+    return paths, [(header[number], cells.to_array()) for number, cells in columns.items()]
 
 
-def _path_column(path: Path, names: Iterable[str]) -> int:
-    names = list(names)
+def _path_column(path: Path, names: list[str]) -> int:
     if names.count(PATH) != 1:
         found = ", ".join(names)[:200] if PATH not in names else f"{names.count(PATH)} of them"
         raise SourceError(f"{path}: expected one column named {PATH!r}, found {found or 'no header'}")

@@ -6,7 +6,6 @@ labels beforehand: the label is that which comes with the image.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.conversion.images.decode import check_object, decode_object
+from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source
+from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source, is_want
 from shardio.conversion.sources.labels import check_label
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, split_name, two_words
 from shardio.errors import DecodeError, SourceError
@@ -136,8 +135,8 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int) -> Given:
     except (DecodeError, MemoryError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise  # want of this process, and not the fault of the item
+        if is_want(error):
+            raise
         raise DecodeError("unreadable", f"{type(error).__name__}: {error}") from error
     where = f"dataset {split!r}, item {number}"
     if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -193,7 +192,7 @@ def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
 
 
 def _hash_item(given: Given) -> bytes:
-    pixels = decode_object(given.image).pixels
+    pixels = decode_image(given.image).pixels
     return hashlib.sha256(b"%d %d %d " % (given.label, *pixels.shape[:2]) + pixels.tobytes()).digest()
 
 

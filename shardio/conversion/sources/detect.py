@@ -13,19 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from shardio.conversion.sources.clutter import clutter
+from shardio.conversion.sources.clutter import entries
 from shardio.conversion.sources.collection import Collection, Source
 from shardio.conversion.sources.ilsvrc import DEVKIT_NAMES, TRAIN_NAME, VAL_NAME, holds_tars, scan_ilsvrc
 from shardio.conversion.sources.kaggle import images_folder, scan_kaggle
 from shardio.conversion.sources.listfile import scan_list
 from shardio.conversion.sources.parquet import is_parquet, scan_parquet
 from shardio.conversion.sources.splits import known_split
-from shardio.conversion.sources.tar import BLOCK_NBYTES, compressed, compression, is_header, open_archive
+from shardio.conversion.sources.tar import BLOCK_NBYTES, check_plain, is_header, open_archive
 from shardio.conversion.sources.tree import scan_tree
 from shardio.conversion.sources.webdataset import is_pattern, scan_webdataset
 from shardio.errors import SourceError
-from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
-from shardio.sets.local import PLAN_NAME, check_local, looks_like_a_set
 
 SourceKind = Literal["auto", "tree", "ilsvrc", "kaggle", "list", "webdataset", "parquet"]
 EmptyClasses = Literal["refuse", "omit", "keep"]
@@ -38,6 +36,7 @@ _SCANS: Mapping[str, Callable[[Path], Collection]] = {
     "webdataset": scan_webdataset,
     "parquet": scan_parquet,
 }
+"""Each takes an absolute path, for an origin keeps it."""
 
 # A class is a folder or an archive in these kinds, and may be empty. Elsewhere it is the label of an image, or one of
 # the names that are given for all labels, in use or not.
@@ -53,11 +52,6 @@ _MOST_PADDING = 15
 _SNIFFED_NBYTES = 8192
 
 
-def check_images_local(src: str | os.PathLike[str]) -> None:
-    """Raises SourceError if SRC is a URL."""
-    check_local(src, SourceError, "images are read from files, so copy or mount them here first")
-
-
 def scan(
     src: Path, kind: SourceKind = "auto", *, accept_layout: bool = False, empty_classes: EmptyClasses = "refuse"
 ) -> Collection:
@@ -71,6 +65,7 @@ def scan(
         raise ValueError(f"source must be one of {', '.join(get_args(SourceKind))}; found {kind!r}")
     if empty_classes not in get_args(EmptyClasses):
         raise ValueError(f"empty_classes must be one of {', '.join(get_args(EmptyClasses))}; found {empty_classes!r}")
+    src = Path(os.path.abspath(src))
     collection = _SCANS[find_kind(src) if kind == "auto" else kind](src)
     if empty_classes != "keep" and (empty := find_empty(collection)):
         if empty_classes == "refuse":
@@ -82,22 +77,6 @@ def scan(
             f"{src}: {'; '.join(doubts)}. If SRC is meant so, say `--accept-layout`, from Python `accept_layout=True`"
         )
     return collection
-
-
-def scan_for(
-    out: Path | None, src: Path, kind: SourceKind, *, accept_layout: bool, empty_classes: EmptyClasses
-) -> Collection:
-    """Scans for a conversion into `out`, otherwise as `scan`. If that has begun, its layout was accepted then, and the
-    sources are compared with its plan anyway: the caller is not asked again."""
-    if out is not None and any(os.path.lexists(out / name) for name in (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")):
-        accept_layout = True
-        empty_classes = "keep" if empty_classes == "refuse" else empty_classes
-    try:
-        return scan(src, kind, accept_layout=accept_layout, empty_classes=empty_classes)
-    except SourceError as error:
-        if looks_like_a_set(src):
-            raise SourceError(f"{error}. It is a shard set: SRC, the images, comes first, and OUT second") from None
-        raise
 
 
 def _doubt_words(collection: Collection) -> Iterator[str]:
@@ -120,7 +99,7 @@ def _doubt_keys(collection: Collection) -> Iterator[str]:
 
 
 def find_empty(collection: Collection) -> list[str]:
-    """Returns the classes whose folders have no image in the first split, of which the others have their classes."""
+    """Returns the classes whose folders have no image in the first split, which has the classes of all splits."""
     if collection.kind not in _KINDS_WITH_FOLDERS:
         return []
     full = {source.label for source in next(iter(collection.splits.values()))}
@@ -173,8 +152,7 @@ def _kind_of_folder(src: Path) -> str:
     if is_parquet(src):
         return "parquet"
     try:
-        with os.scandir(src) as entries:
-            is_folder = {entry.name: entry.is_dir() for entry in entries if not clutter(entry.name)}
+        is_folder = {entry.name: entry.is_dir() for entry in entries(src)}
         folders = sorted(name for name in is_folder if is_folder[name] and name not in DEVKIT_NAMES)
         tars = [name for name in is_folder if name.endswith(".tar") and not is_folder[name]]
         if TRAIN_NAME in tars or VAL_NAME in tars:
@@ -194,12 +172,10 @@ def _kind_of_folder(src: Path) -> str:
 def _holds_only_tars(folder: Path) -> bool:
     """Whether there are tars in a folder, and nothing else. Little is read of other folders."""
     found = False
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if not clutter(entry.name):
-                if not entry.name.endswith(".tar") or entry.is_dir():
-                    return False
-                found = True
+    for entry in entries(folder):
+        if not entry.name.endswith(".tar") or entry.is_dir():
+            return False
+        found = True
     return found
 
 
@@ -208,8 +184,7 @@ def _kind_of_file(src: Path) -> str:
         return "parquet"
     with open(src, "rb") as file:
         first = file.read(_SNIFFED_NBYTES)
-    if (method := compression(first)) is not None:
-        raise compressed(str(src), method)
+    check_plain(str(src), first)
     if is_header(first[:BLOCK_NBYTES]):
         with open_archive(src) as archive:
             return "ilsvrc" if src.name == VAL_NAME or holds_tars(archive) else "webdataset"

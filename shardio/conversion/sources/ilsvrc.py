@@ -22,7 +22,7 @@ import numpy as np
 
 from shardio.conversion.sources.clutter import clutter, clutter_in
 from shardio.conversion.sources.collection import Collection, Extent, FileOrigin, Source, in_tree_order, read_file
-from shardio.conversion.sources.tar import Archive, Member, compression, drain, members, open_archive
+from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, Member, drain, members, open_archive
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import is_safe_name
 
@@ -44,7 +44,6 @@ def scan_ilsvrc(src: Path) -> Collection:
     The devkit lies in the same folder. Validation images need it; with training images alone it gives the names of
     the classes, if it is there. Raises SourceError if something is missing or wrong.
     """
-    src = Path(os.path.abspath(src))
     ignored: Counter[str] = Counter()
     if src.is_dir():
         folder = src
@@ -212,7 +211,7 @@ def _read_devkit(folder: Path) -> _Devkit | None:
 
 def _devkit_archive(path: Path) -> Archive:
     data = read_file(path)
-    if compression(data) == "gzip":
+    if data.startswith(GZIP_MAGIC):
         with gzip.open(io.BytesIO(data)) as file:
             data = file.read(_MAX_DEVKIT_NBYTES + 1)
         if len(data) > _MAX_DEVKIT_NBYTES:

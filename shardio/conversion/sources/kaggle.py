@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardio.conversion.sources.clutter import clutter
+from shardio.conversion.sources.clutter import entries
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source, in_tree_order
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import SourceError
@@ -27,7 +27,6 @@ _MAPPING_NAME = "LOC_synset_mapping.txt"
 
 def images_folder(src: Path) -> Path | None:
     """Returns the folder of train and val, `src` or one below, if that is laid out as Kaggle does it; else None."""
-    src = Path(os.path.abspath(src))
     for depth in range(len(_IMAGES)):
         if src.joinpath(*_IMAGES[depth:]).is_dir():
             return src.joinpath(*_IMAGES[depth:])
@@ -49,9 +48,7 @@ def scan_kaggle(src: Path) -> Collection:
     if (images / "train").is_dir():
         classes, splits["train"] = _class_folders(images, "train", ignored)
     if (images / "val").is_dir():
-        if any(
-            entry.is_dir() and not clutter(entry.name) for entry in _entries(images / "val")
-        ):  # a user has sorted the images
+        if any(entry.is_dir() for entry in entries(images / "val")):  # a user has sorted the images
             found, sources = _class_folders(images, "val", ignored)
             truth = [(found[source.label], source) for source in sources]
         else:
@@ -67,12 +64,12 @@ def scan_kaggle(src: Path) -> Collection:
     if classes is None:
         raise SourceError(f"{images}: expected a folder train or val in it, found neither")
     if (images / "test").is_dir():
-        ignored["unlabelled test image"] += len(_entries(images / "test"))
+        ignored["unlabelled test image"] += sum(1 for _ in entries(images / "test", ignored))
     return Collection(FileOrigin(images), classes, splits, ignored, _class_names(images, classes), "kaggle")
 
 
 def _class_folders(images: Path, split: str, ignored: Counter[str]) -> tuple[tuple[str, ...], tuple[Source, ...]]:
-    for entry in _entries(images / split):
+    for entry in entries(images / split):
         if entry.name.endswith(".JPEG") and not entry.is_dir():
             raise SourceError(
                 f"{images / split}: expected each image in a class folder, as others are, found {entry.name!r}"
@@ -87,11 +84,9 @@ def _class_folders(images: Path, split: str, ignored: Counter[str]) -> tuple[tup
 def _solved(images: Path, ignored: Counter[str]) -> Iterator[tuple[str, Source]]:
     """Yields (WordNet id, validation image), without its label yet."""
     files = {}
-    for entry in _entries(images / "val"):
+    for entry in entries(images / "val", ignored):
         stem, _, suffix = entry.name.rpartition(".")
-        if kind := clutter(entry.name):
-            ignored[kind] += 1
-        elif suffix == "JPEG":
+        if suffix == "JPEG":
             files[stem] = entry.name
         else:
             ignored["not a validation image"] += 1
@@ -140,11 +135,6 @@ def _class_names(images: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
         if not words.get(name):
             raise SourceError(f"{path}: expected a line for the class {name!r}, found none")
     return tuple(words[name] for name in classes)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return list(entries)
 
 
 def _find(images: Path, name: str) -> Path | None:

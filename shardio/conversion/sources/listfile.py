@@ -64,7 +64,6 @@ def scan_list(src: Path) -> Collection:
     relative where they are below the list's folder. The order is that of the list. A file that is not there is a
     source that will be refused; what is wrong with the list itself is a SourceError.
     """
-    src = Path(os.path.abspath(src))
     faults = _Faults(src)
     try:
         with open(src, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -72,10 +71,9 @@ def scan_list(src: Path) -> Collection:
     except OSError as error:
         raise SourceError(f"{src}: expected a readable list, found: {error.strerror}") from None
     keys = _keys(src, rows, faults)
-    written: dict[str, set[str]] = {}
+    written: dict[str, set[str]] = {split: set() for split in in_split_order(row.split for row in rows)}
     for row in rows:
-        written.setdefault(row.split, set()).add(row.label)
-    written = {split: written[split] for split in in_split_order(written)}
+        written[row.split].add(row.label)
     numbering = number_labels(written)
     for row in rows:
         if (expected := numbering.faults.get((row.split, row.label))) is not None:
@@ -103,17 +101,13 @@ def _nowhere(src: Path, paths: Sequence[str]) -> SourceError:
         is_url = "://" in relative
         ways.append("copy the images to files here" if is_url else "move the list to where its relative paths begin")
     if absolute is not None:
-        found.append(f"of {absolute!r} only {_last_there(absolute)!r} is there")
+        there = next(folder for folder in Path(absolute).parents if os.path.lexists(folder))
+        found.append(f"of {absolute!r} only {str(there)!r} is there")
         ways.append("mend the absolute paths, or mount the folder that they name")
     return SourceError(
         f"{src}: expected images where its paths say, found none of its first {len(paths):,}: {'; '.join(found)}. The "
         f"way out: {'; '.join(ways)}"
     )
-
-
-def _last_there(path: str) -> str:
-    """Returns how far the way to a file exists."""
-    return str(next(folder for folder in Path(path).parents if os.path.lexists(folder)))
 
 
 def _keys(src: Path, rows: list[_Row], faults: _Faults) -> list[bytes]:

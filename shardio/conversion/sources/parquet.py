@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.sources.arrow import open_parquet
-from shardio.conversion.sources.clutter import clutter
+from shardio.conversion.sources.clutter import clutter, entries
 from shardio.conversion.sources.collection import Collection, Item, Source, identify
 from shardio.conversion.sources.labels import NO_VECTORS
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, known_split, split_name
@@ -28,7 +28,7 @@ from shardio.errors import SourceError
 from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
 from shardio.format.parse import first_repeated
 
-SUFFIX = ".parquet"
+_SUFFIX = ".parquet"
 
 _NO_LABEL = -1
 """Hugging Face's label where the label is not given away, as in ImageNet's test split."""
@@ -46,22 +46,20 @@ def is_parquet(src: Path) -> bool:
     Files that lie beside folders do not count: they describe what is in these.
     """
     if src.is_file():
-        return src.name.endswith(SUFFIX)
+        return src.name.endswith(_SUFFIX)
     with contextlib.suppress(OSError):
-        return any(
-            _holds_files(src / name) for name in (".", *os.listdir(src)) if name in (".", "data") or known_split(name)
-        )
+        return any(_holds_files(src / name) for name in (".", "data", *filter(known_split, os.listdir(src))))
     return False
 
 
 def _holds_files(folder: Path) -> bool:
+    """Whether there are parquet files in a folder, and no folders."""
     found = False
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not clutter(entry.name):
-                if entry.is_dir():
-                    return False
-                found = found or entry.name.endswith(SUFFIX)
+    with contextlib.suppress(OSError):
+        for entry in entries(folder):
+            if entry.is_dir():
+                return False
+            found = found or entry.name.endswith(_SUFFIX)
     return found
 
 
@@ -80,7 +78,6 @@ def scan_parquet(src: Path) -> Collection:
     Raises SourceError if a file is damaged or not of this form, if files contradict each other, or if one of a numbered
     series is missing.
     """
-    src = Path(os.path.abspath(src))
     ignored: Counter[str] = Counter()
     if not (src.is_dir() or src.is_file()):
         found = "something else" if src.exists() else "nothing"
@@ -126,7 +123,7 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
             path = Path(folder, name)
             if kind := clutter(name):
                 ignored[kind] += 1
-            elif name.endswith(SUFFIX) and path.is_file():  # a link, too: that is how downloads are cached
+            elif name.endswith(_SUFFIX) and path.is_file():  # a link, too: that is how downloads are cached
                 found.append(str(path.relative_to(root)))
             else:
                 ignored["not a parquet file"] += 1
@@ -136,7 +133,7 @@ def _list(root: Path, ignored: Counter[str]) -> list[str]:
 def _split_of(name: str) -> tuple[str, str]:
     """Returns the split that a file's name or folder says, and the pattern of all files of that split; or two ""."""
     *folders, file = name.split("/")
-    stem = file.removesuffix(SUFFIX)
+    stem = file.removesuffix(_SUFFIX)
     if (match := _NUMBERED.fullmatch(stem)) and is_split_name(match[1]):
         return split_name(match[1].lower()), "/".join([*folders, f"{match[1]}-*-of-{match[3]}"])
     word = re.sub(r"(?:[-_.]?[0-9]+)+$", "", stem)
@@ -169,7 +166,7 @@ def _group(root: Path, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _check_complete(root: Path, group: Sequence[str]) -> None:
-    matches = [_NUMBERED.fullmatch(name.removesuffix(SUFFIX)) for name in group]
+    matches = [_NUMBERED.fullmatch(name.removesuffix(_SUFFIX)) for name in group]
     there = {int(match[2]) for match in matches if match}
     total = int(matches[0][3]) if matches[0] else 0  # all have the same form, and the same total
     if missing := sorted(set(range(total)) - there):

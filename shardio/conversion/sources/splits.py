@@ -36,7 +36,7 @@ def split_name(word: str) -> str:
 
 
 def two_words(words: Iterable[str]) -> tuple[str, str] | None:
-    """Returns the first two different words that mean one split, which may well be two; None if there are none."""
+    """Returns the first two different words for the same split, whose author may mean two splits; None without such."""
     first: dict[str, str] = {}
     for word in words:
         if (other := first.setdefault(split_name(word), word)) != word:

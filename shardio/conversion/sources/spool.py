@@ -13,13 +13,13 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.arrow import open_parquet
-from shardio.conversion.sources.collection import Item, Origin, Source, identify
+from shardio.conversion.sources.collection import Item, Origin, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
 from shardio.system.files import AtomicFile, write_all
 from shardio.system.opening import naming, open_untrusted
@@ -38,7 +38,7 @@ class TableFile:
 
     num_rows: int
     nbytes: int
-    """The size of its images, by and large."""
+    """About the size of its images."""
     identity: str
 
 
@@ -55,12 +55,8 @@ class ParquetOrigin(Origin):
     files: Mapping[bytes, TableFile]
     spool: Path | None = None
 
-    @property
-    def random_access(self) -> bool:
-        return self.spool is not None
-
     def read(self, source: Source) -> bytes:
-        """As Origin.read. Raises FileNotFoundError if the spool was removed, as by a process that published the set."""
+        """Does what Origin.read does. Raises FileNotFoundError if a process published the set and removed the spool."""
         where, number = _item(source)
         image = self._read_row_group(where, number) if self.spool is None else self._read_spool(where, number)
         if image is None:
@@ -84,10 +80,11 @@ class ParquetOrigin(Origin):
         with open_parquet(path) as file:
             while number >= (num_rows := file.metadata.row_group(group).num_rows):
                 number, group = number - num_rows, group + 1
-            image = next(islice(_images(file, self.image, [group]), number, None))
-            if image is not None and len(image) > MAX_SOURCE_NBYTES:
-                raise _too_large(len(image))
-            return image if image is None else bytes(image)
+            image = next(islice(chain.from_iterable(_images(file, self.image, [group])), number, None))
+            if image is None:
+                return None
+            check_source_nbytes(len(image))
+            return bytes(image)
 
     # --- the spool ---
 
@@ -109,7 +106,7 @@ class ParquetOrigin(Origin):
         return sum(self.files[where].nbytes for where in self._missing())
 
     def prepare(self, report: Callable[[int], None]) -> None:
-        """As Origin.prepare.
+        """Does what Origin.prepare says.
 
         Every file's copy is whole or absent, so that a call that was interrupted is followed by one that does the rest.
         Calls at the same time do the same work, and do not disturb each other. Memory is bounded by a row group's
@@ -121,20 +118,17 @@ class ParquetOrigin(Origin):
     def _copy_out(self, where: bytes, report: Callable[[int], None]) -> None:
         path, target = self._path(where), self._spool_path(where)
         entries = bytearray()
-        offset = reported = 0
+        offset = 0
         with AtomicFile(target) as out, open_parquet(path) as file:
-            for image in _images(file, self.image):
-                nbytes = _NO_IMAGE if image is None else len(image)
-                entries += _ENTRY.pack(offset, nbytes)
-                if image is not None and nbytes <= MAX_SOURCE_NBYTES:
-                    with naming(target):
-                        write_all(out.descriptor, image)
-                    offset += nbytes
-                count = len(entries) // _ENTRY.size
-                if count - reported == _IMAGES_AT_ONCE:
-                    report(count - reported)
-                    reported = count
-            report(len(entries) // _ENTRY.size - reported)
+            for images in _images(file, self.image):
+                for image in images:
+                    nbytes = _NO_IMAGE if image is None else len(image)
+                    entries += _ENTRY.pack(offset, nbytes)
+                    if image is not None and nbytes <= MAX_SOURCE_NBYTES:
+                        with naming(target):
+                            write_all(out.descriptor, image)
+                        offset += nbytes
+                report(len(images))
             if len(entries) != self.files[where].num_rows * _ENTRY.size or identify(path) != self.files[where].identity:
                 raise _changed(path)
             with naming(target):
@@ -148,8 +142,7 @@ class ParquetOrigin(Origin):
             offset, nbytes = _ENTRY.unpack(os.pread(file.fileno(), _ENTRY.size, start))
             if nbytes == _NO_IMAGE:
                 return None
-            if nbytes > MAX_SOURCE_NBYTES:
-                raise _too_large(nbytes)
+            check_source_nbytes(nbytes)
             return os.pread(file.fileno(), nbytes, offset)
 
 
@@ -162,21 +155,16 @@ def _changed(path: Path) -> SourceError:
     return SourceError(f"{path}: expected the file as it was scanned, found it changed: run the command again")
 
 
-def _too_large(nbytes: int) -> DecodeError:
-    return DecodeError("too large", f"expected at most {MAX_SOURCE_NBYTES} bytes, found {nbytes}")
-
-
 def is_struct(kind: Any) -> bool:
     """Whether a column of this type has columns of its own."""
     return str(kind).startswith("struct<")
 
 
-def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[memoryview | None]:
-    """Yields the bytes of all rows, or of those of some row groups: views that are valid until the next one."""
+def _images(file: Any, column: str, row_groups: Sequence[int] | None = None) -> Iterator[list[memoryview | None]]:
+    """Yields the bytes of all rows, or of those of some row groups, a few at a time: views valid until the next few."""
     batches = file.iter_batches(_IMAGES_AT_ONCE, row_groups=row_groups, columns=[column], use_threads=False)
     for batch in batches:
         array = batch.column(0)
         if is_struct(array.type):
             (array,) = array.flatten()  # where the struct is null, so are its bytes
-        for value in array:
-            yield memoryview(value.as_buffer()) if value.is_valid else None
+        yield [memoryview(value.as_buffer()) if value.is_valid else None for value in array]

@@ -36,15 +36,16 @@ _THREADS = 16
 
 _ADLER_MODULUS = 65521
 
+GZIP_MAGIC = b"\x1f\x8b"
 _COMPRESSED = {
-    b"\x1f\x8b": "gzip",
+    GZIP_MAGIC: "gzip",
     b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
     b"PK\x03\x04": "zip",
 }
-MAGIC_NBYTES = max(map(len, _COMPRESSED))
+_MAGIC_NBYTES = max(map(len, _COMPRESSED))
 
 # The kinds of members, by the byte in their headers.
 _REGULAR = b"0\x007"
@@ -117,23 +118,20 @@ def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str 
                 start,
                 status.st_size if stop is None else stop,
             )
-            if (method := compression(os.pread(descriptor, MAGIC_NBYTES, start))) is not None:
-                raise compressed(archive.name, method)
+            check_plain(archive.name, os.pread(descriptor, _MAGIC_NBYTES, start))
             yield archive
     except OSError as error:
         raise SourceError(f"{path}: expected a readable tar, found: {error.strerror}") from None
 
 
-def compression(first_bytes: bytes) -> str | None:
-    """Returns the method by which a file that begins so is compressed, or None."""
-    return next((method for magic, method in _COMPRESSED.items() if first_bytes.startswith(magic)), None)
-
-
-def compressed(name: str, method: str) -> SourceError:
-    return SourceError(
-        f"{name}: expected a plain tar, whose images are read where they lie, found one compressed by {method}. "
-        "Decompress it; it need not be unpacked"
-    )
+def check_plain(name: str, first_bytes: bytes) -> None:
+    """Raises SourceError if a file that begins so is compressed."""
+    for magic, method in _COMPRESSED.items():
+        if first_bytes.startswith(magic):
+            raise SourceError(
+                f"{name}: expected a plain tar, whose images are read where they lie, found one compressed by "
+                f"{method}. Decompress it; it need not be unpacked"
+            )
 
 
 def is_header(block: bytes) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from shardio.conversion.sources.clutter import clutter
+from shardio.conversion.sources.clutter import entries
 from shardio.conversion.sources.collection import Collection, FileOrigin, Source
 from shardio.conversion.sources.splits import DEFAULT_SPLIT, in_split_order, known_split, two_words
 from shardio.errors import SourceError
@@ -26,15 +26,14 @@ def scan_tree(root: Path) -> Collection:
     its name, but for what is clutter. The collection's `doubts` say what the layout may not have been meant to be.
     SourceError says what is wrong with it in any case.
     """
-    root = Path(os.path.abspath(root))
     if not root.is_dir():
         found = "a file" if root.exists() else "nothing"
         raise SourceError(f"{root}: expected a folder of images, found {found}")
     scan = _Scan(root)
-    folders = scan.folders(root)
+    folders = _folders(root, scan.ignored)
     named = {name: split for name in folders if (split := known_split(name))}
-    if not any(scan.folders(root / name, count=False) for name in named):
-        classes, sources = scan.split(root)
+    if not any(_folders(root / name, Counter()) for name in named):
+        classes, sources = scan.split(root, folders)
         splits = {DEFAULT_SPLIT: sources}
     else:
         classes, splits = _scan_splits(scan, folders, named)
@@ -68,7 +67,8 @@ def _scan_splits(
     splits: dict[str, tuple[Source, ...]] = {}
     for split in in_split_order(folder_of):
         name = folder_of[split]
-        classes, sources = scan.split(scan.root / name, split, first)
+        folder = scan.root / name
+        classes, sources = scan.split(folder, _folders(folder, scan.ignored), split, first)
         if sources:
             first = first or (name, classes)
             splits[split] = sources
@@ -91,7 +91,7 @@ class _Scan:
         """The folders in each class folder that has any."""
 
     def doubt(self, full: list[str]) -> None:
-        """Adds to `doubts` what is odd about the classes, of which these have images."""
+        """Adds to `doubts` what looks like a mistake in the classes. `full` are those that have images."""
         if len(full) == 1:
             hint = ""
             if len(self._inside) == 1:
@@ -111,36 +111,13 @@ class _Scan:
                 )
                 return
 
-    def _entries(self, folder: Path, count: bool = True) -> Iterator[os.DirEntry[str]]:
-        """Yields the entries of a folder, sorted by name, but for clutter."""
-        try:
-            with os.scandir(folder) as iterator:
-                entries = sorted(iterator, key=lambda entry: entry.name)
-        except OSError as error:
-            raise SourceError(f"{folder}: expected a readable folder, found: {error.strerror}") from None
-        for entry in entries:
-            if not (kind := clutter(entry.name)):
-                yield entry
-            elif count:
-                self.ignored[kind] += 1
-
-    def folders(self, folder: Path, count: bool = True) -> list[str]:
-        names = []
-        for entry in self._entries(folder, count):
-            if _kind(entry) == "folder":
-                names.append(entry.name)
-            elif count:
-                self.ignored["outside of class folders"] += 1
-        return names
-
     def split(
-        self, folder: Path, split: str = "", classes_of: tuple[str, tuple[str, ...]] | None = None
+        self, folder: Path, found: list[str], split: str = "", classes_of: tuple[str, tuple[str, ...]] | None = None
     ) -> tuple[tuple[str, ...], tuple[Source, ...]]:
-        """Returns the classes and sources of a folder of class folders, which must keep to the classes of `classes_of`.
+        """Returns the classes and sources of a folder. Its class folders, `found`, must be among those of `classes_of`.
 
         Keys begin with `split` instead of the folder's own name.
         """
-        found = self.folders(folder, count=folder != self.root)
         first, classes = classes_of or (folder.name, tuple(found))
         unknown = sorted(set(found) - set(classes))
         if unknown:
@@ -172,7 +149,7 @@ class _Scan:
             if here in above:  # a symbolic link to a folder that holds it
                 self.ignored["symlink loop"] += 1
                 continue
-            for entry in self._entries(folder):
+            for entry in _sorted_entries(folder, self.ignored):
                 kind = _kind(entry)
                 if kind == "folder":
                     if folder == top:
@@ -184,6 +161,24 @@ class _Scan:
                     self.ignored["not a regular file"] += 1
         if inside:
             self._inside[top] = inside
+
+
+def _sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
+    try:
+        return sorted(entries(folder, ignored), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SourceError(f"{folder}: expected a readable folder, found: {error.strerror}") from None
+
+
+def _folders(folder: Path, ignored: Counter[str]) -> list[str]:
+    """Returns the names of the folders in a folder. What lies beside them is counted in `ignored`."""
+    names = []
+    for entry in _sorted_entries(folder, ignored):
+        if _kind(entry) == "folder":
+            names.append(entry.name)
+        else:
+            ignored["outside of class folders"] += 1
+    return names
 
 
 def _identity(folder: Path) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from shardio.conversion.sources.clutter import clutter, clutter_in
+from shardio.conversion.sources.clutter import clutter_in, entries
 from shardio.conversion.sources.collection import Collection, Extent, Fault, FileOrigin, Source
 from shardio.conversion.sources.labels import NO_VECTORS, Numbering, number_labels
 from shardio.conversion.sources.splits import (
@@ -30,6 +30,7 @@ from shardio.conversion.sources.splits import (
 )
 from shardio.conversion.sources.tar import drain, members, open_archive
 from shardio.errors import SourceError
+from shardio.format.parse import first_repeated
 
 _IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 # Fields of a .json member: the first that is there counts.
@@ -44,11 +45,9 @@ class _Sample(NamedTuple):
     tar: str
     name: str
     """The name of the image; without a suffix if there is none."""
-    place: Extent | None
+    place: Extent | Fault
     label: str
     """As written; empty if there is none."""
-    fault: str
-    """Why it cannot be converted; empty if it can, and then there is a place."""
 
 
 def scan_webdataset(src: Path) -> Collection:
@@ -59,33 +58,33 @@ def scan_webdataset(src: Path) -> Collection:
     all names of samples; otherwise it is train. The order is that of the tars. A sample without a label or image is a
     source that will be refused. SourceError says what is wrong with the tars.
     """
-    folder, tars, ignored = _find_tars(Path(os.path.abspath(src)))
+    folder, tars, ignored = _find_tars(src)
     samples: list[_Sample] = []
     for found in drain(_walk(folder, tar) for tar in tars):
         samples += (item for item in found if isinstance(item, _Sample))
         ignored.update(item for item in found if isinstance(item, str))
-    if all(sample.fault for sample in samples):
-        found_instead = f"none in {len(samples):,}: {samples[0].fault}" if samples else "no sample"
+    faults = [sample.place for sample in samples if isinstance(sample.place, Fault)]
+    if len(faults) == len(samples):
+        found_instead = f"none in {len(samples):,}: {faults[0].detail}" if samples else "no sample"
         raise SourceError(
             f"{src}: expected samples of an image and a label (.cls or .json), found {found_instead}. (The tar of a "
             "folder tree must be unpacked; ImageNet's own archives need `--source ilsvrc`)"
         )
     splits = _splits(src, tars, samples)
-    written: dict[str, set[str]] = {split: set() for split in in_split_order(splits or [DEFAULT_SPLIT])}
-    for sample, split in zip(samples, splits or [DEFAULT_SPLIT] * len(samples), strict=True):
-        if not sample.fault:
+    written: dict[str, set[str]] = {split: set() for split in in_split_order(splits)}
+    for sample, split in zip(samples, splits, strict=True):
+        if not isinstance(sample.place, Fault):
             written[split].add(sample.label)
     numbering = number_labels(written)
     sources = _sources(samples, splits, numbering, keep_tar=False)
-    if _repeated(sources) is not None:  # names that begin anew in each tar
+    if first_repeated(_keys(sources)) is not None:  # names that begin anew in each tar
         sources = _sources(samples, splits, numbering, keep_tar=True)
-        if (key := _repeated(sources)) is not None:
+        if (key := first_repeated(_keys(sources))) is not None:
             raise SourceError(f"{src}: expected samples of different names in a tar, found {os.fsdecode(key)!r} twice")
-    places = [source.place for source in chain.from_iterable(sources.values())]
-    if all(isinstance(place, Fault) for place in places):
-        assert isinstance(places[0], Fault)
-        raise SourceError(f"{src}: expected samples with a label, found none in {len(places):,}: {places[0].detail}")
-    by_split = {split: tuple(sources[split]) for split in written}
+    faults = [source.place for source in chain.from_iterable(sources.values()) if isinstance(source.place, Fault)]
+    if len(faults) == len(samples):
+        raise SourceError(f"{src}: expected samples with a label, found none in {len(samples):,}: {faults[0].detail}")
+    by_split = {split or DEFAULT_SPLIT: tuple(sources[split]) for split in written}
     return Collection(FileOrigin(folder), numbering.classes, by_split, ignored, kind="webdataset")
 
 
@@ -107,14 +106,9 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
     if not src.is_dir():
         return src.parent, [src.name], ignored
     tars = []
-    for entry in _entries(src):
-        if kind := clutter(entry.name):
-            ignored[kind] += 1
-            continue
-        for one in _entries(src / entry.name) if entry.is_dir() else [entry]:
-            if kind := clutter(one.name):
-                ignored[kind] += 1
-            elif one.name.endswith(".tar"):
+    for entry in _sorted_entries(src, ignored):
+        for one in _sorted_entries(src / entry.name, ignored) if entry.is_dir() else [entry]:
+            if one.name.endswith(".tar"):
                 tars.append(os.path.relpath(one.path, src))
             else:
                 ignored["other file"] += 1
@@ -123,9 +117,8 @@ def _find_tars(src: Path) -> tuple[Path, list[str], Counter[str]]:
     return src, tars, ignored
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return sorted(entries, key=lambda entry: entry.name)
+def _sorted_entries(folder: Path, ignored: Counter[str]) -> list[os.DirEntry[str]]:
+    return sorted(entries(folder, ignored), key=lambda entry: entry.name)
 
 
 def _expand(pattern: str) -> list[str]:
@@ -176,18 +169,13 @@ def _expand_braces(text: str) -> Iterator[str]:
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-class _Label(NamedTuple):
-    text: str
-    fault: str = ""
-
-
 @dataclass
 class _Parts:
     """Members of a tar that make up one sample."""
 
     images: list[tuple[str, Extent]] = field(default_factory=list)
-    cls: list[_Label] = field(default_factory=list)
-    json: list[_Label] = field(default_factory=list)
+    cls: list[str | Fault] = field(default_factory=list)
+    json: list[str | Fault] = field(default_factory=list)
 
 
 def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
@@ -215,29 +203,35 @@ def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
             else:
                 yield "neither image nor label"
     for name, parts in found.items():
-        labels = parts.cls or parts.json
-        if not parts.images and not labels:
-            yield "neither image nor label"
-            continue
-        fault = ""
-        if len(parts.images) != 1:
-            fault = f"expected one image of the sample {name!r} in {tar}, found {len(parts.images)}"
-        elif len(labels) != 1:
-            fault = f"expected one label (.cls or .json) of the sample {name!r} in {tar}, found {len(labels)}"
-        elif labels[0].fault:
-            fault = f"the label of the sample {name!r} in {tar}: {labels[0].fault}"
-        image, where = next(iter(parts.images), (name, None))
-        yield _Sample(tar, image, where, labels[0].text if labels else "", fault)
+        yield _put_together(tar, name, parts)
 
 
-def _read_text(content: bytes) -> _Label:
+def _put_together(tar: str, name: str, parts: _Parts) -> _Sample | str:
+    labels = parts.cls or parts.json
+    if not parts.images and not labels:
+        return "neither image nor label"
+    what, label = f"the sample {name!r} in {tar}", labels[0] if labels else ""
+    place: Extent | Fault
+    if len(parts.images) != 1:
+        place = Fault(f"expected one image of {what}, found {len(parts.images)}")
+    elif len(labels) != 1:
+        place = Fault(f"expected one label (.cls or .json) of {what}, found {len(labels)}")
+    elif isinstance(label, Fault):
+        place = Fault(f"the label of {what}: {label.detail}")
+    else:
+        place = parts.images[0][1]
+    image = parts.images[0][0] if parts.images else name
+    return _Sample(tar, image, place, label if isinstance(label, str) else "")
+
+
+def _read_text(content: bytes) -> str | Fault:
     try:
-        return _Label(content.decode().strip())
+        return content.decode().strip()
     except UnicodeDecodeError:
-        return _Label("", f"expected UTF-8, found {content!r:.80}")
+        return Fault(f"expected UTF-8, found {content!r:.80}")
 
 
-def _read_json(content: bytes) -> list[_Label]:
+def _read_json(content: bytes) -> list[str | Fault]:
     """Returns no label if no field is one: a .json may be there for other things."""
     try:
         document = json.loads(content)
@@ -246,20 +240,20 @@ def _read_json(content: bytes) -> list[_Label]:
             return []
         value = document[name]
         if type(value) is int:
-            return [_Label(str(value))]
+            return [str(value)]
         if isinstance(value, str):
             return [_read_text(value.encode())]
         hint = f" ({NO_VECTORS})" if isinstance(value, list) else ""
-        return [_Label("", f"expected an integer or a name as {name!r}, found {value!r:.80}{hint}")]
+        return [Fault(f"expected an integer or a name as {name!r}, found {value!r:.80}{hint}")]
     except (ValueError, RecursionError) as error:
-        return [_Label("", f"expected JSON, found: {error}")]
+        return [Fault(f"expected JSON, found: {error}")]
 
 
 # --- splits and keys --------------------------------------------------------------------------------------------------
 
 
-def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str] | None:
-    """Returns the split of each sample; None if nothing tells any."""
+def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str]:
+    """Returns the split of each sample; "" for all if nothing tells any."""
     told = {tar: _word_of_tar(tar) for tar in tars}
     if all(told.values()):
         _check_words(src, told.values())
@@ -272,7 +266,7 @@ def _splits(src: Path, tars: list[str], samples: list[_Sample]) -> list[str] | N
         )
     firsts = [sample.name.partition("/")[0] for sample in samples]
     if not all(map(known_split, firsts)):
-        return None
+        return [""] * len(samples)
     _check_words(src, firsts)
     return list(map(split_name, firsts))
 
@@ -301,35 +295,30 @@ def _check_words(src: Path, words: Iterable[str]) -> None:
 
 
 def _sources(
-    samples: list[_Sample], splits: list[str] | None, numbering: Numbering, keep_tar: bool
+    samples: list[_Sample], splits: list[str], numbering: Numbering, keep_tar: bool
 ) -> dict[str, list[Source]]:
     """Returns the sources by split. `keep_tar` puts the name of its tar before that of each sample."""
     sources: dict[str, list[Source]] = {}
-    for number, sample in enumerate(samples):
-        split = DEFAULT_SPLIT if splits is None else splits[number]
-        fault, name, folders = sample.fault, sample.name, []
-        if splits is not None:
+    for sample, split in zip(samples, splits, strict=True):
+        name, place, label, folders = sample.name, sample.place, 0, []
+        if split:
             folders.append(split)
             first, _, rest = name.partition("/")
             name = rest if rest and split_name(first) == split else name
-        if not fault and (expected := numbering.faults.get((split, sample.label))) is not None:
-            fault = f"the label of the sample {name!r} in {sample.tar}: expected {expected}, found {sample.label!r:.80}"
-        label = 0 if fault else numbering.labels[sample.label]
-        if not fault:
-            folders.append(numbering.classes[label])
-            name = name.removeprefix(folders[-1] + "/")
+        if not isinstance(place, Fault):
+            if expected := numbering.faults.get((split, sample.label)):
+                found = f"expected {expected}, found {sample.label!r:.80}"
+                place = Fault(f"the label of the sample {name!r} in {sample.tar}: {found}")
+            else:
+                label = numbering.labels[sample.label]
+                folders.append(numbering.classes[label])
+                name = name.removeprefix(folders[-1] + "/")
         if keep_tar:
             folders.append(sample.tar.removeprefix(f"{split}/").removesuffix(".tar"))
         key = os.fsencode("/".join((*folders, name)))
-        place = Fault(fault) if fault or sample.place is None else sample.place
         sources.setdefault(split, []).append(Source(key, label, place))
     return sources
 
 
-def _repeated(sources: dict[str, list[Source]]) -> bytes | None:
-    seen: set[bytes] = set()
-    for source in chain.from_iterable(sources.values()):
-        if source.key in seen:
-            return source.key
-        seen.add(source.key)
-    return None
+def _keys(sources: dict[str, list[Source]]) -> Iterator[bytes]:
+    return (source.key for source in chain.from_iterable(sources.values()))

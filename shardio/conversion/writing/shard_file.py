@@ -123,12 +123,12 @@ class ShardFileWriter:
         self._reserve_samples = reserve_samples
         self._block: NDArray[np.uint8] | None = None  # of `append`
         self._filled = 0
-        self._free: list[NDArray[np.uint8]] = []
         self._writing: deque[tuple[Call[None], NDArray[np.uint8]]] = deque()
         self._write_thread = ThreadPool(1, "shardio-write")
         self._sync = BackgroundSync("shardio-sync")
         self._direct = False
-        self._num_written = 0
+        self.num_written = 0
+        """Samples that are in the file, in order and from the first on."""
         self._torn = False  # a write has failed, and what comes later would not be where it belongs
         self._leave = left is not None
         self._header = shard_header(reserve_samples, sample_shape)
@@ -149,8 +149,8 @@ class ShardFileWriter:
             if self._reserve_samples:
                 reserve(descriptor, nbytes)
             write_all(descriptor, self._header)
-            if self._num_written:
-                os.lseek(descriptor, shard_nbytes(self._num_written, self.sample_shape), os.SEEK_SET)
+            if self.num_written:
+                os.lseek(descriptor, shard_nbytes(self.num_written, self.sample_shape), os.SEEK_SET)
         # The clients of network filesystems have a pipeline of their own behind the page cache.
         if nbytes >= _DIRECT_NBYTES and not is_network(filesystem_kind(self.path.parent)):
             with contextlib.suppress(OSError):  # a filesystem that cannot
@@ -166,22 +166,22 @@ class ShardFileWriter:
         """
         descriptor, block = self._file.descriptor if copy_from is None else copy_from, _make_block(self.sample_shape)
         sound = True
-        while sound and self._num_written < len(crc32s):
-            rows = block[: len(crc32s) - self._num_written]
-            count = _read_samples(descriptor, rows, shard_nbytes(self._num_written, self.sample_shape))
-            expected = crc32s[self._num_written : self._num_written + count]
+        while sound and self.num_written < len(crc32s):
+            rows = block[: len(crc32s) - self.num_written]
+            count = _read_samples(descriptor, rows, shard_nbytes(self.num_written, self.sample_shape))
+            expected = crc32s[self.num_written : self.num_written + count]
             whole = next((i for i in range(count) if crc32(rows[i]) != expected[i]), count)
             sound = whole == len(rows)
             if whole:
                 self._sha256.update(rows[:whole].data)
                 if copy_from is None:
-                    self._num_written += whole
+                    self.num_written += whole
                 else:
                     self._write([rows[:whole]], None)
-            yield self._num_written
+            yield self.num_written
         if copy_from is None:
             with naming(self.path):
-                end = shard_nbytes(self._num_written, self.sample_shape) if self._num_written else 0
+                end = shard_nbytes(self.num_written, self.sample_shape) if self.num_written else 0
                 os.ftruncate(self._file.descriptor, end)
                 os.lseek(self._file.descriptor, 0, os.SEEK_SET)
             self._begin()
@@ -190,11 +190,6 @@ class ShardFileWriter:
     def temporary(self) -> Path:
         """The name of the file until it is finished."""
         return self._file.temporary
-
-    @property
-    def num_written(self) -> int:
-        """Samples that are in the file, in order and from the first on."""
-        return self._num_written
 
     def __enter__(self) -> ShardFileWriter:
         return self
@@ -228,8 +223,6 @@ class ShardFileWriter:
         Its content is arbitrary. Waits for the disk if that is two blocks behind, and raises OSError for what failed
         there. So memory is bounded by two blocks and those that the caller has.
         """
-        if self._free:
-            return self._free.pop()
         if len(self._writing) == _MOST_WRITING:
             return self._oldest_written()
         return _make_block(self.sample_shape)
@@ -243,7 +236,7 @@ class ShardFileWriter:
         another thread once the first n samples, up to the end of this block, are durable; not at all if the disk is
         still busy with what came before. If it returns True, the file is kept, too, if it is never finished.
         """
-        runs = [block[start:stop] for start, stop in _runs(kept)]
+        runs = [block[rows[0] : rows[-1] + 1] for rows in _stretches(kept) if len(rows)]
         for run in runs:
             self._sha256.update(run.data)
         self._writing.append((self._write_thread.submit(self._write, runs, save), block))
@@ -269,9 +262,9 @@ class ShardFileWriter:
                         continue
                     view = view[written:]
                     unsynced_nbytes += 0 if self._direct else written
-                self._num_written += len(run)
+                self.num_written += len(run)
             self._torn = False
-            sync = partial(self._make_durable, self._num_written, save)
+            sync = partial(self._make_durable, self.num_written, save)
             self._sync.wrote(unsynced_nbytes, sync, now=save is not None)
 
     def _make_durable(self, num_samples: int, save: Callable[[int], bool] | None) -> None:
@@ -332,7 +325,7 @@ class ShardFileWriter:
         reads the samples anyway, and detects what a loss of power has taken.
         """
         self._end_threads(cancel=False)
-        self._leave |= save(self._num_written)
+        self._leave |= save(self.num_written)
 
     def discard(self) -> None:
         """Removes the unfinished file, whatever was saved of it."""
@@ -374,12 +367,7 @@ def _make_block(sample_shape: SampleShape) -> NDArray[np.uint8]:
     return aligned_empty((count, *sample_shape))
 
 
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns (start, stop) of each stretch of consecutive numbers."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number:
-            runs[-1] = (runs[-1][0], number + 1)
-        else:
-            runs.append((number, number + 1))
-    return runs
+def _stretches(numbers: Sequence[int]) -> list[NDArray[np.intp]]:
+    """Returns the stretches of consecutive numbers; an empty one if there are no numbers."""
+    array = np.asarray(numbers, np.intp)
+    return np.split(array, np.flatnonzero(np.diff(array) != 1) + 1)

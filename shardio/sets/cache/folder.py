@@ -17,11 +17,11 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardio.errors import CacheError
+from shardio.errors import CacheError, SpaceError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
 from shardio.sets.cache.leases import CopyPaths, Lease
@@ -93,8 +93,7 @@ class Cache:
 
     def free_nbytes(self) -> int:
         """Returns how many bytes this user may still write to the cache's filesystem."""
-        status = os.statvfs(self.folder)
-        return status.f_bavail * status.f_frsize
+        return shutil.disk_usage(self.folder).free
 
     def copies(self) -> list[CachedCopy]:
         """Returns what is there, in no order. Raises CacheError if the folder is no cache, FileNotFoundError if there
@@ -120,25 +119,53 @@ class Cache:
             raise ValueError(f"either keep or free must be given; found {keep}, {free}")
         copies = sorted(self.copies(), key=lambda copy: copy.last_used)
         self.sweep()
-        nbytes = sum(copy.nbytes for copy in copies)
+        nbytes = _nbytes(copies)
         removed, kept = [], []
         for copy in copies:
             if (nbytes <= keep) if keep is not None else (self.free_nbytes() >= (free or 0)):
                 break
             try:
-                gone = self._remove(CopyPaths(self.folder, copy.digest))
+                if self._remove(CopyPaths(self.folder, copy.digest)):
+                    removed.append(copy)
+                    nbytes -= copy.nbytes
+                else:
+                    kept.append(replace(copy, in_use=True))
             except PermissionError:
                 kept.append(copy)
-                continue
             except CacheError as error:
                 kept.append(replace(copy, in_use=True, problem=str(error)))
-                continue
-            if gone:
-                removed.append(copy)
-                nbytes -= copy.nbytes
-            else:
-                kept.append(replace(copy, in_use=True))
         return EvictReport(str(self.folder), tuple(removed), tuple(kept), nbytes)
+
+    def make_room(self, digest: str, nbytes: int) -> tuple[CachedCopy, ...]:
+        """Makes room for so many more bytes of the copy with this digest. Returns the copies that were evicted for it.
+
+        Raises SpaceError, and evicts nothing, if evicting cannot make enough.
+        """
+        free = self.free_nbytes()
+        if nbytes <= free:
+            return ()
+        if nbytes <= free + _nbytes(self._evictable(self.copies())):
+            evicted = self.evict(free=nbytes).removed
+            if nbytes <= self.free_nbytes():
+                return evicted
+        raise self.no_room(digest, nbytes)
+
+    def no_room(self, digest: str, nbytes: int, found: str | None = None) -> SpaceError:
+        """Returns the error that says what takes the room. `found` is the filesystem's text, which may know of a
+        quota."""
+        copies = [copy for copy in self.copies() if copy.digest != digest]
+        held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
+        ours = _nbytes(self._evictable(copies))
+        others = _nbytes([copy for copy in copies if not copy.in_use]) - ours
+        return SpaceError(
+            f"{self.folder}: expected room for {nbytes:,} bytes, found {f'{found}, ' if found else ''}"
+            f"{self.free_nbytes():,} free, {ours:,} in copies that are not in use"
+            f"{f', {others:,} in such ones that only other users may remove' if others else ''}; in use: {held}. "
+            "Finished files are kept. Make room, choose a larger disk for the cache, or read from the source"
+        )
+
+    def _evictable(self, copies: Sequence[CachedCopy]) -> list[CachedCopy]:
+        return [copy for copy in copies if not copy.in_use and self.may_remove(copy.digest)]
 
     def _remove(self, paths: CopyPaths) -> bool:
         """Removes a copy and its locks, unless it is in use. Returns whether it is gone. Raises PermissionError, and
@@ -237,6 +264,15 @@ def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
         processes=processes,
         problem=problem,
     )
+
+
+def _nbytes(copies: Sequence[CachedCopy]) -> int:
+    return sum(copy.nbytes for copy in copies)
+
+
+def _describe_use(copy: CachedCopy) -> str:
+    by = f" by process {', '.join(map(str, copy.processes))}" if copy.processes else ""
+    return f"{copy.digest[:16]} ({copy.source or 'source unknown'}), {copy.nbytes:,} bytes{by}"
 
 
 def _remove_trash(path: Path) -> None:

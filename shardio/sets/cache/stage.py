@@ -20,7 +20,6 @@ from shardio.format.opening import open_checked
 from shardio.format.parse import is_digest
 from shardio.sets.cache.folder import Cache, CachedCopy
 from shardio.sets.cache.leases import Lease
-from shardio.sets.cache.room import make_room, no_room
 from shardio.sets.fill import Filler
 from shardio.sets.local import hinting_at_order
 from shardio.sets.storage import Storage, open_storage
@@ -166,7 +165,7 @@ class Stager:
         self._cache.sweep()
         waiting = False
         while not self._stop.is_set():
-            if not self._verify and self._is_complete():
+            if not self._verify and self._lease.manifest() is not None and not self._missing():
                 return True
             filling = self._lease.try_filling(_absolute(self._storage.name))
             if filling is not None:
@@ -179,9 +178,6 @@ class Stager:
             waiting = True
             self._stop.wait(_POLL_SECONDS)
         return False
-
-    def _is_complete(self) -> bool:
-        return self._lease.is_complete() and self._lease.manifest() is not None and not self._missing()
 
     def _missing(self) -> list[FileEntry]:
         """Returns the files that are not there with the right size and header."""
@@ -218,7 +214,7 @@ class Stager:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise no_room(self._cache, self._lease.digest, self._needed(todo), error.strerror) from error
+            raise self._cache.no_room(self._lease.digest, self._needed(todo), error.strerror) from error
         return True
 
     def _copy(self, todo: Sequence[FileEntry]) -> None:
@@ -238,7 +234,7 @@ class Stager:
         return sum(entry.nbytes for entry in self._left(todo)) + len(self._manifest.dumps())
 
     def _make_room(self, todo: Sequence[FileEntry]) -> None:
-        self.evicted += make_room(self._cache, self._lease.digest, self._needed(todo))
+        self.evicted += self._cache.make_room(self._lease.digest, self._needed(todo))
 
     def _progress(self, nbytes: int) -> None:
         if self._on_progress is not None:
