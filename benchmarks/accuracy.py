@@ -6,6 +6,9 @@ JPEGs     Pillow decodes the files, crops a random box of each, resizes it, and 
 crop      `shardio convert` of the same files to 256 x 256, and shardio.augment on the batches of a ShardLoader.
 squash    The same with --fit squash, which keeps what lies beyond the square in the centre.
 
+With --randaugment, RandAugment(2, 9) follows the crop and the flip: torchvision's for JPEGs, so that this needs an
+environment with torchvision, and shardio.augment's for shards.
+
 Everything else is the same: the network, and for each seed its first weights; optimizer, schedule, steps, batch size.
 Each network is evaluated on the pictures of its own way, and on the JPEGs, which tells whether training on shards also
 serves pictures that never were in any. The ways take turns; p is that of the permutation test of their means, over all
@@ -30,12 +33,22 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from augment_peer import import_torchvision
 from classic import RATIO, SCALE, as_tensor, augmented, centred, normalised
 from common import BUILD, describe_machine
 from PIL import Image
 from torch import nn
 
-from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize
+from shardio.augment import (
+    CenterCrop,
+    Compose,
+    HorizontalFlip,
+    Normalize,
+    RandAugment,
+    RandomResizedCrop,
+    Resize,
+    Transform,
+)
 from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import FitMode
 from shardio.format.layout import MANIFEST_NAME
@@ -61,7 +74,18 @@ def short_side(size: int) -> int:
     return size + 2 * round(size / 14)
 
 
-def way_of_jpegs(tree: Path, size: int, batch_size: int, pool: ThreadPoolExecutor) -> Way:
+def randaugment() -> Callable[[torch.Tensor], torch.Tensor]:
+    import_torchvision()
+    from torchvision.transforms import v2
+
+    policy: Callable[[torch.Tensor], torch.Tensor] = v2.RandAugment(2, 9)
+    return policy
+
+
+def way_of_jpegs(
+    tree: Path, size: int, batch_size: int, pool: ThreadPoolExecutor, policy: Callable[[torch.Tensor], torch.Tensor]
+) -> Way:
+    """`policy` changes one picture, uint8 (3, size, size), and draws from torch's generator."""
     files, labels = files_of(tree / "train")
     images = list(pool.map(decode, files))
 
@@ -75,7 +99,8 @@ def way_of_jpegs(tree: Path, size: int, batch_size: int, pool: ThreadPoolExecuto
         made = pool.map(make, order.tolist())  # as fast as the threads can: an epoch of small pictures needs no bound
         for first in range(0, len(order) - batch_size + 1, batch_size):
             chosen = order[first : first + batch_size]
-            yield normalised(torch.stack(list(islice(made, batch_size)))), labels[chosen]
+            # In this thread, so that the generator's numbers are the same in every run.
+            yield normalised(torch.stack(list(map(policy, islice(made, batch_size))))), labels[chosen]
 
     def resize(file: Path) -> torch.Tensor:
         return as_tensor(centred(decode(file), short_side(size), size))
@@ -97,8 +122,8 @@ def decode(file: Path) -> Image.Image:
         return image.convert("RGB")
 
 
-def way_of_shards(path: Path, size: int, batch_size: int) -> Way:
-    augment = Compose([RandomResizedCrop(size, SCALE, RATIO), HorizontalFlip(), Normalize("imagenet")])
+def way_of_shards(path: Path, size: int, batch_size: int, policy: Sequence[Transform]) -> Way:
+    augment = Compose([RandomResizedCrop(size, SCALE, RATIO), HorizontalFlip(), *policy, Normalize("imagenet")])
     resize = Compose([Resize(short_side(size)), CenterCrop(size), Normalize("imagenet")])
     open_loader = partial(ShardLoader, path, device="cpu", rank=0, world_size=1)
 
@@ -198,6 +223,7 @@ def main() -> None:
     parser.add_argument("--stored", type=int, default=256, help="size of the samples (%(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch, and of Pillow (%(default)s)")
+    parser.add_argument("--randaugment", action="store_true", help="augment further; needs torchvision")
     parser.add_argument(
         "--out", type=Path, default=BUILD / "accuracy", help="folder for drawn images and converted sets"
     )
@@ -215,9 +241,12 @@ def main() -> None:
         path = options.out / f"{tree.name}-{options.stored}-{fit}"
         if not (path / MANIFEST_NAME).exists():
             convert(tree, path, size=options.stored, fit=fit)
-        ways[f"shards, {fit}"] = way_of_shards(path, options.size, options.batch_size)
+        ways[f"shards, {fit}"] = way_of_shards(
+            path, options.size, options.batch_size, [RandAugment(2, 9)] * options.randaugment
+        )
     with ThreadPoolExecutor(options.threads) as pool:
-        ways = {"JPEGs": way_of_jpegs(tree, options.size, options.batch_size, pool), **ways}
+        policy = randaugment() if options.randaugment else torch.Tensor.contiguous
+        ways = {"JPEGs": way_of_jpegs(tree, options.size, options.batch_size, pool, policy), **ways}
         run(ways, tree, options)
 
 
