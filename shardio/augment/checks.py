@@ -14,6 +14,8 @@ def check_number(name: str, value: object) -> None:
     """Raises TypeError unless `value` is a number. A tensor or an array of one number is one."""
     if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
         raise TypeError(f"{name} must be a number; found {value!r}")
+    if isinstance(value, int) and value.bit_length() > 1000:
+        raise ValueError(f"{name} must be a number that a float can hold; found one of {value.bit_length()} bits")
 
 
 def check_at_least(name: str, value: float, least: float) -> None:

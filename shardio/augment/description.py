@@ -105,7 +105,7 @@ def _plain(value: object) -> Any:
         return value
     if isinstance(value, torch.dtype):
         return str(value)
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_plain(part) for part in value]
     if isinstance(value, Real):
         return float(value)
