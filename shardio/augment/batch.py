@@ -58,7 +58,7 @@ class Batch:
 
     def cropped(self, boxes: Boxes) -> Batch:
         """Takes a box of each picture, in the picture's own pixels."""
-        self._check_uint8()
+        self.check_uint8()
         if self.steps:
             return self.finished().cropped(boxes)
         if self.flips is not None:  # crops come before flips in the end, so that this box is taken as in a mirror
@@ -70,7 +70,7 @@ class Batch:
         return replace(self, boxes=part, within=self.within if self.resized else part, sizes=sizes)
 
     def resized_to(self, sizes: NDArray[np.int64], interpolation: Interpolation, antialias: bool) -> Batch:
-        self._check_uint8()
+        self.check_uint8()
         if self.resized or self.steps:
             return self.finished().resized_to(sizes, interpolation, antialias)
         return replace(
@@ -86,24 +86,31 @@ class Batch:
     def mirrored(self, flips: NDArray[np.bool_]) -> Batch:
         if self.steps:
             return self.stepped(np.where(flips, np.uint8(Op.MIRROR), np.uint8(Op.NOTHING)))
-        self._check_uint8()
+        self.check_uint8()
         return replace(self, flips=flips if self.flips is None else self.flips ^ flips)
 
     def stepped(self, codes: Op | NDArray[np.uint8], *values: ArrayLike) -> Batch:
         """Adds an operation for each picture, an Op or `codes`, (B,); each of its `values` is a number or (B,)."""
-        self._check_uint8()
+        self.check_uint8()
+        step = Step.of(len(self), self.images.shape[1], codes, *values)
+        self.check_channels(map(Op, np.unique(step.codes).tolist()))
+        return replace(self, steps=(*self.steps, step))
+
+    def check_channels(self, ops: Iterable[Op]) -> None:
+        """Raises ValueError if one of these operations is not defined for pictures of so many channels.
+
+        Transforms ask for all that they may draw: an error that only some batches bring would come late.
+        """
         channels = self.images.shape[1]
-        step = Step.of(len(self), channels, codes, *values)
-        if channels not in (1, 3) and (wrong := NEEDS_RGB.intersection(map(Op, np.unique(step.codes).tolist()))):
+        if channels not in (1, 3) and (wrong := NEEDS_RGB.intersection(ops)):
             names = ", ".join(sorted(op.name.lower() for op in wrong))
             raise ValueError(
                 f"expected images of 3 channels, red, green and blue, or of 1 for {names}; found {channels}"
             )
-        return replace(self, steps=(*self.steps, step))
 
     def unsquashed(self) -> Batch:
-        """Resizes squashed pictures to what they were before, which must be one size for all."""
-        if self.boxes is not None or (self.sizes == self.images.shape[2:]).all():
+        """Resizes squashed pictures to what they were before, which must be one size for all, unless they are cast."""
+        if self.boxes is not None or self.is_cast or (self.sizes == self.images.shape[2:]).all():
             return self
         return self.resized_to(self.sizes, self.interpolation, self.antialias)
 
@@ -112,9 +119,12 @@ class Batch:
         """True if the pictures are not uint8, or will not be in the end."""
         return self.statistics is not None or self.dtype is not None or self.images.dtype != torch.uint8
 
-    def _check_uint8(self) -> None:
+    def check_uint8(self) -> None:
         if self.is_cast:
-            raise ValueError("crops, resizes and flips take uint8 images: they come before Normalize and ToDtype")
+            raise ValueError(
+                "crops, resizes, flips, warps and changes of colour take uint8 images: they come before Normalize and "
+                "ToDtype"
+            )
 
     @property
     def region(self) -> Boxes:
@@ -309,6 +319,7 @@ class Compose(Transform):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", checked(self.transforms))
+        super().__post_init__()
 
     @property
     def mixes(self) -> bool:
@@ -335,6 +346,7 @@ class Views(Transform):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", checked(self.transforms))
+        super().__post_init__()
         if not self.transforms:
             raise ValueError("Views takes one or more transforms; found none")
 

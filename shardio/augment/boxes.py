@@ -18,7 +18,7 @@ from shardio.order.rng import make_keys, random_bits, uniform
 # torchvision draws so often before it gives up and takes the centre.
 _TRIES = 10
 # One purpose may draw so many numbers for one sample.
-_MOST_DRAWS = 32
+MOST_DRAWS = 32
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Draws:
 
     def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
         """Returns (count, B) numbers from [0, 1). Another purpose has other numbers."""
-        if not 0 < count <= _MOST_DRAWS:
-            raise ValueError(f"count must be from 1 to {_MOST_DRAWS}; found {count}")
-        first = self.indices.astype(np.uint64) * np.uint64(_MOST_DRAWS)
+        if not 0 < count <= MOST_DRAWS:
+            raise ValueError(f"count must be from 1 to {MOST_DRAWS}; found {count}")
+        first = self.indices.astype(np.uint64) * np.uint64(MOST_DRAWS)
         return uniform(self._key(purpose), first + np.arange(count, dtype=np.uint64)[:, np.newaxis])
 
     def _key(self, purpose: str) -> np.uint64:

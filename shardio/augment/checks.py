@@ -14,6 +14,21 @@ def check_number(name: str, value: object) -> None:
     """Raises TypeError unless `value` is a number. A tensor or an array of one number is one."""
     if not isinstance(value, Real) and getattr(value, "ndim", None) != 0:
         raise TypeError(f"{name} must be a number; found {value!r}")
+    if isinstance(value, int) and value.bit_length() > 1000:
+        raise ValueError(f"{name} must be a number that a float can hold; found one of {value.bit_length()} bits")
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Raises unless `value` is a finite number of at least `least`."""
+    check_number(name, value)
+    if not least <= value < math.inf:
+        raise ValueError(f"{name} must be a finite number of at least {least:g}; found {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raises TypeError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False; found {value!r}")
 
 
 def check_probability(name: str, value: float) -> None:
@@ -54,7 +69,9 @@ def around(
     check_number(name, value)
     if not 0 <= value < math.inf:  # type: ignore[operator]
         raise ValueError(f"{name} must be a number of at least 0, or (least, most); found {value!r}")
-    return check_range(name, (max(centre - value, least), centre + value), least, most)  # type: ignore[operator]
+    if centre + value > most:  # type: ignore[operator]
+        raise ValueError(f"{name} must be a number from 0 to {most - centre:g}, or (least, most); found {value!r}")
+    return max(centre - value, least), centre + value  # type: ignore[operator]
 
 
 def check_choice(name: str, value: object, choices: object) -> None:
@@ -63,18 +80,20 @@ def check_choice(name: str, value: object, choices: object) -> None:
         raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}; found {value!r}")
 
 
-def check_fill(fill: Fill) -> None:
+def check_fill(fill: Fill, name: str = "fill") -> None:
     """Raises unless `fill` is a grey level, one for each channel, or None."""
-    for level in fill or () if isinstance(fill, Sequence | None) else (fill,):
-        check_number("fill", level)
+    if isinstance(fill, str) or (isinstance(fill, Sequence) and not fill):
+        raise ValueError(f"{name} must be a grey level, or one for each channel; found {fill!r}")
+    for level in () if fill is None else fill if isinstance(fill, Sequence) else (fill,):
+        check_number(name, level)
         if not 0 <= level <= 255:
-            raise ValueError(f"fill must be from 0 to 255; found {fill!r}")
+            raise ValueError(f"{name} must be from 0 to 255; found {fill!r}")
 
 
-def fill_of(fill: Fill, channels: int) -> tuple[float, ...]:
-    """Returns a grey level for each channel; NaN for None."""
+def fill_of(fill: Fill, channels: int, name: str = "fill") -> tuple[float, ...]:
+    """Returns a number for each channel; NaN for None."""
     if not isinstance(fill, Sequence):
         return (math.nan if fill is None else float(fill),) * channels
     if len(fill) not in (1, channels):
-        raise ValueError(f"fill must be a grey level, or one for each of {channels} channels; found {fill!r}")
+        raise ValueError(f"{name} must be a number, or one for each of {channels} channels; found {fill!r}")
     return tuple(map(float, fill)) * (channels // len(fill))

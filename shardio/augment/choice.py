@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.batch import Batch, Compose, Transform, checked
-from shardio.augment.boxes import Boxes
-from shardio.augment.checks import check_probability
+from shardio.augment.boxes import MOST_DRAWS, Boxes
+from shardio.augment.checks import check_number, check_probability
 from shardio.augment.resample import to_device
 from shardio.augment.steps import merged
 
@@ -23,6 +24,8 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 
     If all of them have only noted what is wanted, so is the choice. Otherwise all are computed.
     """
+    if not len(base):
+        return alternatives[-1]
     first = alternatives[0]
     if not all(_are_alike(base, first, other) for other in alternatives):
         return _computed(alternatives, numbers)
@@ -54,7 +57,8 @@ def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
 
 
 def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
-    done = [other.finished() for other in alternatives]
+    # Some may have undone that pictures were squashed, as what looks at neighbours does.
+    done = [other.unsquashed().finished() for other in alternatives]
     images = done[0].images
     for number, other in enumerate(done[1:], start=1):
         if other.images.shape != images.shape or other.images.dtype != images.dtype:
@@ -81,6 +85,7 @@ class RandomApply(Transform):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _parts("RandomApply", self.transforms))
+        super().__post_init__()
         check_probability("p", self.p)
         if any(transform.mixes for transform in self.transforms):
             raise ValueError("Mixup and CutMix have a `p` of their own: RandomApply takes transforms of one picture")
@@ -102,8 +107,13 @@ class RandomChoice(Transform):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _parts("RandomChoice", self.transforms))
-        if self.p is not None and (len(self.p) != len(self.transforms) or min(self.p) < 0 or sum(self.p) <= 0):
-            raise ValueError(f"p must be {len(self.transforms)} probabilities; found {self.p}")
+        super().__post_init__()
+        if self.p is not None:
+            shares = self.p if isinstance(self.p, tuple) else ()
+            for share in shares:
+                check_number("p", share)
+            if len(shares) != len(self.transforms) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+                raise ValueError(f"p must be {len(self.transforms)} probabilities; found {self.p!r}")
 
     @property
     def mixes(self) -> bool:
@@ -131,11 +141,16 @@ class RandomOrder(Transform):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", _parts("RandomOrder", self.transforms))
+        super().__post_init__()
         if any(transform.mixes for transform in self.transforms):
             raise ValueError("Mixup and CutMix come last: RandomOrder takes transforms of one picture")
+        if len(self.transforms) > MOST_DRAWS:
+            raise ValueError(f"RandomOrder takes at most {MOST_DRAWS} transforms; found {len(self.transforms)}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         order = batch.draws.uniform(purpose, len(self.transforms)).argsort(axis=0)
+        if not len(batch):
+            return Compose(self.transforms).apply(batch, purpose)
         for numbers in order:
             made = [transform.apply(batch, f"{purpose}/{number}") for number, transform in enumerate(self.transforms)]
             batch = chosen_of(batch, made, numbers)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import ClassVar
 
 import numpy as np
 
 from shardio.augment.batch import Batch, Transform
-from shardio.augment.checks import around, check_number, check_probability, check_range, check_whole
+from shardio.augment.checks import around, check_at_least, check_number, check_probability, check_range, check_whole
 from shardio.augment.steps import Op
 
 Range = float | tuple[float, float]
@@ -36,6 +37,7 @@ class ColorJitter(Transform):
     }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in self._OPS:
             self._bounds(name)
 
@@ -68,9 +70,11 @@ class _Sometimes(Transform):
     p: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_probability("p", self.p)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch.check_channels([self.op])
         codes = np.where(batch.draws.uniform(purpose, 1)[0] < self.p, np.uint8(self.op), np.uint8(Op.NOTHING))
         return batch.stepped(codes, *self._values())
 
@@ -154,7 +158,7 @@ class RandomAdjustSharpness(_Sometimes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("sharpness_factor", (0, self.sharpness_factor), 0)
+        check_at_least("sharpness_factor", self.sharpness_factor, 0)
 
     def _values(self) -> tuple[float, ...]:
         return (self.sharpness_factor,)
@@ -171,6 +175,11 @@ class GaussianBlur(Transform):
     sigma: Range = (0.1, 2.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self._sizes) != 2:
+            raise ValueError(
+                f"kernel_size must be an odd number of pixels, or (width, height); found {self.kernel_size!r}"
+            )
         for size in self._sizes:
             check_whole("kernel_size", size, 1)
             if size % 2 == 0:
@@ -183,12 +192,12 @@ class GaussianBlur(Transform):
 
     @property
     def _sigmas(self) -> tuple[float, float]:
-        return (self.sigma, self.sigma) if isinstance(self.sigma, int | float) else self.sigma
+        return (self.sigma, self.sigma) if isinstance(self.sigma, Real) else self.sigma  # type: ignore[return-value]
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         width, height = self._sizes
         batch = batch.unsquashed()
-        if width // 2 >= batch.size[1] or height // 2 >= batch.size[0]:
+        if len(batch) and (width // 2 >= batch.size[1] or height // 2 >= batch.size[0]):
             raise ValueError(
                 f"kernel_size must be less than twice the picture's size, {batch.size}, height and width; found "
                 f"{self.kernel_size!r}"
@@ -213,7 +222,8 @@ class Lighting(Transform):
     _VECTORS: ClassVar = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
 
     def __post_init__(self) -> None:
-        check_range("std", (0, self.std), 0)
+        super().__post_init__()
+        check_at_least("std", self.std, 0)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if batch.images.shape[1] != 3:

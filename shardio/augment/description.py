@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 
 KIND = "transform"
 """The key of a dictionary under which the name of the class stands."""
 
-_TORCH = "torch."
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 class Described:
@@ -26,8 +27,15 @@ class Described:
         super().__init_subclass__()
         Described._classes[_name_of(cls)] = cls
 
+    def __post_init__(self) -> None:
+        """Makes plain values of the arguments: tuples of lists and arrays, so that equal arguments are equal values."""
+        for field in _arguments_of(self):
+            object.__setattr__(self, field.name, _kept(getattr(self, field.name)))
+
     def __repr__(self) -> str:
         """Returns the call that makes this, without arguments that are as by default. Each part has a line."""
+        if not is_dataclass(self):
+            return object.__repr__(self)
         arguments = []
         for field in _arguments_of(self):
             value = getattr(self, field.name)
@@ -39,14 +47,19 @@ class Described:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the arguments by name, all of them, and the name of the class as "transform". JSON can hold it."""
+        """Returns the arguments by name, all of them, and the name of the class as "transform". JSON can hold it.
+
+        Raises TypeError if the class is no dataclass, or an argument is none of these things.
+        """
+        if not is_dataclass(self):
+            raise TypeError(f"expected a dataclass, whose arguments are known; found {self!r}")
         values = {field.name: _plain(getattr(self, field.name)) for field in _arguments_of(self)}
         return {KIND: _name_of(type(self)), **values}
 
     @property
     def digest(self) -> str:
         """The SHA-256 of `to_dict()`, 64 hexadecimal digits: that of another run, if its transform was the same."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_whole(self.to_dict()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -54,13 +67,20 @@ def from_dict(values: Mapping[str, Any]) -> Described:
     """Returns the transform whose `to_dict` has given these values. Raises ValueError if there is none."""
     kind = values.get(KIND) if isinstance(values, Mapping) else None
     known = Described._classes.get(kind) if isinstance(kind, str) else None
-    if known is None:
-        raise ValueError(f'expected a dictionary with the name of a transform as "{KIND}"; found {values!r:.200}')
-    arguments = {name: _live(value) for name, value in values.items() if name != KIND}
+    # What has no arguments of its own is a base of other classes.
+    if known is None or "__dataclass_fields__" not in vars(known):
+        raise ValueError(f'expected a dictionary with the name of a transform as "{KIND}"; found {_shown(values)}')
     try:
-        return known(**arguments)
-    except TypeError as error:
-        raise ValueError(f"expected the arguments of {kind}; found {arguments!r:.200}: {error}") from None
+        return known(**{name: _live(value) for name, value in values.items() if name != KIND})
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"expected the arguments of {kind}; found {_shown(values)}: {error}") from None
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.200}"
+    except RecursionError:
+        return "lists or dictionaries in each other without end"
 
 
 def _name_of(kind: type) -> str:
@@ -72,6 +92,12 @@ def _arguments_of(described: Described) -> list[Field[Any]]:
     return [field for field in fields(described) if field.init]  # type: ignore[arg-type]
 
 
+def _kept(value: object) -> object:
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    return tuple(map(_kept, value)) if isinstance(value, list | tuple) else value
+
+
 def _plain(value: object) -> Any:
     if isinstance(value, Described):
         return value.to_dict()
@@ -79,11 +105,20 @@ def _plain(value: object) -> Any:
         return value
     if isinstance(value, torch.dtype):
         return str(value)
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_plain(part) for part in value]
-    if isinstance(value, Real) or getattr(value, "ndim", None) == 0:
-        return float(value)  # type: ignore[arg-type]
+    if isinstance(value, Real):
+        return float(value)
     raise TypeError(f"expected numbers, names, dtypes and lists of them as arguments; found {value!r}")
+
+
+def _whole(value: Any) -> Any:
+    """Makes integers of floats that are whole: 1 and 1.0 are equal as arguments, and must be so in a digest."""
+    if isinstance(value, dict):
+        return {name: _whole(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_whole(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _live(value: Any) -> Any:
@@ -91,6 +126,4 @@ def _live(value: Any) -> Any:
         return from_dict(value)
     if isinstance(value, list | tuple):
         return tuple(map(_live, value))
-    if isinstance(value, str) and value.startswith(_TORCH):
-        return getattr(torch, value.removeprefix(_TORCH))
-    return value
+    return _DTYPES.get(value, value) if isinstance(value, str) else value

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shardio.augment.batch import Batch, Transform
 from shardio.augment.boxes import Draws
-from shardio.augment.checks import check_number, check_probability, check_range, check_whole, fill_of
+from shardio.augment.checks import check_fill, check_number, check_probability, check_range, check_whole, fill_of
 from shardio.augment.resample import to_device
 
 # torchvision and timm draw so often before they leave the picture as it is.
@@ -44,6 +44,7 @@ class RandomErasing(Transform):
     count: int | tuple[int, int] = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_probability("p", self.p)
         check_range("scale", self.scale, 0, 1, above=True)
         check_range("ratio", self.ratio, 0, above=True)
@@ -55,6 +56,12 @@ class RandomErasing(Transform):
         else:
             for number in self.value if isinstance(self.value, Sequence) else (self.value,):
                 check_number("value", number)
+                if not math.isfinite(float(number)):
+                    raise ValueError(f"value must be finite; found {self.value!r}")
+            if self.value == ():
+                raise ValueError("value must be a number, or one for each channel; found ()")
+        if len(self._counts) != 2:
+            raise ValueError(f"count must be a number of rectangles, or (least, most); found {self.count!r}")
         least, most = self._counts
         check_whole("count", least, 1)
         check_whole("count", most, least)
@@ -69,6 +76,10 @@ class RandomErasing(Transform):
         images = done.images.clone() if done is batch else done.images
         if isinstance(self.value, str) and not images.dtype.is_floating_point:
             raise ValueError(f'value "{self.value}" is for normalised pictures: let RandomErasing follow Normalize')
+        if not isinstance(self.value, str):
+            fill_of(self.value, images.shape[1], "value")
+            if not images.dtype.is_floating_point:
+                check_fill(self.value, "value")
         whether, how_many = batch.draws.uniform(purpose, 2)
         least, most = self._counts
         counts = np.where(whether < self.p, least + np.floor(how_many * (most - least + 1)), 0).astype(np.int64)
@@ -101,7 +112,7 @@ class RandomErasing(Transform):
         if self.value == "color":
             colours = draws.normal(f"{purpose} color", channels).T
         else:
-            colours = np.tile(np.array(fill_of(self.value, channels)), (count, 1))  # type: ignore[arg-type]
+            colours = np.tile(np.array(fill_of(self.value, channels, "value")), (count, 1))  # type: ignore[arg-type]
         return to_device(torch.from_numpy(np.ascontiguousarray(colours)).to(images.dtype), images.device)[
             ..., None, None
         ]

@@ -92,6 +92,7 @@ class VerticalFlip(Transform):
     p: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_probability("p", self.p)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
@@ -117,11 +118,13 @@ class RandomAffine(Transform):
     center: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         around("degrees", self.degrees, 0)
-        for share in () if self.translate is None else self.translate:
-            check_probability("translate", share)
-        if self.translate is not None and len(self.translate) != 2:
-            raise ValueError(f"translate must be the greatest shares of width and height; found {self.translate!r}")
+        if self.translate is not None:
+            if not isinstance(self.translate, tuple) or len(self.translate) != 2:
+                raise ValueError(f"translate must be the greatest shares of width and height; found {self.translate!r}")
+            for share in self.translate:
+                check_probability("translate", share)
         if self.scale is not None:
             check_range("scale", self.scale, 0, above=True)
         self._shears()
@@ -132,7 +135,11 @@ class RandomAffine(Transform):
     def _shears(self) -> tuple[tuple[float, float], tuple[float, float]]:
         if self.shear is None:
             return (0.0, 0.0), (0.0, 0.0)
-        if isinstance(self.shear, Sequence) and len(self.shear) == 4:
+        if isinstance(self.shear, tuple) and len(self.shear) not in (2, 4):
+            raise ValueError(
+                f"shear must be one number, or (least, most) along x, or along x and y; found {self.shear!r}"
+            )
+        if isinstance(self.shear, tuple) and len(self.shear) == 4:
             return around("shear", self.shear[:2], 0), around("shear", self.shear[2:], 0)
         return around("shear", self.shear, 0), (0.0, 0.0)
 
@@ -174,6 +181,7 @@ class RandomRotation(Transform):
     center: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         around("degrees", self.degrees, 0)
         check_choice("interpolation", self.interpolation, Reading)
         check_fill(self.fill)
@@ -189,9 +197,11 @@ class RandomRotation(Transform):
 
 
 def check_center(center: tuple[float, float] | None) -> None:
-    for number in center or ():
+    if center is None:
+        return
+    for number in center if isinstance(center, tuple) else ():
         check_number("center", number)
-    if center is not None and (len(center) != 2 or not all(map(math.isfinite, center))):
+    if not isinstance(center, tuple) or len(center) != 2 or not all(map(math.isfinite, center)):
         raise ValueError(f"center must be (x, y) in pixels; found {center!r}")
 
 
@@ -208,6 +218,7 @@ class RandomPerspective(Transform):
     fill: Fill = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_probability("distortion_scale", self.distortion_scale)
         check_probability("p", self.p)
         check_choice("interpolation", self.interpolation, Reading)
@@ -238,4 +249,17 @@ def perspective(seen: Floats, corners: Floats) -> list[Floats]:
             equations[:, row, first + 2] = 1
             equations[:, row, 6:] = -place * to
     wanted = np.broadcast_to(corners.reshape(8, 1), (count, 8, 1))
-    return list(np.linalg.solve(equations, wanted)[:, :, 0].T)
+    try:
+        solved = np.linalg.solve(equations, wanted)
+    except np.linalg.LinAlgError:
+        solved = np.stack([_nearly_solved(*pair) for pair in zip(equations, wanted, strict=True)])
+    return list(solved[:, :, 0].T)
+
+
+def _nearly_solved(equations: Floats, wanted: Floats) -> Floats:
+    """Solves as well as can be what has no solution, as where corners have met. Each picture has its own solution."""
+    try:
+        solved = np.linalg.solve(equations, wanted)
+    except np.linalg.LinAlgError:
+        solved = np.linalg.lstsq(equations, wanted, rcond=None)[0]
+    return solved.astype(np.float64)

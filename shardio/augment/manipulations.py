@@ -69,6 +69,8 @@ def manipulated(
     `magnitudes` are (B,), `reading` is a Sampling for all pictures or each.
     """
     channels = batch.images.shape[1]
+    batch.check_channels(MANIPULATIONS[name].op for name in names)
+    colour = fill_of(fill, channels)
     codes = np.zeros(len(batch), np.uint8)
     values = np.zeros((FILL_AT + channels, len(batch)))
     for number in np.unique(chosen[applied]):
@@ -79,5 +81,5 @@ def manipulated(
             values[place, mine] = value
         if manipulation.op in WARPS:
             values[SAMPLING_AT, mine] = np.broadcast_to(reading, len(batch))[mine]
-            values[FILL_AT:, mine] = np.array(fill_of(fill, channels))[:, None]
+            values[FILL_AT:, mine] = np.array(colour)[:, None]
     return batch.stepped(codes, *values)

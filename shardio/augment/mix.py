@@ -62,6 +62,7 @@ class _Mix(Transform):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         as_integer("num_classes", self.num_classes)
         for name in ("alpha", "p", "label_smoothing"):
             check_number(name, getattr(self, name))

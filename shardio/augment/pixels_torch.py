@@ -31,21 +31,24 @@ def run_steps(images: Tensor, steps: Steps) -> Tensor:
     """Returns uint8 (B, C, H, W), in the memory format of `images`, which are only read."""
     images = images.clone()
     kept = total = images
+    if any((step.codes == Op.KEEP).any() for step in steps):
+        kept, total = images.clone(), torch.zeros_like(images, dtype=torch.float32)
     for step in steps:
-        if (step.codes == Op.KEEP).any():
-            kept, total = images.clone(), torch.zeros_like(images, dtype=torch.float32)
         for code in np.unique(step.codes[step.codes != Op.NOTHING]):
             op = Op(int(code))
             chosen = np.flatnonzero(step.codes == code)
             index = to_device(torch.from_numpy(chosen), images.device)
             values = step.values[chosen]
-            if op is Op.COLLECT:
+            if op is Op.KEEP:  # the other pictures may be in the middle of theirs
+                kept[index] = images[index]
+                total[index] = 0.0
+            elif op is Op.COLLECT:
                 total[index] += images[index].float() * _numbers(values[:, 0], images.device)
             elif op is Op.RECALL:
                 images[index] = kept[index]
             elif op is Op.TAKE:
                 images[index] = total[index].clamp_(0, 255).to(torch.uint8)
-            elif op is not Op.KEEP:
+            else:
                 images[index] = _OPERATIONS[op](images[index], values)
     return images
 

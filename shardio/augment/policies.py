@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.batch import Batch, Transform
-from shardio.augment.checks import Fill, check_choice, check_fill, check_number, check_whole
+from shardio.augment.checks import Fill, check_choice, check_fill, check_flag, check_number, check_whole
 from shardio.augment.geometry import SAMPLINGS, Reading
 from shardio.augment.manipulations import manipulated
 from shardio.augment.mix import beta_quantiles
@@ -94,6 +94,7 @@ class RandAugment(Transform):
     fill: Fill = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_whole("num_ops", self.num_ops, 0)
         check_whole("num_magnitude_bins", self.num_magnitude_bins, 2)
         check_whole("magnitude", self.magnitude, 0, self.num_magnitude_bins - 1)
@@ -127,6 +128,7 @@ class TrivialAugmentWide(Transform):
     fill: Fill = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_whole("num_magnitude_bins", self.num_magnitude_bins, 2)
         check_choice("interpolation", self.interpolation, Reading)
         check_fill(self.fill)
@@ -183,6 +185,7 @@ class AutoAugment(Transform):
     fill: Fill = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("policy", self.policy, Learnt)
         check_choice("interpolation", self.interpolation, Reading)
         check_fill(self.fill)
@@ -223,9 +226,11 @@ class AugMix(Transform):
     fill: Fill = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_whole("severity", self.severity, 1, 10)
         check_whole("mixture_width", self.mixture_width, 1, 16)
         check_whole("chain_depth", self.chain_depth, -1, 16)
+        check_flag("all_ops", self.all_ops)
         check_number("alpha", self.alpha)
         if not 0 < self.alpha < math.inf:
             raise ValueError(f"alpha must be above 0; found {self.alpha!r}")
@@ -287,6 +292,7 @@ class TimmRandAugment(Transform):
     fill: Fill = (124, 116, 104)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("interpolation", self.interpolation, Literal["random", "bilinear", "bicubic"])
         check_fill(self.fill)
         if self.fill is None:
@@ -295,7 +301,7 @@ class TimmRandAugment(Transform):
 
     @cached_property
     def _parts(self) -> dict[str, float]:
-        first, *parts = str(self.config).split("-")
+        first, *parts = self.config.split("-") if isinstance(self.config, str) else [""]
         values = {"m": 10.0, "mstd": 0.0, "mmax": 10.0, "n": 2.0, "p": 0.5, "inc": 0.0}
         for part in parts:
             found = re.fullmatch(r"(m|mstd|mmax|n|p|inc)(\d+(?:\.\d*)?|inf)", part)
@@ -303,7 +309,7 @@ class TimmRandAugment(Transform):
                 first = ""
             else:
                 values[found[1]] = float(found[2])
-        whole = all(values[name] == int(values[name]) for name in ("m", "mmax", "n", "inc"))
+        whole = all(values[name].is_integer() for name in ("m", "mmax", "n", "inc"))
         if first != "rand" or not whole or values["p"] > 1 or values["inc"] > 1:
             raise ValueError(
                 'config must be "rand" and some of m9, mstd0.5, mmax10, n2, p0.5 and inc1, joined by hyphens; found '

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardio.augment.batch import Compose, Transform, Views
+from shardio.augment.checks import check_whole
 from shardio.augment.choice import RandomApply, RandomChoice
 from shardio.augment.colour import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize
 from shardio.augment.erasing import RandomErasing
@@ -150,6 +151,8 @@ def recipe(name: str, size: int | None = None, num_classes: int = 1000) -> Trans
     `num_classes` is for those that mix labels. The result prints as the chain that it is, which can be copied and
     changed. Raises ValueError for an unknown name.
     """
-    if name not in RECIPES:
+    if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"name must be one of {', '.join(RECIPES)}; found {name!r}")
+    if size is not None:
+        check_whole("size", size, 1)
     return RECIPES[name](size, num_classes)

@@ -51,6 +51,7 @@ class RandomResizedCrop(Transform):
     antialias: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _pair("size", self.size)
         check_choice("interpolation", self.interpolation, Interpolation)
         check_range("scale", self.scale, 0, above=True)
@@ -74,6 +75,7 @@ class Resize(Transform):
     antialias: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _pair("size", self.size)
         check_choice("interpolation", self.interpolation, Interpolation)
 
@@ -100,6 +102,7 @@ class Pad(Transform):
     padding_mode: PaddingMode = "constant"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for number in self._sides:
             check_whole("padding", number, 0)
         check_fill(self.fill)
@@ -115,6 +118,7 @@ class Pad(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         left, above, right, below = self._sides
+        batch.check_uint8()
         batch = batch.unsquashed().finished()
         images = batch.images
         (height, width), channels = batch.size, images.shape[1]
@@ -126,7 +130,11 @@ class Pad(Transform):
             )
             padded[:, :, above : above + height, left : left + width] = images
         else:
-            if self.padding_mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
+            if (
+                len(batch)
+                and self.padding_mode == "reflect"
+                and (max(above, below) >= height or max(left, right) >= width)
+            ):
                 raise ValueError(f"padding must be less than the picture's size, {batch.size}; found {self.padding!r}")
             rows, columns = (
                 to_device(torch.from_numpy(np.pad(np.arange(size), sides, self.padding_mode)), images.device)
@@ -149,6 +157,7 @@ class RandomCrop(Transform):
     padding_mode: PaddingMode = "constant"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _pair("size", self.size)
         self._pad()
 
@@ -171,6 +180,7 @@ class CenterCrop(Transform):
     size: Size
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _pair("size", self.size)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
@@ -198,6 +208,7 @@ class HorizontalFlip(Transform):
     p: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_probability("p", self.p)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
@@ -240,6 +251,7 @@ class Normalize(Transform):
     _values: tuple[tuple[float, ...], tuple[float, ...]] = field(init=False, repr=False, default=((), ()))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.mean, str):
             if self.mean not in _STATISTICS or self.std is not None:
                 names = ", ".join(_STATISTICS)
@@ -274,6 +286,7 @@ class ToDtype(Transform):
     scale: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
             raise ValueError(f"dtype must be a floating point type of torch; found {self.dtype!r}")
 

@@ -16,12 +16,14 @@ from pictures import as_batch, psnr, random_pictures
 from PIL import Image
 
 from shardio.augment import (
+    AlternatingFlip,
     CenterCrop,
     Compose,
     CutMix,
     HorizontalFlip,
     Mixup,
     Normalize,
+    Pad,
     RandomCrop,
     RandomResizedCrop,
     Resize,
@@ -192,6 +194,133 @@ def test_views_are_independent_and_each_is_what_its_number_gives() -> None:
     again = Views([augment, augment, small])(images, seed=2)
     assert isinstance(again, tuple)
     assert all(torch.equal(*pair) for pair in zip(views, again, strict=True))
+
+
+# --- borders, and flips that alternate --------------------------------------------------------------------------------
+
+
+def noise(count: int, height: int, width: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(SEED).integers(0, 256, (count, height, width, 3), np.uint8)
+
+
+NUMPYS = ("edge", "reflect", "symmetric")
+BORDERS = [
+    (0, (0, 0, 0, 0)),
+    (3, (3, 3, 3, 3)),
+    ((2, 5), (2, 5, 2, 5)),
+    ((1, 0, 4, 2), (1, 0, 4, 2)),
+    ([1], (1, 1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("padding", "sides"), BORDERS, ids=str)
+@pytest.mark.parametrize("mode", ["constant", *NUMPYS])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_borders_are_those_of_numpy(padding: Any, sides: tuple[int, int, int, int], mode: Any, channels: int) -> None:
+    images = as_batch(noise(2, 7, 6))[:, :channels]
+    left, above, right, below = sides
+    widths = ((0, 0), (0, 0), (above, below), (left, right))
+    if mode == "constant":
+        expected = np.pad(images.numpy(), widths, constant_values=77)
+        found = changed(Pad(padding, 77), images)
+    else:
+        expected = np.pad(images.numpy(), widths, mode)
+        found = changed(Pad(padding, padding_mode=mode), images)
+    assert np.array_equal(found.numpy(), expected)
+    assert found.dtype == torch.uint8
+
+
+def test_a_mirrored_border_may_be_wider_than_the_picture() -> None:
+    images = as_batch(noise(2, 3, 4))
+    for mode in ("edge", "symmetric"):
+        expected = np.pad(images.numpy(), ((0, 0), (0, 0), (9, 9), (9, 9)), mode)  # type: ignore[call-overload]
+        assert np.array_equal(changed(Pad(9, padding_mode=mode), images).numpy(), expected)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"padding must be less than the picture's size, \(3, 4\); found 3"):
+        changed(Pad(3, padding_mode="reflect"), images)
+    assert changed(Pad((3, 2), padding_mode="reflect"), images).shape == (2, 3, 7, 10)
+
+
+def test_a_border_has_a_colour_for_each_channel() -> None:
+    images = as_batch(noise(2, 3, 4))
+    for fill, expected in (((1, 2, 3), [1, 2, 3]), (9, [9, 9, 9]), (None, [0, 0, 0]), ((5,), [5, 5, 5])):
+        found = changed(Pad(1, fill), images)
+        assert found[0, :, 0, 0].tolist() == found[1, :, -1, 2].tolist() == expected
+        assert torch.equal(found[:, :, 1:-1, 1:-1], images)
+
+
+def test_a_border_of_a_squashed_picture_is_of_true_pixels() -> None:
+    images = as_batch(noise(3, 20, 20))
+    sizes = np.tile([30, 24], (3, 1))
+    true = changed(Resize((30, 24)), images, sizes=sizes)
+    assert torch.equal(changed(Pad(2), images, sizes=sizes), changed(Pad(2), true))
+
+
+@pytest.mark.parametrize("mode", ["constant", *NUMPYS])
+def test_a_random_crop_of_a_picture_with_a_border_is_a_part_of_that(mode: Any) -> None:
+    images = as_batch(noise(1, 6, 5)).expand(4000, -1, -1, -1)
+    found = changed(RandomCrop((6, 5), (1, 2), 33, mode), images)
+    bordered = changed(Pad((1, 2), 33, mode), images[:1])
+    windows = [bordered[0, :, top : top + 6, left : left + 5] for top in range(5) for left in range(3)]
+    same = torch.stack([(found == window).flatten(1).all(dim=1) for window in windows])
+    assert same.any(dim=0).all()
+    counts = same.sum(dim=1)
+    # Within 5.5 standard deviations of a binomial distribution.
+    assert (counts - 4000 / 15).abs().max() < 5.5 * math.sqrt(4000 / 15 * (14 / 15))
+
+
+def test_the_draws_of_a_crop_do_not_depend_on_its_border() -> None:
+    images = as_batch(noise(50, 9, 9))
+    bordered = changed(Pad(2, 4), images)
+    assert torch.equal(changed(RandomCrop(8, 2, 4), images), changed(RandomCrop(8), bordered))
+
+
+def test_each_sample_is_flipped_in_every_other_epoch() -> None:
+    count = 1_000_000
+    images = torch.tensor([1, 2], dtype=torch.uint8).expand(count, 1, 1, 2)
+    flipped = [changed(AlternatingFlip(), images, seed=SEED, epoch=epoch)[:, 0, 0, 0] == 2 for epoch in range(4)]
+    share = flipped[0].float().mean().item()
+    assert abs(share - 0.5) < 5.5 * 0.5 / math.sqrt(count)
+    assert torch.equal(flipped[1], ~flipped[0])
+    assert torch.equal(flipped[2], flipped[0])
+    assert torch.equal(flipped[3], flipped[1])
+    for other in ({"seed": 1}, {"seed": SEED, "view": 1}):
+        differs = flipped[0] != (changed(AlternatingFlip(), images, **other)[:, 0, 0, 0] == 2)
+        assert abs(differs.float().mean().item() - 0.5) < 5.5 * 0.5 / math.sqrt(count)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Pad(-1), "padding must be an integer, 0 or more; found -1"),
+        (lambda: Pad(1.5), "padding must be an integer"),  # type: ignore[arg-type]
+        (lambda: Pad((1, math.nan)), "padding must be an integer"),  # type: ignore[arg-type]
+        (lambda: Pad((1, 2, 3)), r"padding must be one, two or four numbers of pixels; found \(1, 2, 3\)"),
+        (lambda: Pad(()), "padding must be one, two or four numbers"),
+        (lambda: Pad("12"), "padding must be"),  # type: ignore[arg-type]
+        (lambda: Pad(None), "padding must be an integer, 0 or more; found None"),  # type: ignore[arg-type]
+        (lambda: Pad(1, 256), "fill must be from 0 to 255; found 256"),
+        (lambda: Pad(1, math.nan), "fill must be from 0 to 255; found nan"),
+        (lambda: Pad(1, ()), r"fill must be a grey level, or one for each channel; found \(\)"),
+        (lambda: Pad(1, padding_mode="wrap"), "padding_mode must be one of constant, edge, reflect, symmetric"),  # type: ignore[arg-type]
+        (lambda: RandomCrop(8, -1), "padding must be an integer, 0 or more; found -1"),
+        (lambda: RandomCrop(8, (1, 2, 3)), "padding must be one, two or four numbers"),
+        (lambda: RandomCrop(8, 2, -3), "fill must be from 0 to 255; found -3"),
+        (lambda: RandomCrop(8, 2, padding_mode="mirror"), "padding_mode must be one of"),  # type: ignore[arg-type]
+    ],
+)
+def test_borders_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def test_borders_that_do_not_fit_the_pictures_are_refused() -> None:
+    images = as_batch(noise(2, 6, 5))
+    with pytest.raises(ValueError, match=r"fill must be a number, or one for each of 3 channels; found \(1, 2\)"):
+        Pad(1, (1, 2))(images)
+    with pytest.raises(ValueError, match="they come before Normalize"):
+        Compose([Normalize(), Pad(1)])(images)
+    with pytest.raises(ValueError, match="does not fit into a picture of"):
+        RandomCrop(11, 2)(images)
 
 
 # --- pictures that were squashed -------------------------------------------------------------------------------------

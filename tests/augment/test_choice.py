@@ -1,0 +1,326 @@
+"""RandomApply, RandomChoice and RandomOrder do to each sample what the chosen transforms do to it alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawn import assert_apart, assert_independent, assert_share, assert_shares, noted
+from numpy.typing import NDArray
+from pictures import as_batch, random_picture
+
+from shardio.augment import (
+    AugMix,
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    CutMix,
+    GaussianBlur,
+    HorizontalFlip,
+    Mixup,
+    Normalize,
+    Pad,
+    RandomApply,
+    RandomChoice,
+    RandomCrop,
+    RandomErasing,
+    RandomInvert,
+    RandomOrder,
+    RandomPosterize,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomSolarize,
+    Resize,
+    ToDtype,
+    VerticalFlip,
+    Views,
+)
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.boxes import Draws
+from shardio.augment.steps import Op
+
+COUNT = 40
+MILLION = 1_000_000
+
+
+def pictures(count: int = COUNT, height: int = 16, width: int = 16) -> torch.Tensor:
+    rng = np.random.default_rng(4)
+    return as_batch(np.stack([random_picture(rng, height, width) for _ in range(count)]))
+
+
+def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
+    result = transform(images, **options)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def alone(transform: Transform, images: torch.Tensor, purpose: str, sizes: Any = None) -> torch.Tensor:
+    """What the transform makes of the images with the numbers that it draws for `purpose`."""
+    count = len(images)
+    found = np.tile(np.array(images.shape[2:]), (count, 1)) if sizes is None else np.asarray(sizes)
+    return transform.apply(Batch(images, Draws(0, 0, np.arange(count)), found), purpose).finished().images
+
+
+def which(found: torch.Tensor, alternatives: Sequence[torch.Tensor]) -> NDArray[np.int64]:
+    """The number of the first alternative that each picture is. Fails if it is none."""
+    same = torch.stack([(found == other).flatten(1).all(dim=1) for other in alternatives])
+    assert same.any(dim=0).all()
+    return same.int().argmax(dim=0).numpy()
+
+
+# One that notes all, one that has to compute between its parts, one whose boxes differ.
+CHAINS = {
+    "steps": [ColorJitter(0.4, 0.4), RandomRotation(30)],
+    "computed": [RandomInvert(1.0), RandomResizedCrop(16), RandomSolarize(99, 1.0)],
+    "noted boxes": [RandomCrop(12), Resize((16, 16)), HorizontalFlip()],
+    "padded": [Pad(2), CenterCrop(16), VerticalFlip()],
+    "finished": [RandomErasing(1.0)],
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_each_picture_has_all_of_the_chain_or_none_of_it(name: str) -> None:
+    images = pictures()
+    found = changed(RandomApply(CHAINS[name]), images)
+    numbers = which(found, [images, alone(Compose(CHAINS[name]), images, "RandomApply")])
+    assert 8 < numbers.sum() < 32
+
+
+def test_choices_of_crops_stay_one_pass() -> None:
+    """Boxes of several transforms are noted, so that the pixels are read once."""
+    images = pictures()
+    transform = RandomChoice([RandomCrop(9), CenterCrop(9), RandomCrop(9)])
+    batch = noted(transform, 1000)
+    assert batch.boxes is not None
+    assert batch.images.shape == (1000, 3, 16, 16)
+    crops = [alone(crop, images, f"RandomChoice/{number}") for number, crop in enumerate(transform.transforms)]
+    assert len(np.unique(which(changed(transform, images), crops))) == 3
+    chain = Compose(
+        [RandomChoice([RandomResizedCrop(8, (0.1, 0.3)), RandomResizedCrop(8, (0.5, 1.0))]), RandomInvert()]
+    )
+    assert len(noted(chain, 100).steps) == 1
+    assert noted(chain, 100).images.shape == (100, 3, 16, 16)
+
+
+def test_each_picture_has_what_its_own_choice_gives() -> None:
+    images = pictures(80)
+    transforms = [Compose(chain) for chain in CHAINS.values()]
+    found = changed(RandomChoice(transforms), images)
+    numbers = which(found, [alone(t, images, f"RandomChoice/{number}") for number, t in enumerate(transforms)])
+    assert set(numbers) == set(range(len(transforms)))
+
+
+def test_chains_of_several_lengths_do_not_disturb_each_other() -> None:
+    """AugMix remembers a picture, and chains begin with it at several of their steps."""
+    images = pictures()
+    mix = AugMix()
+    chains = [
+        mix,
+        Compose([RandomInvert(1.0), RandomSolarize(99, 1.0), RandomPosterize(3, 1.0), mix]),
+        Compose([mix, mix]),
+    ]
+    found = changed(RandomChoice(chains), images)
+    numbers = which(found, [alone(chain, images, f"RandomChoice/{number}") for number, chain in enumerate(chains)])
+    assert set(numbers) == {0, 1, 2}
+
+
+def test_each_picture_has_its_own_order() -> None:
+    images = pictures(60)
+    parts = [RandomInvert(1.0), RandomSolarize(60, 1.0), ColorJitter((0.5, 0.5))]
+    orders = list(permutations(range(3)))
+    numbers = which(
+        changed(RandomOrder(parts), images),
+        [changed(Compose([parts[number] for number in order]), images) for order in orders],
+    )
+    assert len(np.unique(numbers)) == 6
+    # Parts that draw do it once, whenever their turn is.
+    one, two = ColorJitter(contrast=(0.2, 0.8)), RandomRotation(90)
+    forwards = alone(two, alone(one, images, "RandomOrder/0"), "RandomOrder/1")
+    backwards = alone(one, alone(two, images, "RandomOrder/1"), "RandomOrder/0")
+    assert set(which(changed(RandomOrder([one, two]), images), [forwards, backwards])) == {0, 1}
+
+
+def test_orders_of_what_has_to_be_computed() -> None:
+    images = pictures(30)
+    one, two = RandomErasing(1.0, value=9), RandomCrop(16, padding=3)
+    forwards = alone(two, alone(one, images, "RandomOrder/0"), "RandomOrder/1")
+    backwards = alone(one, alone(two, images, "RandomOrder/1"), "RandomOrder/0")
+    assert set(which(changed(RandomOrder([one, two]), images), [forwards, backwards])) == {0, 1}
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_chains_are_applied_with_their_probability(p: float) -> None:
+    assert_share(codes(RandomApply([RandomInvert(1.0)], p)) == Op.INVERT, p)
+
+
+def codes(transform: Transform) -> NDArray[np.uint8]:
+    """What the only step does to a million samples."""
+    steps = noted(transform, MILLION, (1, 2, 2)).steps
+    if not steps:
+        return np.zeros(MILLION, np.uint8)
+    (step,) = steps
+    return step.codes
+
+
+@pytest.mark.parametrize("p", [None, (1, 2, 7), (0, 1, 0), (0.25, 0, 0.75), (1e-300, 0, 1e-300)])
+def test_choices_have_their_probabilities(p: Sequence[float] | None) -> None:
+    ops = [Op.INVERT, Op.SOLARIZE, Op.FLIP]
+    found = codes(RandomChoice([RandomInvert(1.0), RandomSolarize(99, 1.0), VerticalFlip(1.0)], p))
+    number_of = np.full(256, 99)
+    number_of[ops] = range(3)
+    shares = np.array([1, 1, 1] if p is None else p, float)
+    assert_shares(number_of[found], list(shares / shares.sum()))
+
+
+def test_orders_are_equally_probable() -> None:
+    steps = noted(
+        RandomOrder([RandomInvert(1.0), RandomSolarize(99, 1.0), VerticalFlip(1.0)]), 500_000, (1, 2, 2)
+    ).steps
+    numbers = np.stack([step.codes for step in steps]).astype(int)
+    weights = numbers[0] * 32 + numbers[1]
+    assert len(steps) == 3
+    assert_shares(np.unique(weights, return_inverse=True)[1], [1 / 6] * 6)
+    assert (numbers.sum(axis=0) == Op.INVERT + Op.SOLARIZE + Op.FLIP).all()
+
+
+def test_a_choice_is_independent_of_what_is_chosen() -> None:
+    transform = RandomApply([ColorJitter(0.5), RandomSolarize(99, 0.5)])
+    first, second = noted(transform, MILLION, (1, 2, 2)).steps
+    applied = first.codes != 0
+    assert_share(second.codes[applied] != 0, 0.5)
+    assert not second.codes[~applied].any()
+    factors = np.where(applied, first.values[:, 0], 1.0)[applied]
+    assert_independent(factors, second.codes[applied])
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        RandomApply([RandomInvert(1.0)]),
+        RandomChoice([RandomInvert(1.0), VerticalFlip(1.0)]),
+        RandomOrder([RandomInvert(1.0), VerticalFlip(1.0)]),
+    ],
+)
+def test_samples_views_epochs_seeds_and_places_in_a_chain_draw_numbers_of_their_own(transform: Transform) -> None:
+    assert_apart(transform, 50_000)
+
+
+def test_what_changes_a_sample_does_not_depend_on_other_samples_choices() -> None:
+    images = pictures(50)
+    chain = RandomChoice(
+        [
+            RandomApply([GaussianBlur(5), RandomResizedCrop(16)]),
+            RandomOrder([AugMix(), ColorJitter(0.5, 0.5), RandomErasing(1.0)]),
+            Compose([RandomRotation(30), RandomChoice([RandomCrop(16, padding=2), RandomInvert(1.0)])]),
+        ],
+        p=[1, 1, 2],
+    )
+    whole = changed(chain, images)
+    for some in ([3], [7, 7, 1], slice(10, 40, 3)):
+        assert torch.equal(changed(chain, images[some], indices=np.arange(50)[some]), whole[some])
+
+
+def test_mixing_is_chosen_for_the_batch_by_its_first_sample() -> None:
+    images, labels = pictures(6), torch.arange(6)
+    transform = Compose([ToDtype(torch.float32), RandomChoice([Mixup(6, p=0.0), CutMix(6)], p=[1, 2])])
+    kinds = []
+    for first in range(120):
+        found, targets = transform(images, labels, indices=np.arange(first * 10, first * 10 + 6))
+        assert isinstance(found, torch.Tensor)
+        own = torch.nn.functional.one_hot(labels, 6).float()
+        kinds.append(bool(torch.equal(targets, own) and torch.equal(found, images.float())))
+        same, _ = transform(images[:1], labels[:1], indices=[first * 10])
+        assert isinstance(same, torch.Tensor)
+    # CutMix may draw a window without a pixel, but seldom.
+    assert 15 < sum(kinds) < 70
+
+
+def test_choices_of_squashed_pictures() -> None:
+    """Some transforms undo that pictures were squashed, and then all alternatives have to."""
+    images = pictures(40)
+    sizes = np.tile([20, 24], (40, 1))
+    whole = alone(Resize((20, 24)), images, "", sizes)
+    found = changed(RandomApply([GaussianBlur(5)]), images, sizes=sizes)
+    blurred = alone(GaussianBlur(5), whole, "RandomApply/GaussianBlur 0")
+    assert set(which(found, [whole, blurred])) == {0, 1}
+    crops = changed(RandomChoice([CenterCrop(10), RandomCrop(10)]), images, sizes=sizes)
+    expected = [
+        alone(crop, images, f"RandomChoice/{number}", sizes)
+        for number, crop in enumerate([CenterCrop(10), RandomCrop(10)])
+    ]
+    assert set(which(crops, expected)) == {0, 1}
+
+
+def test_normalised_pictures_may_be_chosen_among_too() -> None:
+    images = pictures()
+    transform = Compose([Normalize(), RandomApply([RandomErasing(1.0, value="random")])])
+    found = changed(transform, images)
+    plain = changed(Normalize(), images)
+    untouched = (found == plain).flatten(1).all(dim=1)
+    assert 8 < untouched.sum() < 32
+
+
+@pytest.mark.parametrize("make", [RandomApply, RandomChoice, RandomOrder])
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_empty_batches_stay_empty(make: Callable[[Any], Transform], chain: list[Transform]) -> None:
+    assert len(changed(make(chain), pictures()[:0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RandomApply([]), "RandomApply takes one or more transforms; found none"),
+        (lambda: RandomOrder([]), "RandomOrder takes one or more transforms; found none"),
+        (lambda: RandomApply([CenterCrop(3)], 1.5), "p must be from 0 to 1; found 1.5"),
+        (lambda: RandomApply([CenterCrop(3)], math.nan), "p must be from 0 to 1; found nan"),
+        (lambda: RandomApply([CutMix(3)]), "Mixup and CutMix have a `p` of their own"),
+        (lambda: RandomApply([Compose([CutMix(3)])]), "Mixup and CutMix have a `p` of their own"),
+        (lambda: RandomOrder([CutMix(3)]), "Mixup and CutMix come last"),
+        (lambda: RandomOrder([VerticalFlip()] * 33), "RandomOrder takes at most 32 transforms; found 33"),
+        (lambda: RandomApply([Views([CenterCrop(3)])]), "expected a Transform"),
+        (lambda: RandomChoice([abs]), "expected a Transform"),  # type: ignore[list-item]
+        (lambda: RandomChoice([CenterCrop(3)], 0.5), "p must be 1 probabilities; found 0.5"),  # type: ignore[arg-type]
+        (lambda: RandomChoice([CenterCrop(3)], "a"), "p must be 1 probabilities; found 'a'"),  # type: ignore[arg-type]
+        (lambda: RandomChoice([CenterCrop(3)], [math.nan]), r"p must be 1 probabilities; found \(nan,\)"),
+        (lambda: RandomChoice([CenterCrop(3)], [math.inf]), r"p must be 1 probabilities; found \(inf,\)"),
+        (lambda: RandomChoice([CenterCrop(3)] * 2, [0, 0]), r"p must be 2 probabilities; found \(0, 0\)"),
+        (lambda: RandomChoice([CenterCrop(3)] * 2, [1]), r"p must be 2 probabilities; found \(1,\)"),
+        (lambda: RandomChoice([CenterCrop(3)] * 2, [2, -1]), r"p must be 2 probabilities; found \(2, -1\)"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RandomApply(CenterCrop(3)), "transforms must be a list of them; found CenterCrop"),  # type: ignore[arg-type]
+        (lambda: RandomOrder(None), "transforms must be a list of them; found None"),  # type: ignore[arg-type]
+        (lambda: RandomApply([CenterCrop(3)], "x"), "p must be a number; found 'x'"),  # type: ignore[arg-type]
+        (lambda: RandomChoice([CenterCrop(3)], ["x"]), "p must be a number; found 'x'"),  # type: ignore[list-item]
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_in_words(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [RandomApply([CenterCrop(8)]), RandomChoice([CenterCrop(8), CenterCrop(9)]), RandomApply([Normalize()])],
+)
+def test_pictures_to_choose_from_have_one_size_and_dtype(transform: Transform) -> None:
+    with pytest.raises(ValueError, match=r"pictures of (one size and dtype; found|a batch must have one size)"):
+        transform(pictures())
+
+
+def test_labels_are_needed_to_mix() -> None:
+    with pytest.raises(ValueError, match="found none: give them too"):
+        RandomChoice([CutMix(3)])(pictures())

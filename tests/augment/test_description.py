@@ -1,0 +1,211 @@
+"""Transforms print as the calls that make them, and are stored as dictionaries that nothing else can be made of."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transforms import ALL
+
+import shardio.augment
+from shardio.augment import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    GaussianBlur,
+    Mixup,
+    Normalize,
+    RandomAffine,
+    RandomApply,
+    RandomChoice,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    ToDtype,
+    from_dict,
+)
+from shardio.augment.batch import Batch, Transform
+
+every = pytest.mark.parametrize("transform", ALL, ids=lambda transform: type(transform).__name__)
+
+
+@every
+def test_a_transform_comes_back_from_json(transform: Transform) -> None:
+    values = json.loads(json.dumps(transform.to_dict(), allow_nan=False))
+    again = from_dict(values)
+    assert type(again) is type(transform)
+    assert again == transform
+    assert hash(again) == hash(transform)
+    assert again.digest == transform.digest
+    assert again.to_dict() == transform.to_dict() == values
+
+
+@every
+def test_a_transform_prints_as_the_call_that_makes_it(transform: Transform) -> None:
+    assert eval(repr(transform), {**vars(shardio.augment), "torch": torch}) == transform
+
+
+@every
+def test_a_transform_can_be_copied(transform: Transform) -> None:
+    for again in (pickle.loads(pickle.dumps(transform)), copy.deepcopy(transform), replace(transform)):
+        assert again == transform
+        assert again.digest == transform.digest
+
+
+def test_digests_are_all_different() -> None:
+    digests = {transform.digest for transform in ALL}
+    assert len(digests) == len(ALL)
+    assert all(len(digest) == 64 and int(digest, 16) >= 0 for digest in digests)
+    assert Compose([CenterCrop(8), CenterCrop(9)]).digest != Compose([CenterCrop(9), CenterCrop(8)]).digest
+
+
+def test_only_what_is_not_as_by_default_is_printed() -> None:
+    assert repr(ColorJitter(hue=0.1)) == "ColorJitter(hue=0.1)"
+    assert repr(Resize(8)) == "Resize(size=8)"
+    inner = RandomApply([GaussianBlur(3), Compose([])])
+    assert repr(Compose([inner, Resize((8, 9))])) == (
+        "Compose([\n    RandomApply([\n        GaussianBlur(kernel_size=3),\n"
+        "        Compose(transforms=()),\n    ]),\n    Resize(size=(8, 9)),\n])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Normalize([0.5] * 3, np.full(3, 0.2)), Normalize((0.5,) * 3, torch.full((3,), 0.2, dtype=torch.float64))),
+        (Resize([8, 9]), Resize((8, 9))),  # type: ignore[arg-type]
+        (RandomResizedCrop(np.int64(8), [0.1, 1], np.array([0.5, 2])), RandomResizedCrop(8, (0.1, 1.0), (0.5, 2.0))),  # type: ignore[arg-type]
+        (Mixup(np.int64(5), np.float64(0.2)), Mixup(5, 0.2)),  # type: ignore[arg-type]
+        (RandomChoice([Resize(3)], [1]), RandomChoice((Resize(3),), (1.0,))),
+        (RandomAffine([1, 2], fill=[1, 2, 3]), RandomAffine((1, 2), fill=(1.0, 2.0, 3.0))),  # type: ignore[arg-type]
+        (RandomErasing(1, count=[1, 2]), RandomErasing(1.0, count=(1, 2))),  # type: ignore[arg-type]
+    ],
+)
+def test_equal_arguments_of_other_types_are_equal_transforms(one: Transform, other: Transform) -> None:
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.digest == other.digest
+    assert from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    assert eval(repr(one), vars(shardio.augment)) == one
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        [],
+        "CenterCrop",
+        7,
+        {},
+        {"transform": None},
+        {"transform": []},
+        {"transform": "Nothing"},
+        {"transform": "Transform"},
+        {"transform": "_Sometimes"},
+        {"transform": "_Sometimes", "p": 0.5},
+        {"transform": "_Mix", "num_classes": 3},
+        {"transform": "Described"},
+        {"transform": "os.system"},
+        {"transform": "CenterCrop"},
+        {"transform": "CenterCrop", "size": 8, "more": 1},
+        {"transform": "CenterCrop", "size": "8"},
+        {"transform": "CenterCrop", "size": {}},
+        {"transform": "CenterCrop", "size": {"size": 8}},
+        {"transform": "CenterCrop", "size": {"transform": "CenterCrop", "size": 8}},
+        {"transform": "CenterCrop", "size": [[8, 9]]},
+        {"transform": "CenterCrop", "size": True, "": 1},
+        {"transform": "CenterCrop", "size": 8, 3: 4},
+        {"transform": "Normalize", "_values": [[0.1], [0.1]]},
+        {"transform": "Normalize", "mean": "torch.load", "std": 1},
+        {"transform": "Normalize", "mean": {"transform": "CenterCrop", "size": 8}, "std": 1},
+        {"transform": "ToDtype", "dtype": "torch.load"},
+        {"transform": "ToDtype", "dtype": "torch.nothing"},
+        {"transform": "ToDtype", "dtype": "torch.uint8"},
+        {"transform": "ToDtype", "dtype": "torch."},
+        {"transform": "ToDtype", "dtype": "float32"},
+        {"transform": "TimmRandAugment", "config": "torch.load"},
+        {"transform": "TimmRandAugment", "config": "torch.float32"},
+        {"transform": "Compose"},
+        {"transform": "Compose", "transforms": 3},
+        {"transform": "Compose", "transforms": "torch.float32"},
+        {"transform": "Compose", "transforms": "abc"},
+        {"transform": "Compose", "transforms": [3]},
+        {"transform": "Compose", "transforms": [None]},
+        {"transform": "Compose", "transforms": [{"transform": "Nothing"}]},
+        {"transform": "Compose", "transforms": [{"transform": "Views", "transforms": []}]},
+        {"transform": "Views", "transforms": {"transform": "CenterCrop", "size": 8}},
+        {"transform": "RandomChoice", "transforms": [{"transform": "CenterCrop", "size": 8}], "p": {"a": 1}},
+        {"transform": "ColorJitter", "brightness": "x"},
+        {"transform": "ColorJitter", "brightness": float("nan")},
+        {"transform": "ColorJitter", "brightness": 10**400},
+        {"transform": "RandAugment", "fill": [[1], [2], [3]]},
+        {"transform": "RandomErasing", "value": "torch.float32"},
+    ],
+    ids=lambda values: str(values)[:70],
+)
+def test_what_is_no_transform_is_refused(values: Any) -> None:
+    with pytest.raises(ValueError, match="found"):
+        from_dict(values)
+
+
+def test_values_in_each_other_without_end_are_refused() -> None:
+    deep: Any = 8
+    for _ in range(100_000):
+        deep = [deep]
+    chain: Any = {"transform": "CenterCrop", "size": 8}
+    for _ in range(5000):
+        chain = {"transform": "Compose", "transforms": [chain]}
+    for values in ({"transform": "CenterCrop", "size": deep}, chain, deep):
+        with pytest.raises(ValueError, match="in each other without end"):
+            from_dict(values)
+
+
+def test_only_types_of_pixels_become_anything_of_torch() -> None:
+    assert from_dict({"transform": "ToDtype", "dtype": "torch.bfloat16"}) == ToDtype(torch.bfloat16)
+    for name in ("torch.half", "torch.load", "torch.nn.Module", "torch.Tensor"):
+        with pytest.raises(ValueError, match=f"dtype must be a floating point type of torch; found '{name}'"):
+            from_dict({"transform": "ToDtype", "dtype": name})
+
+
+@dataclass(frozen=True)
+class Brighter(Transform):
+    by: float = 1.0
+
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        return batch
+
+
+class Plain(Transform):
+    def apply(self, batch: Batch, purpose: str) -> Batch:
+        return batch
+
+
+def test_transforms_of_other_modules_are_stored_with_their_module() -> None:
+    transform = Compose([Brighter(2.0)])
+    values = transform.to_dict()
+    assert values["transforms"][0]["transform"].endswith("test_description:Brighter")
+    assert from_dict(values) == transform
+    assert len(transform.digest) == 64
+
+
+def test_a_transform_that_is_no_dataclass_can_be_used_and_printed_but_not_stored() -> None:
+    plain = Plain()
+    transform = Compose([plain, CenterCrop(2)])
+    assert "Plain object at" in repr(transform)
+    assert transform == Compose([plain, CenterCrop(2)])
+    with pytest.raises(TypeError, match=r"expected a dataclass, whose arguments are known; found .*Plain object"):
+        _ = transform.digest
+    with pytest.raises(ValueError, match="expected a dictionary with the name of a transform"):
+        from_dict({"transform": f"{__name__}:Plain"})
+
+
+def test_arguments_that_json_cannot_hold_are_refused() -> None:
+    for value in ({1, 2}, b"ab", 1j, object()):
+        with pytest.raises(TypeError, match="expected numbers, names, dtypes and lists of them as arguments; found"):
+            Brighter(value).to_dict()  # type: ignore[arg-type]

@@ -1,0 +1,298 @@
+"""RandomErasing erases rectangles of the distribution that torchvision and timm draw from, by colours or by noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawn import assert_distributed, assert_independent, assert_share, assert_shares
+from numpy.typing import NDArray
+from plain_arithmetic import plain_random_bits
+from scipy import stats
+
+from shardio.augment import Compose, HorizontalFlip, Normalize, RandomErasing, RandomInvert, ToDtype, erasing
+from shardio.augment.batch import Transform
+from shardio.augment.boxes import Draws
+from shardio.augment.erasing import noise
+
+MILLION = 1_000_000
+GOLDEN_NOISE = [[-0.2672, -0.1184, -1.313, 1.1969, 0.0387, -0.2342], [0.0545, 0.4658, 0.9992, 0.6325, -2.8238, 0.2327]]
+Numbers = NDArray[np.int64]
+
+
+def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
+    result = transform(images, **options)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def boxes_of(transform: RandomErasing, size: tuple[int, int], count: int = MILLION, of: int = 1) -> Numbers:
+    """First row, first column, height and width of the first rectangle of each sample, of so many."""
+    return transform._boxes(Draws(3, 1, np.arange(count)), "RandomErasing/0", size, np.full(count, of))
+
+
+def by_definition(size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]) -> Numbers:
+    """Boxes as torchvision draws them, with numpy's random numbers; height 0 where ten tries have failed."""
+    rng = np.random.default_rng(8)
+    height, width = size
+    count = 200_000
+    tall, wide = np.zeros(count), np.zeros(count)
+    left = np.ones(count, bool)
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale, count)
+        aspect = np.exp(rng.uniform(*np.log(ratio), count))
+        h, w = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
+        fits = left & (h < height) & (w < width)
+        tall[fits], wide[fits] = h[fits], w[fits]
+        left &= ~fits
+    rows, columns = rng.integers(0, (height - tall + 1).astype(int)), rng.integers(0, (width - wide + 1).astype(int))
+    return np.stack([rows, columns, tall, wide]).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("size", "scale"), [((224, 224), (0.02, 0.33)), ((60, 300), (0.02, 0.5)), ((7, 5), (0.1, 0.9))]
+)
+def test_rectangles_are_distributed_as_torchvisions(size: tuple[int, int], scale: tuple[float, float]) -> None:
+    ratio = (0.3, 3.3)
+    found = boxes_of(RandomErasing(scale=scale, ratio=ratio), size, 300_000)
+    expected = by_definition(size, scale, ratio)
+    for name, of in {
+        "area": lambda boxes: boxes[2] * boxes[3],
+        "ratio": lambda boxes: boxes[2] / np.maximum(boxes[3], 1),
+        "row": lambda boxes: boxes[0],
+        "column": lambda boxes: boxes[1],
+    }.items():
+        one, other = of(found[:, found[2] > 0]), of(expected[:, expected[2] > 0])
+        assert stats.ks_2samp(one, other).pvalue > 1e-7, name
+    assert abs((found[2] == 0).mean() - (expected[2] == 0).mean()) < 0.01
+    rows, columns, heights, widths = found[:, found[2] > 0]
+    assert (rows + heights <= size[0]).all()
+    assert (columns + widths <= size[1]).all()
+
+
+def test_area_ratio_and_place_are_uniform() -> None:
+    side = 100_000  # so large that whole pixels do not show
+    rows, columns, heights, widths = boxes_of(RandomErasing(scale=(0.02, 0.2), ratio=(0.5, 3.0)), (side, side))
+    area, ratio = heights * widths / side**2, np.log(heights / widths)
+    rows, columns = rows / (side - heights + 1), columns / (side - widths + 1)
+    assert_distributed(area, stats.uniform(0.02, 0.18).cdf)
+    assert_distributed(ratio, stats.uniform(math.log(0.5), math.log(6)).cdf)
+    assert_distributed(rows, stats.uniform.cdf)
+    assert_distributed(columns, stats.uniform.cdf)
+    assert_independent(area, ratio, rows, columns)
+
+
+def test_several_rectangles_share_the_area() -> None:
+    side = 100_000
+    _, _, heights, widths = boxes_of(RandomErasing(scale=(0.1, 0.3), ratio=(1.0, 1.0)), (side, side), 1000, of=5)
+    area = heights * widths / side**2
+    assert area.min() >= 0.02 - 1e-4
+    assert area.max() <= 0.06 + 1e-4
+
+
+def erased(transform: RandomErasing, count: int, monkeypatch: pytest.MonkeyPatch) -> list[Numbers]:
+    """The boxes that are erased one after the other; the height is 0 where there is none."""
+    found: list[Numbers] = []
+
+    def note(images: torch.Tensor, boxes: Numbers, colours: object) -> torch.Tensor:
+        found.append(boxes)
+        return images
+
+    monkeypatch.setattr(erasing, "_erased", note)
+    changed(transform, torch.zeros(1, 1, 12, 12, dtype=torch.uint8).expand(count, -1, -1, -1))
+    return found
+
+
+@pytest.mark.parametrize("p", [0.0, 0.25, 1.0])
+def test_rectangles_are_erased_with_their_probability(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = erased(RandomErasing(p, scale=(0.2, 0.3)), MILLION // 4, monkeypatch)
+    chosen = found[0][2] > 0 if found else np.zeros(10, bool)
+    assert_share(chosen, p)
+
+
+def test_the_number_of_rectangles_is_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = erased(RandomErasing(0.6, scale=(0.3, 0.4), ratio=(1, 1), count=(2, 4)), MILLION // 8, monkeypatch)
+    assert len(found) == 4
+    counts = sum((boxes[2] > 0).astype(int) for boxes in found)
+    assert_shares(counts, [0.4, 0, 0.2, 0.2, 0.2])
+    some = counts == 4
+    assert_independent(*(boxes[0][some] for boxes in found), *(boxes[1][some] for boxes in found))
+
+
+def test_what_is_drawn_is_independent_of_other_samples_views_epochs_and_seeds() -> None:
+    transform, indices = RandomErasing(), np.arange(100_000)
+    draws = [Draws(1, 1, indices), Draws(2, 1, indices), Draws(1, 2, indices), Draws(1, 1, indices, view=1)]
+    rows = [transform._boxes(some, "RandomErasing", (500, 500), np.ones(100_000, int))[0] for some in draws]
+    other = transform._boxes(draws[0], "RandomErasing 1", (500, 500), np.ones(100_000, int))[0]
+    assert_independent(*rows, other)
+    keys = [some.keys("RandomErasing/0 noise").astype(float) for some in draws]
+    assert_independent(*keys, *rows)
+
+
+# --- what is erased by -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(0.0, [0, 0, 0]), (7, [7, 7, 7]), ((1, 2, 3), [1, 2, 3]), ([9], [9, 9, 9])]
+)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+def test_a_rectangle_of_one_colour_is_erased_and_nothing_else(
+    value: Any, expected: list[int], dtype: torch.dtype
+) -> None:
+    images = torch.randint(100, 256, (40, 3, 9, 11), dtype=torch.uint8)
+    before = images.clone()
+    cast: list[Transform] = [] if dtype == torch.uint8 else [ToDtype(dtype)]
+    found = changed(Compose([*cast, RandomErasing(1.0, scale=(0.1, 0.3), value=value)]), images)
+    assert found.dtype == dtype
+    assert torch.equal(images, before)
+    is_erased = found == torch.tensor(expected, dtype=dtype)[:, None, None]
+    assert torch.equal(is_erased[:, :1].expand_as(is_erased), is_erased)
+    assert torch.equal(found[~is_erased], images.to(dtype)[~is_erased])
+    for one in is_erased[:, 0]:
+        rows, columns = one.any(dim=1), one.any(dim=0)
+        assert one.any()
+        assert torch.equal(one, rows[:, None] & columns[None])
+
+
+def everything(value: str, count: int, channels: int = 3, size: int = 30, **options: Any) -> torch.Tensor:
+    """What lies in a square in the middle that is erased in nearly all of grey pictures."""
+    transform = Compose([Normalize(0.5, 0.5), RandomErasing(1.0, (0.9, 0.92), (1, 1), value)])
+    images = torch.full((count, channels, size, size), 100, dtype=torch.uint8)
+    return changed(transform, images, **options)[:, :, 8:-8, 8:-8]
+
+
+def test_noise_is_normal_and_independent() -> None:
+    found = everything("random", 400, 5).numpy().astype(float)
+    assert_distributed(found.ravel(), stats.norm.cdf)
+    assert abs(found.mean()) < 5.5 / math.sqrt(found.size)
+    by_channel = [found[:, channel].ravel() for channel in range(5)]
+    assert_independent(*by_channel, np.roll(by_channel[0], 14))
+    assert_independent(
+        *(
+            everything("random", 400, **names)[:, 0].ravel().numpy()
+            for names in ({}, {"seed": 1}, {"epoch": 1}, {"view": 1})
+        )
+    )
+
+
+def test_colours_are_normal_and_one_for_each_channel() -> None:
+    found = everything("color", 20_000, size=20)
+    assert torch.equal(found, found[:, :, :1, :1].expand_as(found))
+    colours = found[:, :, 0, 0].numpy().astype(float).T
+    for row in colours:
+        assert_distributed(row, stats.norm.cdf)
+    assert_independent(*colours)
+
+
+def test_noise_is_the_same_in_a_box_and_in_the_whole_picture() -> None:
+    keys = torch.from_numpy(np.random.default_rng(1).integers(-(2**63), 2**63, 6))
+    for channels in (1, 3, 4, 5, 9):
+        shape = (6, channels, 17, 23)
+        whole = noise(keys, (0, 0, 17, 23), shape)
+        assert whole.shape == shape
+        for top, left, height, width in ((0, 0, 1, 1), (3, 4, 5, 6), (16, 22, 1, 1), (0, 7, 17, 2)):
+            part = noise(keys, (top, left, height, width), shape)
+            assert torch.equal(part, whole[:, :, top : top + height, left : left + width])
+        assert torch.equal(noise(keys[2:3], (0, 0, 17, 23), shape), whole[2:3])
+
+
+def test_a_golden_piece_of_noise() -> None:
+    """It may never change: a resumed job would see other pictures."""
+    keys, shape = [1, 2**63], (2, 6, 8, 8)
+    found = noise(torch.tensor(keys, dtype=torch.uint64).view(torch.int64), (2, 3, 1, 1), shape)[:, :, 0, 0].tolist()
+    assert [[round(number, 4) for number in row] for row in found] == GOLDEN_NOISE
+    for key, row in zip(keys, found, strict=True):
+        for channel, number in enumerate(row):
+            bits = plain_random_bits(key, 2 * 8 + 3 + channel // 4 * 64) >> 16 * (channel % 4) & 0xFFFF
+            assert number == pytest.approx(NormalDist().inv_cdf((bits + 0.5) / 65536), abs=1e-6)
+
+
+def test_rectangles_one_after_the_other_have_noise_of_their_own() -> None:
+    transform = Compose([Normalize(0.5, 0.5), RandomErasing(1.0, (0.9, 0.92), (1, 1), "random")])
+    twice = Compose([*transform.transforms, RandomErasing(1.0, (0.9, 0.92), (1, 1), "random")])
+    images = torch.zeros(20, 1, 30, 30, dtype=torch.uint8)
+    one, two = changed(transform, images)[:, :, 8:-8, 8:-8], changed(twice, images)[:, :, 8:-8, 8:-8]
+    assert_independent(one.ravel().numpy(), two.ravel().numpy())
+
+
+def test_erased_pictures_can_be_changed_on() -> None:
+    images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
+    erase = RandomErasing(1.0, value=3)
+    found = changed(Compose([erase, RandomInvert(1.0), HorizontalFlip(1.0)]), images)
+    assert torch.equal(found, 255 - changed(Compose([erase]), images).flip(3))
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RandomErasing(1.1), "p must be from 0 to 1; found 1.1"),
+        (lambda: RandomErasing(math.nan), "p must be from 0 to 1; found nan"),
+        (lambda: RandomErasing(scale=0.1), r"scale must be \(least, most\); found 0.1"),  # type: ignore[arg-type]
+        (
+            lambda: RandomErasing(scale=(0, 0.5)),
+            r"scale must be \(least, most\), above 0 and at most 1; found \(0, 0.5\)",
+        ),
+        (lambda: RandomErasing(scale=(0.5, 1.5)), "scale must be"),
+        (lambda: RandomErasing(scale=(0.5, 0.2)), "scale must be"),
+        (lambda: RandomErasing(scale=(0.5, math.nan)), "scale must be"),
+        (lambda: RandomErasing(ratio=(0, 1)), r"ratio must be \(least, most\), above 0; found \(0, 1\)"),
+        (lambda: RandomErasing(ratio=(1, math.inf)), "ratio must be"),
+        (lambda: RandomErasing(ratio=(1, 2, 3)), r"ratio must be \(least, most\); found \(1, 2, 3\)"),  # type: ignore[arg-type]
+        (lambda: RandomErasing(value="rand"), 'value must be a number, one for each channel, "random" or "color"'),
+        (lambda: RandomErasing(value=math.nan), "value must be finite; found nan"),
+        (lambda: RandomErasing(value=(0, math.inf, 0)), r"value must be finite; found \(0, inf, 0\)"),
+        (lambda: RandomErasing(value=()), r"value must be a number, or one for each channel; found \(\)"),
+        (lambda: RandomErasing(count=0), "count must be an integer, 1 or more; found 0"),
+        (lambda: RandomErasing(count=2.0), "count must be an integer"),  # type: ignore[arg-type]
+        (lambda: RandomErasing(count=(3, 2)), "count must be an integer, 3 or more; found 2"),
+        (lambda: RandomErasing(count=(1, 2, 3)), r"count must be a number of rectangles, or \(least, most\); found"),  # type: ignore[arg-type]
+        (lambda: RandomErasing(count="2"), "count must be an integer, 1 or more; found '2'"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RandomErasing("x"), "p must be a number; found 'x'"),  # type: ignore[arg-type]
+        (lambda: RandomErasing(value=None), "value must be a number; found None"),  # type: ignore[arg-type]
+        (lambda: RandomErasing(value=(0, "a")), "value must be a number; found 'a'"),  # type: ignore[arg-type]
+        (lambda: RandomErasing(scale=("a", 1)), "scale must be a number; found 'a'"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_in_words(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("transform", "match"),
+    [
+        (RandomErasing(0.0, value="random"), 'value "random" is for normalised pictures: let RandomErasing follow'),
+        (RandomErasing(0.0, value="color"), 'value "color" is for normalised pictures'),
+        (RandomErasing(0.0, value=256), "value must be from 0 to 255; found 256"),
+        (RandomErasing(0.0, value=(0, -1, 0)), r"value must be from 0 to 255; found \(0, -1, 0\)"),
+        (RandomErasing(0.0, value=(1, 2)), r"value must be a number, or one for each of 3 channels; found \(1, 2\)"),
+    ],
+)
+def test_what_does_not_fit_the_pictures_is_refused_whatever_is_drawn(transform: Transform, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        transform(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+
+
+def test_normalised_pictures_may_be_erased_by_any_number() -> None:
+    images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
+    found = changed(Compose([Normalize(), RandomErasing(1.0, value=(-5.5, 300, 1e6))]), images)
+    assert found.amin() == -5.5
+    assert found.amax() == 1e6

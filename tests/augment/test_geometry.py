@@ -1,0 +1,333 @@
+"""Transforms of shape draw what they say, and move each pixel where it belongs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawn import assert_apart, assert_independent, assert_share, assert_shares, assert_uniform, noted
+from numpy.typing import NDArray
+
+from shardio.augment import Compose, Normalize, RandomAffine, RandomPerspective, RandomRotation, VerticalFlip
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.geometry import Affine, perspective
+from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling
+
+COUNT = 300_000
+SHAPE = (1, 40, 60)
+
+
+def pictures(count: int = 4, height: int = 9, width: int = 9, channels: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (count, channels, height, width), dtype=torch.uint8, generator=generator)
+
+
+def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
+    result = transform(images, **options)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def numbers_of(batch: Batch) -> NDArray[np.float64]:
+    """The six numbers of each sample's map, (6, B)."""
+    (step,) = batch.steps
+    assert (step.codes == Op.AFFINE).all()
+    return step.values[:, :6].T
+
+
+# --- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+def test_top_and_bottom_are_exchanged_with_their_probability() -> None:
+    for p in (0.0, 0.3, 1.0):
+        (step,) = noted(VerticalFlip(p), 1_000_000, (1, 2, 2)).steps
+        assert set(np.unique(step.codes)) <= {Op.NOTHING, Op.FLIP}
+        assert_share(step.codes == Op.FLIP, p)
+    images = pictures()
+    assert torch.equal(changed(VerticalFlip(1.0), images), images.flip(2))
+
+
+def test_angles_of_rotation_are_uniform_and_counter_clockwise() -> None:
+    a, b, _, d, e, _ = numbers_of(noted(RandomRotation((-30, 75)), 1_000_000, SHAPE))
+    assert_uniform(np.degrees(np.arctan2(d, a)), -30, 75)
+    assert np.allclose(a, e)
+    assert np.allclose(b, -d)
+    assert np.allclose(a * a + b * b, 1)
+    a, _, _, d, _, _ = numbers_of(noted(RandomRotation(20), COUNT, SHAPE))
+    assert_uniform(np.degrees(np.arctan2(d, a)), -20, 20)
+
+
+def test_the_numbers_of_an_affine_map_are_uniform_and_independent() -> None:
+    transform = RandomAffine((-20, 40), (0.2, 0.5), (0.5, 2.0), (-10, 15, -8, 4))
+    a, b, c, d, e, f = numbers_of(noted(transform, COUNT, SHAPE))
+    # The picture moves by R(angle) scale Y(shear_y) X(shear_x), where det Y = det X = 1.
+    movement = np.linalg.inv(np.stack([a, b, d, e], axis=1).reshape(-1, 2, 2))
+    scale = np.sqrt(np.linalg.det(movement))
+    middle = np.array([30.0, 20.0])
+    # The way of the picture's middle.
+    way = np.einsum("nij,nj->ni", movement, middle - np.stack([c, f], axis=1)) - middle
+    # X leaves (1, 0) as it is, and Y makes (1, -tan(shear_y)) of it, which R turns.
+    first = movement[:, :, 0] / scale[:, None]
+    shear_y = np.arccos(np.clip(1 / np.hypot(*first.T), -1, 1))  # up to its sign
+    assert_uniform(scale, 0.5, 2.0)
+    assert np.allclose(way, np.rint(way), atol=1e-6)
+    for along, most in ((0, 12), (1, 20)):
+        assert_rounded(np.rint(way[:, along]).astype(int), most)
+    assert shear_y.max() <= np.radians(8) + 1e-6
+    assert_independent(scale, *way.T)
+
+
+def assert_rounded(ways: NDArray[np.int64], most: int) -> None:
+    """Asserts that ways are uniform numbers from -most to most, rounded."""
+    assert_shares(ways + most, [0.25 / most, *[0.5 / most] * (2 * most - 1), 0.25 / most])
+
+
+def test_angle_and_shears_of_an_affine_map_are_uniform() -> None:
+    a, b, _, d, _, _ = numbers_of(noted(RandomAffine((-20, 40)), COUNT, SHAPE))
+    assert_uniform(np.degrees(np.arctan2(b, a)), -20, 40)  # clockwise
+    assert np.allclose(a * a + d * d, 1)
+    a, b, _, d, e, _ = numbers_of(noted(RandomAffine(0, shear=(-10, 25)), COUNT, SHAPE))
+    assert_uniform(np.degrees(np.arctan(b)), -10, 25)
+    assert np.allclose([a, d, e], [[1], [0], [1]])
+    a, b, _, d, e, _ = numbers_of(noted(RandomAffine(0, shear=(0, 0, -12, 5)), COUNT, SHAPE))
+    assert_uniform(np.degrees(np.arctan(d)), -12, 5)
+    assert np.allclose([a, b, e], [[1], [0], [1]])
+    a, b, *_ = numbers_of(noted(RandomAffine(0, shear=7), COUNT, SHAPE))
+    assert_uniform(np.degrees(np.arctan(b)), -7, 7)
+
+
+def test_corners_of_a_perspective_move_inwards_by_whole_pixels() -> None:
+    height, width = SHAPE[1:]
+    (step,) = noted(RandomPerspective(0.6, p=0.7), 100_000, SHAPE).steps
+    assert_share(step.codes == Op.PERSPECTIVE, 0.7)
+    a, b, c, d, e, f, g, h = step.values[:, :8].T
+    # Where each corner's pixel is seen is what the map reads at the corner: its inverse.
+    forward = np.linalg.inv(np.stack([a, b, c, d, e, f, g, h, np.ones_like(a)], axis=1).reshape(-1, 3, 3))
+    ways = []
+    for x, y, right, down in (
+        (0, 0, 1, 1),
+        (width - 1, 0, -1, 1),
+        (width - 1, height - 1, -1, -1),
+        (0, height - 1, 1, -1),
+    ):
+        seen = forward @ np.array([x, y, 1.0])
+        ways += [right * (seen[:, 0] / seen[:, 2] - x), down * (seen[:, 1] / seen[:, 2] - y)]
+    for number, way in enumerate(ways):
+        most = int(0.6 * (width // 2)) if number % 2 == 0 else int(0.6 * (height // 2))
+        assert np.allclose(way, np.rint(way), atol=1e-5)
+        assert_shares(np.rint(way).astype(int), [1 / (most + 1)] * (most + 1))
+    assert_independent(*ways, step.codes)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        VerticalFlip(),
+        RandomRotation(40),
+        RandomAffine(0, scale=(0.5, 2.0)),
+        RandomPerspective(),
+        RandomAffine(0, (1, 1)),
+    ],
+)
+def test_samples_views_epochs_seeds_and_places_in_a_chain_draw_numbers_of_their_own(transform: Transform) -> None:
+    assert_apart(transform, 50_000, shape=(1, 40, 60))
+
+
+# --- what is done ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+@pytest.mark.parametrize("size", [8, 9])
+def test_quarter_turns_are_exact(size: int, interpolation: Any) -> None:
+    images = pictures(3, size, size)
+    for turns in range(-4, 5):
+        angle = 90.0 * turns
+        found = changed(RandomRotation((angle, angle), interpolation), images)
+        assert torch.equal(found, images.rot90(turns, (2, 3)))
+        found = changed(RandomAffine((angle, angle), interpolation=interpolation), images)
+        assert torch.equal(found, images.rot90(-turns, (2, 3)))
+    half = pictures(2, 6, 11)
+    assert torch.equal(changed(RandomRotation((180, 180), interpolation), half), half.flip(2, 3))
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_a_map_that_moves_nothing_changes_nothing(interpolation: Any) -> None:
+    images = pictures(3, 7, 11)
+    assert torch.equal(changed(RandomAffine(0, interpolation=interpolation), images), images)
+    assert torch.equal(changed(RandomAffine(0, (0, 0), (1, 1), 0, interpolation), images), images)
+    assert torch.equal(changed(RandomPerspective(0.0, 1.0, interpolation), images), images)
+    assert torch.equal(changed(RandomPerspective(1.0, 0.0, interpolation), images), images)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_a_translation_is_of_whole_pixels_and_brings_the_fill(interpolation: Any) -> None:
+    images = pictures(200, 8, 10)
+    transform = RandomAffine(0, (0.5, 0.5), interpolation=interpolation, fill=(10, 20, 30))
+    batch = noted(transform, 200, (3, 8, 10), seed=0, epoch=0)
+    ways = -numbers_of(batch)[[2, 5]]
+    found = changed(transform, images)
+    for image, result, right, down in zip(images, found, *np.rint(ways).astype(int), strict=True):
+        expected = torch.tensor([10, 20, 30], dtype=torch.uint8)[:, None, None].repeat(1, 8, 10)
+        to_rows, from_rows = slice(max(down, 0), 8 + min(down, 0)), slice(max(-down, 0), 8 - max(down, 0))
+        to_columns, from_columns = slice(max(right, 0), 10 + min(right, 0)), slice(max(-right, 0), 10 - max(right, 0))
+        expected[:, to_rows, to_columns] = image[:, from_rows, from_columns]
+        assert torch.equal(result, expected)
+    assert len(np.unique(ways, axis=1)[0]) > 30
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [1, 0, 0, 0, 1, 0]),
+        ({"translate": (3, -2)}, [1, 0, -3, 0, 1, 2]),
+        ({"scale": 2.0}, [0.5, 0, 2.5, 0, 0.5, 3.5]),
+        # Clockwise by 90 degrees: (1, 0) from the middle was at (0, -1).
+        ({"angle": 90.0}, [0, 1, -2, -1, 0, 12]),
+        ({"shear": (45.0, 0.0)}, [1, 1, -7, 0, 1, 0]),
+        ({"shear": (0.0, 45.0)}, [1, 0, 0, 1, 1, -5]),
+        ({"angle": 180.0, "translate": (1, 2), "scale": 0.5}, [-2, 0, 17, 0, -2, 25]),
+    ],
+)
+def test_maps_about_a_point_by_hand(options: dict[str, Any], expected: list[float]) -> None:
+    found = np.array(Affine.about((5.0, 7.0), **options).values, np.float64)
+    assert np.allclose(found, expected, atol=1e-12)
+
+
+def test_maps_about_a_point_are_the_inverse_of_movements_one_after_the_other() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        angle, shear_x, shear_y = rng.uniform(-60, 60, 3)
+        scale, centre, way = rng.uniform(0.3, 3), rng.uniform(-50, 50, 2), rng.uniform(-9, 9, 2)
+        turn, x, y = np.radians([angle, shear_x, shear_y])
+        rotate = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+        movement = rotate @ np.array([[1, 0], [-np.tan(y), 1]]) @ np.array([[1, -np.tan(x)], [0, 1]]) * scale
+        a, b, c, d, e, f = Affine.about(
+            tuple(centre), angle=angle, translate=tuple(way), scale=scale, shear=(shear_x, shear_y)
+        ).values
+        for point in rng.uniform(-100, 100, (5, 2)):
+            seen = movement @ (point - centre) + centre + way
+            assert np.allclose([a * seen[0] + b * seen[1] + c, d * seen[0] + e * seen[1] + f], point)
+
+
+def test_a_centre_of_its_own_stays_where_it_is() -> None:
+    for transform in (RandomRotation(180, center=(3.5, 4.5)), RandomAffine(180, center=(3.5, 4.5), scale=(0.5, 2.0))):
+        a, b, c, d, e, f = numbers_of(noted(transform, 100, (1, 9, 12)))
+        assert np.allclose(a * 3.5 + b * 4.5 + c, 3.5)
+        assert np.allclose(d * 3.5 + e * 4.5 + f, 4.5)
+    images = pictures(5, 9, 12)
+    found = changed(RandomRotation(180, center=(3.5, 4.5)), images)
+    assert torch.equal(found[:, :, 4, 3], images[:, :, 4, 3])
+
+
+def test_a_perspective_reads_corners_where_they_are_seen() -> None:
+    rng = np.random.default_rng(2)
+    corners = np.array([[0.0, 0], [59, 0], [59, 39], [0, 39]])
+    seen = corners[:, :, None] + rng.uniform(-9, 9, (4, 2, 50))
+    a, b, c, d, e, f, g, h = perspective(seen, corners)
+    for number, (x, y) in enumerate(corners):
+        u, v = seen[number]
+        depth = g * u + h * v + 1
+        assert np.allclose((a * u + b * v + c) / depth, x)
+        assert np.allclose((d * u + e * v + f) / depth, y)
+
+
+def test_corners_that_meet_are_no_error_and_other_pictures_stay_as_they_are() -> None:
+    count = 3000
+    images = pictures(1, 4, 4, 1).expand(count, -1, -1, -1)
+    transform = RandomPerspective(1.0, 1.0)
+    whole = changed(transform, images)
+    for some in (slice(0, 1), slice(700, 800)):
+        assert torch.equal(changed(transform, images[some], indices=np.arange(count)[some]), whole[some])
+    assert changed(transform, images[:5, :, :1, :1]).shape == (5, 1, 1, 1)
+    assert changed(transform, images[:5, :, :1]).shape == (5, 1, 1, 4)
+
+
+def test_what_lies_outside_has_the_fill() -> None:
+    images = torch.full((1, 3, 10, 10), 200, dtype=torch.uint8)
+    for fill, expected in ((0, [0, 0, 0]), (None, [0, 0, 0]), (7, [7] * 3), ((1, 2, 3), [1, 2, 3]), ([5], [5] * 3)):
+        for make in (RandomRotation, RandomAffine):
+            found = changed(make((45, 45), fill=fill), images)
+            assert found[0, :, 0, 0].tolist() == expected
+    (step,) = noted(RandomRotation(1, "bilinear", (1, 2, 3)), 5).steps
+    assert (step.values[:, SAMPLING_AT] == Sampling.BILINEAR).all()
+    assert (step.values[:, FILL_AT:] == (1, 2, 3)).all()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: VerticalFlip(2), "p must be from 0 to 1; found 2"),
+        (lambda: VerticalFlip(math.nan), "p must be from 0 to 1; found nan"),
+        (lambda: RandomRotation(-1), r"degrees must be a number of at least 0, or \(least, most\); found -1"),
+        (lambda: RandomRotation(math.inf), "degrees must be"),
+        (lambda: RandomRotation((1, 2, 3)), r"degrees must be \(least, most\); found \(1, 2, 3\)"),  # type: ignore[arg-type]
+        (lambda: RandomRotation((2, 1)), r"degrees must be \(least, most\), finite; found \(2, 1\)"),
+        (lambda: RandomRotation((1, math.nan)), "degrees must be"),
+        (lambda: RandomRotation(1, "bicubic"), "interpolation must be one of nearest, bilinear; found 'bicubic'"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(1, fill=256), "fill must be from 0 to 255; found 256"),
+        (lambda: RandomRotation(1, fill=(0, math.nan, 0)), "fill must be from 0 to 255"),
+        (lambda: RandomRotation(1, fill=()), r"fill must be a grey level, or one for each channel; found \(\)"),
+        (lambda: RandomRotation(1, fill="red"), "fill must be a grey level, or one for each channel; found 'red'"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(1, center=3), r"center must be \(x, y\) in pixels; found 3"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(1, center=0), r"center must be \(x, y\) in pixels; found 0"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(1, center="ab"), r"center must be \(x, y\) in pixels; found 'ab'"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(1, center=(1, 2, 3)), r"center must be \(x, y\)"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(1, center=(1, math.inf)), r"center must be \(x, y\)"),
+        (lambda: RandomAffine(1, 0.1), "translate must be the greatest shares of width and height; found 0.1"),  # type: ignore[arg-type]
+        (lambda: RandomAffine(1, (0.1,)), "translate must be the greatest shares"),  # type: ignore[arg-type]
+        (lambda: RandomAffine(1, "ab"), "translate must be the greatest shares"),  # type: ignore[arg-type]
+        (lambda: RandomAffine(1, (0.1, 1.1)), "translate must be from 0 to 1; found 1.1"),
+        (lambda: RandomAffine(1, (math.nan, 0)), "translate must be from 0 to 1; found nan"),
+        (lambda: RandomAffine(1, scale=(0, 1)), r"scale must be \(least, most\), above 0; found \(0, 1\)"),
+        (lambda: RandomAffine(1, scale=2), r"scale must be \(least, most\); found 2"),  # type: ignore[arg-type]
+        (lambda: RandomAffine(1, shear=(1, 2, 3)), r"shear must be one number, or \(least, most\) along x, or along x"),
+        (lambda: RandomAffine(1, shear=(2, 1)), r"shear must be \(least, most\)"),
+        (lambda: RandomAffine(1, shear=(0, 1, 2, math.inf)), r"shear must be \(least, most\)"),
+        (lambda: RandomAffine(1, shear=-3), "shear must be a number of at least 0"),
+        (lambda: RandomPerspective(1.1), "distortion_scale must be from 0 to 1; found 1.1"),
+        (lambda: RandomPerspective(p=math.nan), "p must be from 0 to 1; found nan"),
+        (lambda: RandomPerspective(interpolation="x"), "interpolation must be one of nearest, bilinear"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RandomRotation("x"), "degrees must be a number; found 'x'"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(None), "degrees must be a number; found None"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(1, fill=(0, "a", 0)), "fill must be a number; found 'a'"),  # type: ignore[arg-type]
+        (lambda: RandomRotation(1, center=("a", 1)), "center must be a number; found 'a'"),  # type: ignore[arg-type]
+        (lambda: RandomAffine(1, ("a", 0)), "translate must be a number; found 'a'"),  # type: ignore[arg-type]
+        (lambda: RandomAffine(1, shear="x"), "shear must be a number; found 'x'"),  # type: ignore[arg-type]
+        (lambda: RandomPerspective("x"), "distortion_scale must be a number; found 'x'"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_in_words(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        make()
+
+
+@pytest.mark.parametrize("make", [lambda **o: RandomRotation(5, **o), lambda **o: RandomPerspective(p=0.0, **o)])
+def test_a_fill_has_as_many_numbers_as_there_are_channels(make: Callable[..., Transform]) -> None:
+    with pytest.raises(ValueError, match=r"fill must be a number, or one for each of 1 channels; found \(1, 2, 3\)"):
+        make(fill=(1, 2, 3))(pictures(channels=1))
+    assert changed(make(fill=(1, 2, 3, 4, 5)), pictures(channels=5)).shape[1] == 5
+
+
+def test_shapes_come_before_normalize() -> None:
+    for transform in (VerticalFlip(), RandomRotation(3), RandomAffine(3), RandomPerspective()):
+        with pytest.raises(
+            ValueError, match="warps and changes of colour take uint8 images: they come before Normalize"
+        ):
+            Compose([Normalize(), transform])(pictures())

@@ -1,0 +1,429 @@
+"""Policies draw manipulations, magnitudes and weights as their papers and torchvision or timm do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawn import assert_apart, assert_distributed, assert_independent, assert_share, assert_shares, noted
+from numpy.typing import NDArray
+from pictures import as_batch, random_picture
+from scipy import stats
+
+from shardio.augment import (
+    AugMix,
+    AutoAugment,
+    Compose,
+    Normalize,
+    RandAugment,
+    RandomAutocontrast,
+    RandomEqualize,
+    Resize,
+    TimmRandAugment,
+    TrivialAugmentWide,
+)
+from shardio.augment.batch import Transform
+from shardio.augment.policies import _LEARNT
+from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step
+
+COUNT = 200_000
+SHAPE = (1, 331, 662)  # 150 and 300 pixels are the most of a translation
+SPACE = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+         "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize")  # fmt: skip
+BY_OP = {Op.NOTHING: "Identity", Op.BRIGHTNESS: "Brightness", Op.SATURATION: "Color", Op.CONTRAST: "Contrast",
+         Op.SHARPNESS: "Sharpness", Op.POSTERIZE: "Posterize", Op.SOLARIZE: "Solarize", Op.INVERT: "Invert",
+         Op.AUTOCONTRAST: "AutoContrast", Op.EQUALIZE: "Equalize", Op.SOLARIZE_ADD: "SolarizeAdd"}  # fmt: skip
+FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
+
+
+def pictures(count: int = 12, height: int = 16, width: int = 16, channels: int = 3) -> torch.Tensor:
+    rng = np.random.default_rng(4)
+    return as_batch(np.stack([random_picture(rng, height, width) for _ in range(count)]))[:, :channels]
+
+
+def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
+    result = transform(images, **options)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def told(step: Step, size: Sequence[int] = SHAPE[1:]) -> tuple[NDArray[np.str_], NDArray[np.float64]]:
+    """Returns the name of what is done to each sample, and its magnitude; maps that move nothing are "still"."""
+    names = np.array([BY_OP.get(Op(code), "still") for code in range(len(Op))])[step.codes].astype("<U12")
+    a, b, c, d, _, f = step.values[:, :6].T
+    magnitudes = a.copy()
+    for factor in FACTORS:
+        magnitudes[names == factor] -= 1
+    is_map = step.codes == Op.AFFINE
+    for name, chosen, values in (
+        ("ShearX", (b != 0) & (d == 0), b),
+        ("ShearY", (d != 0) & (b == 0), d),
+        ("TranslateX", (c != 0) & (b == 0) & (d == 0), -c),
+        ("TranslateY", (f != 0) & (b == 0) & (d == 0), -f),
+        ("Rotate", (b != 0) & (d != 0), np.degrees(np.arctan2(d, a))),
+    ):
+        names[is_map & chosen] = name
+        magnitudes[is_map & chosen] = values[is_map & chosen]
+    return names, magnitudes
+
+
+def assert_equally_probable(names: NDArray[np.str_], space: Sequence[str]) -> None:
+    number_of = {name: number for number, name in enumerate(space)}
+    found, inverse = np.unique(names, return_inverse=True)
+    assert_shares(np.array([number_of[name] for name in found])[inverse], [1 / len(space)] * len(space))
+
+
+# --- RandAugment -----------------------------------------------------------------------------------------------------
+
+AT_9_OF_31 = {
+    "ShearX": 0.09, "ShearY": 0.09, "TranslateX": 90.0, "TranslateY": 45.0, "Rotate": 9.0,
+    "Brightness": 0.27, "Color": 0.27, "Contrast": 0.27, "Sharpness": 0.27, "Posterize": 7.0, "Solarize": 178.5,
+}  # fmt: skip
+UNSIGNED = {"Posterize", "Solarize"}
+
+
+def test_randaugment_draws_each_manipulation_and_sign_alike_and_one_magnitude() -> None:
+    steps = noted(RandAugment(3), COUNT, SHAPE).steps
+    assert len(steps) == 3
+    all_names = []
+    for step in steps:
+        names, magnitudes = told(step)
+        assert_equally_probable(names, SPACE)
+        for name, magnitude in AT_9_OF_31.items():
+            values = magnitudes[names == name]
+            assert np.allclose(np.abs(values), magnitude)
+            if name in UNSIGNED:
+                assert (values > 0).all()
+            else:
+                assert_share(values < 0, 0.5)
+        all_names.append(np.unique(names, return_inverse=True)[1])
+    assert_independent(*all_names)
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "bins", "expected"),
+    [
+        (30, 31, {"ShearX": 0.3, "TranslateX": 300, "TranslateY": 150, "Rotate": 30, "Color": 0.9, "Posterize": 4,
+                  "Solarize": 0}),
+        (1, 2, {"ShearY": 0.3, "TranslateX": 300, "Posterize": 4, "Solarize": 0}),
+        (10, 31, {"Posterize": 7, "TranslateY": 50, "Rotate": 10}),
+        (4, 11, {"ShearX": 0.12, "Brightness": 0.36, "Posterize": 6, "Solarize": 153}),
+    ],
+)  # fmt: skip
+def test_magnitudes_of_other_bins_are_torchvisions(magnitude: int, bins: int, expected: dict[str, float]) -> None:
+    names, magnitudes = told(noted(RandAugment(1, magnitude, bins), 20_000, SHAPE).steps[0])
+    for name, value in expected.items():
+        assert np.allclose(np.abs(magnitudes[names == name]), value), name
+
+
+def test_randaugment_without_magnitude_moves_nothing() -> None:
+    images = pictures(60).clamp(max=254)  # 255 is solarized by every threshold
+    found = changed(RandAugment(1, 0), images)
+    alternatives = [images, changed(RandomAutocontrast(1.0), images), changed(RandomEqualize(1.0), images)]
+    assert all(any(torch.equal(a[i], found[i]) for a in alternatives) for i in range(60))
+    assert sum(torch.equal(images[i], found[i]) for i in range(60)) > 30
+    assert torch.equal(changed(RandAugment(0), images), images)
+
+
+# --- TrivialAugment --------------------------------------------------------------------------------------------------
+
+
+def test_trivialaugment_draws_each_manipulation_bin_and_sign_alike() -> None:
+    (step,) = noted(TrivialAugmentWide(), 1_000_000, SHAPE).steps
+    names, magnitudes = told(step)
+    for name, most in {"ShearX": 0.99, "ShearY": 0.99, "Rotate": 135.0, **dict.fromkeys(FACTORS, 0.99)}.items():
+        bins = magnitudes[names == name] / most * 30
+        assert np.allclose(bins, np.rint(bins), atol=1e-9)
+        nothing = 2 / 62 if name in FACTORS else 0.0  # a map of bin 0 is still
+        others = (1 - nothing) / 60
+        assert_shares(np.rint(bins).astype(int) + 30, [*[others] * 30, nothing, *[others] * 30])
+        assert_share(names == name, (1 if name in FACTORS else 30 / 31) / 14)
+    for name in ("TranslateX", "TranslateY"):
+        values = magnitudes[names == name]
+        # int() of 32 k / 30
+        assert set(np.abs(values)) == {math.trunc(32 * k / 30) for k in range(1, 31)}
+        assert_share(values < 0, 0.5)
+    bits = magnitudes[names == "Posterize"]
+    assert_shares(bits.astype(int), [0, 0, *(np.bincount([8 - round(k / 5) for k in range(31)])[2:] / 31)])
+    thresholds = magnitudes[names == "Solarize"] / 255 * 30
+    assert_shares(np.rint(thresholds).astype(int), [1 / 31] * 31)
+    for name in ("Identity", "AutoContrast", "Equalize", "Posterize", "Solarize"):
+        assert_share(names == name, 1 / 14)
+
+
+# --- AutoAugment -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", _LEARNT)
+def test_autoaugment_draws_pairs_alike_and_each_part_with_its_probability(policy: Any) -> None:
+    pairs = [[part.split() for part in pair.split(",")] for pair in _LEARNT[policy].split(";")]
+    assert len(pairs) == 25
+    steps = noted(AutoAugment(policy), 500_000, SHAPE).steps
+    assert len(steps) == 2
+    for place, step in enumerate(steps):
+        names, magnitudes = told(step)
+        for name in {pair[place][0] for pair in pairs}:
+            mine = [pair[place] for pair in pairs if pair[place][0] == name]
+            assert_share(names == name, sum(int(tenths) for _, tenths, _ in mine) / 250)
+            if name in FACTORS:
+                found = magnitudes[names == name]
+                most = max(int(number) for _, tenths, number in mine if tenths != "0")
+                assert np.isclose(np.abs(found).max(), 0.9 * most / 9)
+                assert_share(found[found != 0] < 0, 0.5)
+    # The parts of a pair: those that rotate by 30 degrees are equalized next in 6 of 10 cases.
+    if policy == "imagenet":
+        (first, magnitudes), (second, _) = map(told, steps)
+        strong = (first == "Rotate") & np.isclose(np.abs(magnitudes), 30)
+        assert_share(second[strong] == "Equalize", 0.6)
+        assert_share(strong, 0.4 / 25)
+
+
+# --- AugMix ----------------------------------------------------------------------------------------------------------
+
+
+def parts_of(transform: AugMix, count: int) -> tuple[NDArray[np.float64], list[list[Step]]]:
+    """The weights, (1 + width, B), and the steps of each chain."""
+    first, *steps, last = noted(transform, count, SHAPE).steps
+    assert (first.codes == Op.KEEP).all()
+    assert (last.codes == Op.TAKE).all()
+    weights, chains, chain = [], [], []
+    for step in steps:
+        if (step.codes == Op.COLLECT).all():
+            weights.append(step.values[:, 0])
+        elif (step.codes == Op.RECALL).all():
+            chains.append(chain)
+            chain = []
+        else:
+            chain.append(step)
+    return np.stack(weights), chains
+
+
+@pytest.mark.parametrize(("alpha", "width"), [(1.0, 3), (0.3, 4), (2.5, 2), (1.0, 1)])
+def test_weights_of_augmix_are_of_a_dirichlet_distribution(alpha: float, width: int) -> None:
+    weights, chains = parts_of(AugMix(alpha=alpha, mixture_width=width, chain_depth=1), COUNT)
+    assert len(chains) == width
+    assert len(weights) == width + 1
+    assert (weights >= 0).all()
+    assert np.allclose(weights.sum(axis=0), 1)
+    assert_distributed(weights[0], stats.beta(alpha, alpha).cdf)
+    shares = weights[1:] / np.maximum(weights[1:].sum(axis=0), 1e-300)
+    sound = weights[1:].sum(axis=0) > 1e-6
+    if width > 1:
+        for share in shares:
+            assert_distributed(share[sound], stats.beta(alpha, (width - 1) * alpha).cdf)
+        together = np.corrcoef(shares[:, sound])
+        expected = np.where(np.eye(width) == 1, 1.0, -1 / (width - 1))
+        assert np.abs(together - expected).max() < 0.02
+        assert_independent(weights[0, sound], shares[0, sound])
+
+
+def test_chains_of_augmix_have_one_to_three_manipulations_below_its_severity() -> None:
+    _, chains = parts_of(AugMix(severity=4), COUNT)
+    depths = []
+    for chain in chains:
+        assert len(chain) == 3
+        depth = sum((step.codes != Op.NOTHING).astype(int) for step in chain)
+        assert (chain[0].codes != Op.NOTHING).all()
+        assert_shares(depth - 1, [1 / 3] * 3)
+        depths.append(depth)
+        names, magnitudes = told(chain[0])
+        bins = magnitudes[names == "Color"] / 0.1
+        assert_shares(np.rint(bins).astype(int) + 3, [1 / 8, 1 / 8, 1 / 8, 2 / 8, 1 / 8, 1 / 8, 1 / 8])
+        bits = magnitudes[names == "Posterize"]
+        assert_shares(bits.astype(int), [0, 0, 0, 2 / 4, 2 / 4])  # 4 - round(bin * 4 / 9)
+        assert set(np.abs(magnitudes[names == "TranslateX"])) == {24.0, 49.0, 73.0}  # int(662 / 3 * bin / 9)
+        for name in ("Color", "Equalize", "Solarize", "Posterize"):
+            assert_share(names == name, 1 / 13)
+    assert_independent(*depths)
+    _, chains = parts_of(AugMix(mixture_width=2, chain_depth=2), 1000)
+    assert [len(chain) for chain in chains] == [2, 2]
+    assert all((step.codes != Op.NOTHING).all() for chain in chains for step in chain)
+
+
+def test_augmix_may_leave_out_colours() -> None:
+    _, chains = parts_of(AugMix(all_ops=False, chain_depth=1), COUNT)
+    for (step,) in chains:
+        names, _ = told(step)
+        assert not np.isin(names, FACTORS).any()
+        assert_share(names == "Equalize", 1 / 9)
+
+
+def test_a_mixture_of_a_picture_of_one_colour_is_that_colour() -> None:
+    """Weights that sum to 1 lose at most a grey level, where sums are cut down."""
+    images = torch.full((50, 3, 8, 8), 100, dtype=torch.uint8)
+    found = changed(AugMix(1), images)
+    assert ((found.int() - 100).abs() <= 1).flatten(1).all(dim=1).sum() > 10
+    assert found.max() <= 101
+
+
+# --- timm's RandAugment ----------------------------------------------------------------------------------------------
+
+TIMM = ("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast",
+        "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY")  # fmt: skip
+TIMM_SHAPE = (1, 100, 200)
+
+
+def drawn_by(config: str, count: int = COUNT, **options: Any) -> list[tuple[NDArray[np.str_], NDArray[np.float64]]]:
+    transform = TimmRandAugment(config, fill=0, **options)
+    return [told(step, TIMM_SHAPE[1:]) for step in noted(transform, count, TIMM_SHAPE).steps]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("rand-m9-p1-inc1", {"Posterize": 1, "Solarize": 26, "Color": 0.81}),
+        ("rand-m9-p1", {"Posterize": 3, "Solarize": 230, "Color": 0.72}),
+        ("rand-m9-p1-inc0", {"Posterize": 3, "Solarize": 230, "Brightness": 0.72}),
+    ],
+)
+def test_magnitudes_of_timm_at_level_9(config: str, expected: dict[str, float]) -> None:
+    expected = {"Rotate": 27, "SolarizeAdd": 99, "ShearX": 0.27, "ShearY": 0.27, "TranslateX": 81, "TranslateY": 40.5,
+                **expected}  # fmt: skip
+    drawn = drawn_by(config)
+    assert len(drawn) == 2
+    for names, magnitudes in drawn:
+        assert_equally_probable(names, TIMM)
+        for name, value in expected.items():
+            assert np.allclose(np.abs(magnitudes[names == name]), value), name
+        for name in ("Rotate", "ShearX", "TranslateY", *(FACTORS if "inc1" in config else ())):
+            assert_share(magnitudes[names == name] < 0, 0.5)
+
+
+def test_levels_of_timm_are_normal_and_cut_off() -> None:
+    names, magnitudes = drawn_by("rand-m7-mstd1.5-inc1-p1-n1")[0]
+    levels = np.abs(magnitudes[names == "ShearX"]) / 0.03
+    inside = levels < 10
+    assert_share(~inside, stats.norm(7, 1.5).sf(10))
+    assert_distributed(levels[inside], stats.truncnorm(-np.inf, 2, 7, 1.5).cdf)
+    names, magnitudes = drawn_by("rand-m6-mstd101-p1-n1")[0]
+    assert_distributed(np.abs(magnitudes[names == "ShearX"]) / 0.03, stats.uniform(0, 6).cdf)
+    names, magnitudes = drawn_by("rand-m9-mstdinf-p1-n1")[0]
+    assert_distributed(np.abs(magnitudes[names == "Rotate"]) / 3, stats.uniform(0, 9).cdf)
+    names, magnitudes = drawn_by("rand-m9-mmax4-p1-n1")[0]
+    assert np.allclose(np.abs(magnitudes[names == "Rotate"]), 12)
+
+
+def test_timm_applies_each_manipulation_with_its_probability() -> None:
+    for config, p, count in (("rand-m9", 0.5, 2), ("rand-m9-p0.2-n3", 0.2, 3), ("rand-m9-p0.7-n1", 0.7, 1)):
+        drawn = drawn_by(config)
+        assert len(drawn) == count
+        for names, _ in drawn:
+            assert_share(names != "Identity", p)
+        assert_independent(*(names != "Identity" for names, _ in drawn))
+    assert drawn_by("rand-n0") == []
+
+
+def test_timm_reads_pictures_bilinear_or_bicubic_by_chance() -> None:
+    def readings(**options: Any) -> NDArray[np.float64]:
+        (step,) = noted(TimmRandAugment("rand-m9-p1-n1", fill=(1, 2, 3), **options), COUNT, (3, 8, 8)).steps
+        maps = step.codes == Op.AFFINE
+        assert (step.values[maps, FILL_AT:] == (1, 2, 3)).all()
+        return step.values[maps, SAMPLING_AT]
+
+    assert set(readings()) == {Sampling.PILLOW_BILINEAR, Sampling.PILLOW_BICUBIC}
+    assert_share(readings() == Sampling.PILLOW_BICUBIC, 0.5)
+    assert set(readings(interpolation="bilinear")) == {Sampling.PILLOW_BILINEAR}
+    assert set(readings(interpolation="bicubic")) == {Sampling.PILLOW_BICUBIC}
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+ALL = [RandAugment(), TrivialAugmentWide(), AutoAugment(), AutoAugment("cifar10"), AugMix(), TimmRandAugment(fill=0)]
+
+
+@pytest.mark.parametrize("transform", ALL)
+def test_samples_views_epochs_seeds_and_places_in_a_chain_draw_numbers_of_their_own(transform: Transform) -> None:
+    if isinstance(transform, AugMix):
+        transform = AugMix(mixture_width=1, chain_depth=1)
+    assert_apart(transform, 50_000)
+
+
+@pytest.mark.parametrize("transform", ALL)
+def test_squashed_pictures_are_manipulated_as_they_were(transform: Transform) -> None:
+    images, sizes = pictures(), np.tile([20, 24], (12, 1))
+    true = changed(Resize((20, 24)), images, sizes=sizes)
+    assert torch.equal(changed(transform, images, sizes=sizes), changed(transform, true))
+    with pytest.raises(ValueError, match="pictures of a batch must have one size"):
+        transform(images, sizes=[[20, 24]] * 11 + [[24, 20]])
+
+
+@pytest.mark.parametrize("transform", ALL)
+@pytest.mark.parametrize("channels", [2, 5])
+def test_colours_need_three_channels_whatever_the_batch_draws(transform: Transform, channels: int) -> None:
+    with pytest.raises(ValueError, match=rf"red, green and blue, or of 1 for contrast, saturation; found {channels}"):
+        transform(torch.zeros(1, channels, 16, 16, dtype=torch.uint8))
+
+
+def test_fills_are_checked_whatever_the_batch_draws() -> None:
+    for fill in ((1, 2), (124, 116, 104)):
+        for make in (RandAugment, TrivialAugmentWide, AutoAugment, AugMix, TimmRandAugment):
+            with pytest.raises(ValueError, match="fill must be a number, or one for each of 1 channels; found"):
+                make(fill=fill)(pictures(1, channels=1))
+
+
+def test_policies_come_before_normalize() -> None:
+    for transform in ALL:
+        with pytest.raises(ValueError, match="they come before Normalize"):
+            Compose([Normalize(), transform])(pictures())
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RandAugment(-1), "num_ops must be an integer, 0 or more; found -1"),
+        (lambda: RandAugment(2.0), "num_ops must be an integer"),  # type: ignore[arg-type]
+        (lambda: RandAugment(magnitude=31), "magnitude must be an integer, from 0 to 30; found 31"),
+        (lambda: RandAugment(magnitude=math.nan), "magnitude must be an integer"),  # type: ignore[arg-type]
+        (lambda: RandAugment(num_magnitude_bins=1, magnitude=0), "num_magnitude_bins must be an integer, 2 or more"),
+        (lambda: RandAugment("2"), "num_ops must be an integer, 0 or more; found '2'"),  # type: ignore[arg-type]
+        (lambda: RandAugment(interpolation="bicubic"), "interpolation must be one of nearest, bilinear"),  # type: ignore[arg-type]
+        (lambda: RandAugment(fill=-1), "fill must be from 0 to 255; found -1"),
+        (lambda: TrivialAugmentWide(1), "num_magnitude_bins must be an integer, 2 or more; found 1"),
+        (lambda: TrivialAugmentWide(interpolation=None), "interpolation must be one of"),  # type: ignore[arg-type]
+        (lambda: AutoAugment("svhn"), "policy must be one of imagenet, cifar10; found 'svhn'"),  # type: ignore[arg-type]
+        (lambda: AutoAugment(3), "policy must be one of"),  # type: ignore[arg-type]
+        (lambda: AugMix(0), "severity must be an integer, from 1 to 10; found 0"),
+        (lambda: AugMix(11), "severity must be an integer, from 1 to 10; found 11"),
+        (lambda: AugMix(mixture_width=0), "mixture_width must be an integer, from 1 to 16; found 0"),
+        (lambda: AugMix(chain_depth=17), "chain_depth must be an integer, from -1 to 16; found 17"),
+        (lambda: AugMix(alpha=0), "alpha must be above 0; found 0"),
+        (lambda: AugMix(alpha=math.nan), "alpha must be above 0; found nan"),
+        (lambda: AugMix(alpha=math.inf), "alpha must be above 0; found inf"),
+        (lambda: TimmRandAugment("augmix-m5"), 'config must be "rand" and some of m9, mstd0.5'),
+        (lambda: TimmRandAugment("rand-m9-x3"), "config must be"),
+        (lambda: TimmRandAugment("rand-m"), "config must be"),
+        (lambda: TimmRandAugment("rand-m-9"), "config must be"),
+        (lambda: TimmRandAugment("rand-mnan"), "config must be"),
+        (lambda: TimmRandAugment("rand-minf"), "config must be"),
+        (lambda: TimmRandAugment("rand-ninf"), "config must be"),
+        (lambda: TimmRandAugment("rand-mmaxinf"), "config must be"),
+        (lambda: TimmRandAugment("rand-m9.5"), "config must be"),
+        (lambda: TimmRandAugment("rand-m9-p1.5"), "config must be"),
+        (lambda: TimmRandAugment("rand-m9-inc2"), "config must be"),
+        (lambda: TimmRandAugment("rand-m9-t"), "config must be"),
+        (lambda: TimmRandAugment(""), "config must be"),
+        (lambda: TimmRandAugment(9), "config must be .*; found 9"),  # type: ignore[arg-type]
+        (lambda: TimmRandAugment(fill=None), "fill must be a grey level, or one for each channel; found None"),
+        (lambda: TimmRandAugment(interpolation="nearest"), "interpolation must be one of random, bilinear, bicubic"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: AugMix(alpha="x"), "alpha must be a number; found 'x'"),  # type: ignore[arg-type]
+        (lambda: AugMix(all_ops="no"), "all_ops must be True or False; found 'no'"),  # type: ignore[arg-type]
+        (lambda: RandAugment(fill=("a", 1, 2)), "fill must be a number; found 'a'"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_in_words(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        make()

@@ -1,0 +1,95 @@
+"""Recipes are the chains that their papers and libraries name, and stay what they are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from shardio.augment import Compose, RandomResizedCrop, Views, from_dict, recipe
+from shardio.augment import __dict__ as PUBLIC
+from shardio.augment.recipes import RECIPES
+
+# They may never change: a run could not be told from one with another recipe.
+DIGESTS = {
+    "torchvision-v2": "73fd9f7f1cf1631a",
+    "timm-rsb-a1": "36549e85eece1232",
+    "timm-rsb-a2": "5414cb5913ca3324",
+    "timm-rsb-a3": "57f3ddc4200d7aff",
+    "deit3": "5a2b78c3a266a8f4",
+    "simclr": "81ba9b5e8f269cb8",
+    "moco-v2": "3a782a180ea010b6",
+    "dino": "f8c14d46412a2e70",
+    "cifar-airbench": "6213dafcd1d77a6c",
+}
+SIZES = {"torchvision-v2": 176, "timm-rsb-a3": 160, "cifar-airbench": 32}
+
+
+def test_digests_of_recipes_are_golden() -> None:
+    assert {name: recipe(name).digest[:16] for name in RECIPES} == DIGESTS
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_a_value(name: str) -> None:
+    transform = recipe(name)
+    assert transform == recipe(name)
+    assert from_dict(json.loads(json.dumps(transform.to_dict()))) == transform
+    assert eval(repr(transform), dict(PUBLIC)) == transform
+    assert recipe(name, SIZES.get(name, 224)) == transform
+    assert recipe(name, 40) != transform
+    assert (recipe(name, num_classes=10) == transform) == (not transform.mixes)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("count", [5, 0])
+def test_a_recipe_makes_pictures_of_its_size(name: str, count: int) -> None:
+    side = 40
+    images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
+    labels = torch.arange(count) % 10
+    before = images.clone()
+    transform = recipe(name, side, 10)
+    views, targets = transform(images, labels, seed=3)
+    assert torch.equal(images, before)
+    if isinstance(transform, Views):
+        sides = [side, side, *[17] * 8] if name == "dino" else [side, side]
+        assert targets is labels
+    else:
+        assert isinstance(views, torch.Tensor)
+        sides, views = [side], (views,)
+        assert targets.shape == ((count, 10) if transform.mixes else (count,))
+    for view, size in zip(views, sides, strict=True):
+        assert view.dtype == torch.float32
+        assert view.isfinite().all()
+        assert len(view) == count
+        assert not count or view.shape == (count, 3, size, size)
+    again, _ = transform(images, labels, seed=3)
+    assert all(map(torch.equal, views, again if isinstance(again, tuple) else (again,)))
+
+
+def test_a_recipe_can_be_copied_and_changed() -> None:
+    chain = recipe("moco-v2")
+    assert isinstance(chain, Views)
+    (view, _) = chain.transforms
+    assert isinstance(view, Compose)
+    first = view.transforms[0]  # type: ignore[index]
+    assert first == RandomResizedCrop(224, scale=(0.2, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("resnet",), "name must be one of torchvision-v2, timm-rsb-a1, .*; found 'resnet'"),
+        ((["dino"],), r"name must be one of .*; found \['dino'\]"),
+        ((None,), "name must be one of"),
+        (("dino", 0), "size must be an integer, 1 or more; found 0"),
+        (("dino", -8), "size must be an integer, 1 or more; found -8"),
+        (("dino", "224"), "size must be an integer, 1 or more; found '224'"),
+        (("dino", 224.0), "size must be an integer"),
+        (("timm-rsb-a1", 224, 0), "num_classes and alpha must be above 0; found 0"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(arguments: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        recipe(*arguments)

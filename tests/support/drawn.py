@@ -1,0 +1,93 @@
+"""What transforms draw: the steps and boxes that they note for many samples, without any pixel; and what numbers are.
+
+Bounds are such that right numbers pass with a probability of more than 1 - 1e-6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.boxes import Draws
+
+LEAST_PVALUE = 1e-7
+MOST_DEVIATIONS = 5.5
+
+
+def noted(
+    transform: Transform, count: int, shape: tuple[int, int, int] = (3, 16, 16), seed: int = 1, **names: int
+) -> Batch:
+    """Returns a batch of `count` samples whose pictures are one and the same, after `transform`."""
+    images = torch.zeros(1, *shape, dtype=torch.uint8).expand(count, -1, -1, -1)
+    sizes = np.tile(np.array(shape[1:]), (count, 1))
+    draws = Draws(**{"seed": seed, "epoch": 2, "indices": np.arange(count), **names})  # type: ignore[arg-type]
+    return transform.apply(Batch(images, draws, sizes), type(transform).__name__)
+
+
+def assert_uniform(values: ArrayLike, low: float = 0.0, high: float = 1.0) -> None:
+    values = np.asarray(values)
+    assert values.min() >= low
+    assert values.max() <= high
+    assert stats.kstest((values - low) / (high - low), "uniform").pvalue > LEAST_PVALUE
+
+
+def assert_distributed(values: ArrayLike, law: Any) -> None:
+    assert stats.kstest(np.asarray(values), law).pvalue > LEAST_PVALUE
+
+
+def assert_share(chosen: ArrayLike, p: float) -> None:
+    """Asserts that each is chosen with probability `p`."""
+    chosen = np.asarray(chosen)
+    assert chosen.dtype == bool
+    assert abs(chosen.mean() - p) <= MOST_DEVIATIONS * math.sqrt(p * (1 - p) / chosen.size)
+
+
+def assert_shares(numbers: ArrayLike, shares: Sequence[float]) -> None:
+    """Asserts that whole numbers from 0 are as frequent as `shares`, whose sum is 1; some of these may be 0."""
+    counts = np.bincount(np.asarray(numbers), minlength=len(shares))
+    assert len(counts) == len(shares)
+    possible = np.array(shares) > 0
+    assert not counts[~possible].any()
+    if possible.sum() == 1:
+        return
+    expected = np.array(shares)[possible] * counts.sum()
+    assert stats.chisquare(counts[possible], expected).pvalue > LEAST_PVALUE
+
+
+def assert_independent(*rows: ArrayLike) -> None:
+    """Asserts that no two rows are correlated, and no number with the one before it in its row."""
+    table = np.stack([np.asarray(row, np.float64) for row in rows])
+    most = MOST_DEVIATIONS / math.sqrt(table.shape[1] - 1)
+    if len(table) > 1:
+        assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < most
+    for row in table:
+        assert abs(np.corrcoef(row[1:], row[:-1])[0, 1]) < most
+
+
+def assert_apart(transform: Transform, count: int = 100_000, **shape: Any) -> None:
+    """Asserts that what is drawn first of a transform's is independent of that of other samples, views, epochs, seeds,
+    and of the same transform once more in a chain."""
+    others: list[dict[str, int]] = [{}, {"view": 1}, {"epoch": 3}, {"seed": 2}]
+    rows = [signature(noted(transform, count, **shape, **names)) for names in others]
+    once = noted(transform, count, **shape)
+    twice = transform.apply(Batch(once.images, once.draws, once.sizes), f"{type(transform).__name__} 1")
+    assert_independent(*rows, signature(twice))
+
+
+def signature(batch: Batch) -> NDArray[np.float64]:
+    """Returns a number for each sample that depends on what was drawn for it: the ranks of all that is noted."""
+    columns = [column for step in batch.steps for column in (step.codes, *step.values.T)]
+    if batch.boxes is not None:
+        columns += [batch.boxes.tops, batch.boxes.lefts]
+    if batch.flips is not None:
+        columns.append(batch.flips)
+    varied = [column.astype(np.float64) for column in columns if np.nanmin(column) < np.nanmax(column)]
+    assert varied, "nothing was drawn"
+    return varied[0]
