@@ -132,7 +132,7 @@ def _by_table(table: Callable[[NDArray[np.float32], NDArray[np.float64], int], N
         count, channels = x.shape[:2]
         made = np.clip(table(np.arange(256, dtype=np.float32), values, channels), 0, 255).astype(np.uint8)
         levels = np.broadcast_to(made if made.ndim == 3 else made[:, None], (count, channels, 256))
-        return _looked_up(x, to_device(torch.from_numpy(np.ascontiguousarray(levels)), x.device))
+        return _looked_up(x, to_device(torch.from_numpy(levels.copy()), x.device))
 
     return operation
 
