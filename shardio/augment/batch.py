@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.description import Described
-from shardio.augment.pixels import run_steps
-from shardio.augment.resample import Interpolation, Statistics, normalized, resample
+from shardio.augment.pixels import normalized, run_steps
+from shardio.augment.resample import Interpolation, Statistics, resample
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
 from shardio.system.eager import eager, is_recorded
 from shardio.system.kernels import warn_of_missing_kernels

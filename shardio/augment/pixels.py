@@ -1,4 +1,4 @@
-"""The steps of a batch: by the kernel in C on the CPU, or by operations of torch anywhere."""
+"""The steps of a batch, and its normalising: by the kernel in C on the CPU, or by operations of torch anywhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from torch import Tensor
 
 from shardio.augment import pixels_torch
 from shardio.augment.native import in_slices
+from shardio.augment.resample import Statistics, affine_of
+from shardio.augment.resample import normalized as normalized_by_torch
 from shardio.augment.steps import Steps
 from shardio.system.eager import is_recorded
 from shardio.system.kernels import _pixels as _native
@@ -36,3 +38,18 @@ def run_steps(images: Tensor, steps: Steps, *, native: bool = _native is not Non
 
     in_slices(count, work)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+def normalized(images: Tensor, statistics: Statistics, *, native: bool = _native is not None) -> Tensor:
+    """Returns (x / 255 - mean) / std of uint8 images, (B, C, H, W), as float32, in the memory format of `images`."""
+    is_last = images.is_contiguous(memory_format=torch.channels_last)
+    if not native or images.device.type != "cpu" or is_recorded(images) or not is_last:
+        return normalized_by_torch(images, statistics)
+    pixels = images.detach().permute(0, 2, 3, 1).numpy()
+    out, affine = np.empty(pixels.shape, np.float32), affine_of(statistics).numpy()
+
+    def work(some: slice) -> None:
+        _native.normalize(pixels[some], out[some], affine)
+
+    in_slices(len(pixels), work)
+    return torch.from_numpy(out).permute(0, 3, 1, 2)

@@ -273,3 +273,28 @@ def test_pictures_are_within_sixty_decibels() -> None:
     for op in (Op.SATURATION, Op.HUE, Op.BLUR, Op.CONTRAST, Op.AFFINE, Op.PERSPECTIVE):
         found, expected = both(images, (drawn_step(rng, np.full(8, op, np.uint8), (64, 80), 3),))
         assert min(psnr(a, b) for a, b in zip(found, expected, strict=True)) >= 60, op
+
+
+@needs_kernel
+@pytest.mark.parametrize("channels", [1, 3, 4, 64])
+def test_normalising_natively_is_that_of_torch(channels: int) -> None:
+    images = torch.from_numpy(np.random.default_rng(channels).integers(0, 256, (3, 5, 7, channels), dtype=np.uint8))
+    statistics = tuple(np.linspace(0.2, 0.6, channels)), tuple(np.linspace(0.1, 0.3, channels))
+    native = pixels.normalized(images.permute(0, 3, 1, 2), statistics, native=True)
+    by_torch = pixels.normalized(images.permute(0, 3, 1, 2), statistics, native=False)
+    torch.testing.assert_close(native, by_torch, rtol=1e-6, atol=1e-6)
+    assert native.is_contiguous(memory_format=torch.channels_last)
+
+
+@needs_kernel
+def test_sizes_that_do_not_fit_are_not_normalised() -> None:
+    grey, out = np.zeros((4, 3), np.uint8), np.zeros((4, 3), np.float32)
+    for some, there, affine in (
+        (grey, out[:3].copy(), np.ones((2, 3), np.float32)),
+        (grey, out, np.ones((2, 5), np.float32)),
+        (grey, out, np.ones(3, np.float32)),
+        (grey, out, np.ones((2, 65), np.float32)),
+        (grey, out, np.ones(0, np.float32)),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            pixels._native.normalize(some, there, affine)
