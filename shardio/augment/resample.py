@@ -76,7 +76,8 @@ def affine_of(statistics: Statistics) -> torch.Tensor:
 def normalized(images: torch.Tensor, statistics: Statistics) -> torch.Tensor:
     """Returns (x / 255 - mean) / std of uint8 images, as float32."""
     factor, offset = to_device(affine_of(statistics), images.device)[:, :, None, None]
-    return torch.addcmul(offset, images.to(torch.float32), factor)
+    # Rounded after the product, as the kernels in C do it.
+    return images.to(torch.float32).mul_(factor).add_(offset)
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
