@@ -82,7 +82,7 @@ struct room {
     float *line, *grey;     /* a line of the picture in floats, with room on both sides for blur; grey of a line */
     float *sum_line;
     float *planes[3];       /* the channels of a line */
-    uint16_t *thirds;       /* sums of three lines */
+    uint16_t *thirds;       /* sums of three pixels above each other, and a smoothed line */
     float *ring, *weights;  /* blurred lines, number n in place n modulo the kernel's height; weights of both axes */
     int64_t *columns, *rows;
     uint32_t (*counts)[256]; /* four of each channel */
@@ -351,32 +351,36 @@ INLINE uint64_t sum_of_grey(const struct job *job, struct room *room, int fused)
     return sum;
 }
 
+/* Grey of each pixel, as often as there are channels. */
+INLINE void spread_grey(uint8_t *restrict to, const float *restrict grey, size_t n)
+{
+    for (size_t x = 0; x < n; x++)
+        to[3 * x] = to[3 * x + 1] = to[3 * x + 2] = (uint8_t)(int32_t)grey[x];
+}
+
+INLINE void blend_line(uint8_t *restrict to, const uint8_t *restrict other, float share, float rest, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = to_byte((float)to[i] * share + (float)other[i] * rest);
+}
+
 INLINE void saturate(const struct job *job, struct room *room, double factor, int fused)
 {
     float share = (float)factor, rest = (float)(1.0 - factor);
-    size_t width = job->width;
     for (size_t y = 0; y < job->height; y++) {
-        uint8_t *restrict at = room->image + y * width * 3;
-        float *restrict grey = room->grey;
-        grey_of_line(grey, at, width, fused);
-        for (size_t x = 0; x < width; x++) {
-            float other = grey[x] * rest;
-            at[3 * x] = to_byte((float)at[3 * x] * share + other);
-            at[3 * x + 1] = to_byte((float)at[3 * x + 1] * share + other);
-            at[3 * x + 2] = to_byte((float)at[3 * x + 2] * share + other);
-        }
+        uint8_t *at = room->image + y * job->width * 3;
+        grey_of_line(room->grey, at, job->width, fused);
+        spread_grey(room->other, room->grey, job->width);
+        blend_line(at, room->other, share, rest, 3 * job->width);
     }
 }
 
 INLINE void make_grey(const struct job *job, struct room *room, int fused)
 {
-    size_t width = job->width;
     for (size_t y = 0; y < job->height; y++) {
-        uint8_t *restrict at = room->image + y * width * 3;
-        const float *restrict grey = room->grey;
-        grey_of_line(room->grey, at, width, fused);
-        for (size_t x = 0; x < width; x++)
-            at[3 * x] = at[3 * x + 1] = at[3 * x + 2] = (uint8_t)(int32_t)grey[x];
+        uint8_t *at = room->image + y * job->width * 3;
+        grey_of_line(room->grey, at, job->width, fused);
+        spread_grey(at, room->grey, job->width);
     }
 }
 
@@ -390,39 +394,54 @@ INLINE float channel_of(float phase, float hue, float most, float chroma)
     return most - chroma * (place < 1 ? place : 1);
 }
 
+INLINE void split_line(float *restrict reds, float *restrict greens, float *restrict blues, const uint8_t *restrict from,
+                       size_t n)
+{
+    for (size_t x = 0; x < n; x++) {
+        reds[x] = (float)from[3 * x] * (1.0f / 255);
+        greens[x] = (float)from[3 * x + 1] * (1.0f / 255);
+        blues[x] = (float)from[3 * x + 2] * (1.0f / 255);
+    }
+}
+
+/* `by` is less than LARGEST, and need not fit into an int. */
+INLINE void turn_line(float *restrict reds, float *restrict greens, float *restrict blues, float by, size_t n)
+{
+    for (size_t x = 0; x < n; x++) {
+        float red = reds[x], green = greens[x], blue = blues[x];
+        float most = red > green ? red : green, least = red < green ? red : green;
+        most = most > blue ? most : blue;
+        least = least < blue ? least : blue;
+        float chroma = most - least;
+        float from = most == green ? blue - red : red - green, third = most == green ? 2.0f : 4.0f;
+        from = most == red ? green - blue : from;
+        third = most == red ? 0.0f : third;
+        float hue = (third + from / (chroma > 0 ? chroma : 1)) * (1.0f / 6) + by;
+        hue -= floorf(hue);
+        reds[x] = channel_of(5, hue, most, chroma) * 255.999f;
+        greens[x] = channel_of(3, hue, most, chroma) * 255.999f;
+        blues[x] = channel_of(1, hue, most, chroma) * 255.999f;
+    }
+}
+
+INLINE void join_line(uint8_t *restrict to, const float *restrict reds, const float *restrict greens,
+                      const float *restrict blues, size_t n)
+{
+    for (size_t x = 0; x < n; x++) {
+        to[3 * x] = to_byte(reds[x]);
+        to[3 * x + 1] = to_byte(greens[x]);
+        to[3 * x + 2] = to_byte(blues[x]);
+    }
+}
+
 INLINE void turn_hue(const struct job *job, struct room *room, double turn)
 {
-    size_t width = job->width;
-    float *restrict reds = room->planes[0], *restrict greens = room->planes[1], *restrict blues = room->planes[2];
-    float by = (float)turn;
+    float *reds = room->planes[0], *greens = room->planes[1], *blues = room->planes[2];
     for (size_t y = 0; y < job->height; y++) {
-        uint8_t *restrict at = room->image + y * width * 3;
-        for (size_t x = 0; x < width; x++) {
-            reds[x] = (float)at[3 * x] / 255;
-            greens[x] = (float)at[3 * x + 1] / 255;
-            blues[x] = (float)at[3 * x + 2] / 255;
-        }
-        for (size_t x = 0; x < width; x++) {
-            float red = reds[x], green = greens[x], blue = blues[x];
-            float most = red > green ? red : green, least = red < green ? red : green;
-            most = most > blue ? most : blue;
-            least = least < blue ? least : blue;
-            float chroma = most - least;
-            int is_red = most == red, is_green = most == green;
-            float from = is_red ? green - blue : is_green ? blue - red : red - green;
-            float sixths = (is_red ? 0.0f : is_green ? 2.0f : 4.0f) + from / (chroma > 0 ? chroma : 1);
-            float hue = sixths / 6 + by;
-            /* `turn` is at most LARGEST: whole numbers are left alone, which need not fit into an int. */
-            hue -= floorf(hue);
-            reds[x] = channel_of(5, hue, most, chroma);
-            greens[x] = channel_of(3, hue, most, chroma);
-            blues[x] = channel_of(1, hue, most, chroma);
-        }
-        for (size_t x = 0; x < width; x++) {
-            at[3 * x] = to_byte(reds[x] * 255.999f);
-            at[3 * x + 1] = to_byte(greens[x] * 255.999f);
-            at[3 * x + 2] = to_byte(blues[x] * 255.999f);
-        }
+        uint8_t *at = room->image + y * job->width * 3;
+        split_line(reds, greens, blues, at, job->width);
+        turn_line(reds, greens, blues, (float)turn, job->width);
+        join_line(at, reds, greens, blues, job->width);
     }
 }
 
@@ -436,15 +455,19 @@ static void exchange(struct room *room)
 }
 
 INLINE void sharpen_line(uint8_t *restrict to, const uint8_t *restrict above, const uint8_t *restrict at,
-                         const uint8_t *restrict below, uint16_t *restrict thirds, float rest, size_t channels, size_t n)
+                         const uint8_t *restrict below, uint16_t *restrict thirds, uint16_t *restrict smooth, float rest,
+                         size_t channels, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         thirds[i] = (uint16_t)(above[i] + at[i] + below[i]);
+    /* A thirteenth of the eight neighbours and of five times the pixel, rounded: never half-way between two. */
     for (size_t i = channels; i < n - channels; i++) {
-        /* A thirteenth of the eight neighbours and of five times the pixel, rounded: never half-way between two. */
-        uint32_t sum = (uint32_t)thirds[i - channels] + thirds[i] + thirds[i + channels] + 4u * at[i];
-        float smooth = (float)(int32_t)((sum + 6) * 5042 >> 16), pixel = at[i];
-        to[i] = to_byte(pixel + (smooth - pixel) * rest);
+        uint16_t sum = (uint16_t)(thirds[i - channels] + thirds[i] + thirds[i + channels] + 4 * at[i] + 6);
+        smooth[i] = (uint16_t)(sum * 5042u >> 16);
+    }
+    for (size_t i = channels; i < n - channels; i++) {
+        float pixel = at[i];
+        to[i] = to_byte(pixel + ((float)smooth[i] - pixel) * rest);
     }
 }
 
@@ -459,7 +482,7 @@ INLINE void sharpen(const struct job *job, struct room *room, double factor)
     for (size_t y = 1; y + 1 < job->height; y++) {
         const uint8_t *at = room->image + y * n;
         uint8_t *to = room->other + y * n;
-        sharpen_line(to, at - n, at, at + n, room->thirds, rest, channels, n);
+        sharpen_line(to, at - n, at, at + n, room->thirds, room->thirds + n, rest, channels, n);
         memcpy(to, at, channels);
         memcpy(to + n - channels, at + n - channels, channels);
     }
@@ -682,7 +705,30 @@ INLINE int64_t inner(int64_t at, size_t limit)
 }
 
 #ifdef __SSE2__
-/* A pixel of three channels in floats: no byte is read that is not before `end`. */
+/* Pixels of three channels in floats, and of a fourth number that is not used. */
+INLINE __m128 to_four_floats(int32_t bytes)
+{
+    __m128i zero = _mm_setzero_si128(), wide = _mm_unpacklo_epi8(_mm_cvtsi32_si128(bytes), zero);
+    return _mm_cvtepi32_ps(_mm_unpacklo_epi16(wide, zero));
+}
+
+/* The pixel at `at`, and four bytes may be read there. */
+INLINE __m128 floats_at(const uint8_t *at)
+{
+    int32_t bytes;
+    memcpy(&bytes, at, 4);
+    return to_four_floats(bytes);
+}
+
+/* The pixel behind `at`: no byte is read behind it. */
+INLINE __m128 floats_behind(const uint8_t *at)
+{
+    uint32_t bytes;
+    memcpy(&bytes, at + 2, 4);
+    return to_four_floats((int32_t)(bytes >> 8));
+}
+
+/* No byte is read that is not before `end`. */
 INLINE __m128 floats_of(const uint8_t *at, const uint8_t *end)
 {
     int32_t bytes;
@@ -690,8 +736,7 @@ INLINE __m128 floats_of(const uint8_t *at, const uint8_t *end)
         memcpy(&bytes, at, 4);
     else
         bytes = at[0] | at[1] << 8 | at[2] << 16;
-    __m128i zero = _mm_setzero_si128(), wide = _mm_unpacklo_epi8(_mm_cvtsi32_si128(bytes), zero);
-    return _mm_cvtepi32_ps(_mm_unpacklo_epi16(wide, zero));
+    return to_four_floats(bytes);
 }
 
 /* Whole numbers are cut down to grey levels. */
@@ -733,7 +778,6 @@ INLINE void bilinear_line(const struct job *job, const struct room *room, uint8_
     size_t channels = job->channels, width = job->width;
     const uint8_t *image = room->image;
 #ifdef __SSE2__
-    const uint8_t *stop = image + job->height * width * 3;
     __m128 fills = _mm_setzero_ps(), filled = fills;
     if (channels == 3) {
         __m128 given = _mm_set_ps(0, fill[2], fill[1], fill[0]);
@@ -749,10 +793,10 @@ INLINE void bilinear_line(const struct job *job, const struct room *room, uint8_
             float right = fraction_of(u - HALF), low = fraction_of(v - HALF), left = 1 - right, high = 1 - low;
             float a = high * left, b = high * right, c = low * left, d = low * right;
             const uint8_t *at = image + ((size_t)row * width + (size_t)column) * 3, *under = at + 3 * width;
-            __m128 total = _mm_mul_ps(floats_of(at, stop), _mm_set1_ps(a));
-            total = _mm_add_ps(total, _mm_mul_ps(floats_of(at + 3, stop), _mm_set1_ps(b)));
-            total = _mm_add_ps(total, _mm_mul_ps(floats_of(under, stop), _mm_set1_ps(c)));
-            total = _mm_add_ps(total, _mm_mul_ps(floats_of(under + 3, stop), _mm_set1_ps(d)));
+            __m128 total = _mm_mul_ps(floats_at(at), _mm_set1_ps(a));
+            total = _mm_add_ps(total, _mm_mul_ps(floats_behind(at), _mm_set1_ps(b)));
+            total = _mm_add_ps(total, _mm_mul_ps(floats_at(under), _mm_set1_ps(c)));
+            total = _mm_add_ps(total, _mm_mul_ps(floats_behind(under), _mm_set1_ps(d)));
             __m128 full = _mm_add_ps(_mm_mul_ps(_mm_sub_ps(total, fills), _mm_set1_ps(a + b + c + d)), fills);
             total = _mm_or_ps(_mm_and_ps(filled, full), _mm_andnot_ps(filled, total));
             store_levels(to, _mm_cvtps_epi32(total));
@@ -1013,7 +1057,7 @@ INLINE int run_all(const struct job *job, int fused)
     if ((room.spare = malloc(n)) && (room.grey = malloc(job->width * sizeof(float))) &&
         (room.planes[0] = malloc(job->width * sizeof(float))) &&
         (room.planes[1] = malloc(job->width * sizeof(float))) &&
-        (room.planes[2] = malloc(job->width * sizeof(float))) && (room.thirds = malloc(line * sizeof(uint16_t))) &&
+        (room.planes[2] = malloc(job->width * sizeof(float))) && (room.thirds = malloc(2 * line * sizeof(uint16_t))) &&
         (room.counts = malloc(4 * job->channels * sizeof *room.counts)) &&
         (room.table = malloc(job->channels * sizeof *room.table)) &&
         (room.next = malloc(job->channels * sizeof *room.next)) &&

@@ -38,7 +38,7 @@ DEFAULT_KERNEL: str = _FORCED or KERNELS[-1]
 
 _COSTS = (
     (_resample, "augmentation on the CPU is 17 to 26 times slower"),
-    (_pixels, "operations of colour and geometry on the CPU are many times slower"),
+    (_pixels, "operations of colour and geometry on the CPU are 10 times slower or more"),
     (_rowcopy, "a page of a mapped file that storage does not give ends the process by SIGBUS, without an error"),
     (_rowread, "reading by pread or past the page cache waits for the GIL after each sample"),
 )

@@ -130,7 +130,7 @@ with warnings.catch_warnings(record=True) as found:
     print(*[warning.category.__name__ for warning in found])
     print(loader.stats()["kernels"])
 """
-    expected = "{'copy': 'numpy', 'read': 'Python', 'resample': 'torch'}"
+    expected = "{'copy': 'numpy', 'read': 'Python', 'resample': 'torch', 'pixels': 'torch'}"
     assert python(script) == ["0", "RuntimeWarning", expected]
     assert python(script, SHARDIO_KERNEL="numpy") == ["0", "", expected]
 
@@ -150,5 +150,5 @@ finally:
     assert imported == "[]"
     first, second, third, _ = python(HIDE + show)
     assert first == f"shardio, version {shardio.__version__}"
-    assert second == "kernels: copy by numpy, read by Python, resample by torch"
+    assert second == "kernels: copy by numpy, read by Python, resample by torch, pixels by torch"
     assert "Install a C compiler" in third
