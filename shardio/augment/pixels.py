@@ -1,3 +1,38 @@
-"""Runs the steps of a batch, natively where that can be done."""
+"""The steps of a batch: by the kernel in C on the CPU, or by operations of torch anywhere."""
 
-from shardio.augment.pixels_torch import run_steps as run_steps
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardio.augment import pixels_torch
+from shardio.augment.native import in_slices
+from shardio.augment.steps import Steps
+from shardio.system.eager import is_recorded
+from shardio.system.kernels import _pixels as _native
+
+
+def run_steps(images: Tensor, steps: Steps, *, native: bool = _native is not None) -> Tensor:
+    """Returns uint8 (B, C, H, W) in channels_last memory, to which each picture's steps have been done.
+
+    The caller gives `images` up: they may be changed in place, and may be what is returned. They are a fresh result of
+    `resample`, or a clone. With `native`, the kernel in C does it on the CPU, in as many threads as torch has. Each
+    raises ValueError, and changes nothing in its part of the batch, for values that an operation cannot take.
+    """
+    steps = tuple(step for step in steps if not step.does_nothing)
+    if not steps or not images.numel():
+        return images
+    # torch.export records operations of torch, and no kernel of ours.
+    if not native or images.device.type != "cpu" or is_recorded(images):
+        return pixels_torch.run_steps(images, steps)
+    pixels = images.detach().permute(0, 2, 3, 1).contiguous().numpy()
+    count, height, width, channels = pixels.shape
+    codes, values = np.stack([step.codes for step in steps]), np.stack([step.values for step in steps])
+
+    def work(some: slice) -> None:
+        those = np.ascontiguousarray(codes[:, some]), np.ascontiguousarray(values[:, some])
+        _native.run(pixels[some], *those, height, width, channels)
+
+    in_slices(count, work)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)

@@ -6,10 +6,7 @@ columns and the lines one after the other. Boxes need not be whole pixels, as th
 
 from __future__ import annotations
 
-import _thread
-import queue
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -17,15 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
+from shardio.augment.native import in_slices
 from shardio.system.eager import is_recorded
 from shardio.system.kernels import _resample as _native
 
 Interpolation = Literal["bilinear", "bicubic"]
 Statistics = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of pixels from 0 to 1."""
-
-# Fewer images are not worth the start of a thread.
-_LEAST_IMAGES = 4
 
 # Rounding may put a box beyond its limits by this share of a pixel.
 _SLACK = 1e-6
@@ -131,29 +126,7 @@ def _resample_natively(
     def work(some: slice) -> None:
         _native.resample(pixels[some], each[some], mirrored[some], out[some], affine, *shapes)
 
-    threads = min(torch.get_num_threads(), count // _LEAST_IMAGES)
-    if threads <= 1:
-        work(slice(None))
-    else:
-        bounds = [count * part // threads for part in range(threads + 1)]
-        # Threads that end by themselves, also if an exception from a signal handler ends the wait for them.
-        results: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-        def run(some: slice) -> None:
-            try:
-                work(some)
-            except BaseException as error:
-                results.put(error)
-            else:
-                results.put(None)
-
-        first, *others = (slice(*pair) for pair in pairwise(bounds))
-        for some in others:
-            _thread.start_new_thread(run, (some,))
-        work(first)
-        for _ in others:
-            if (error := results.get()) is not None:
-                raise error
+    in_slices(count, work)
     return torch.from_numpy(out).permute(0, 3, 1, 2)
 
 

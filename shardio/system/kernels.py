@@ -1,7 +1,7 @@
 """Tells which kernels in C this installation has, and what the lack of them costs.
 
 They are built at installation where there is a C compiler. Without them numpy copies, Python reads files and torch
-resamples, to the same result.
+resamples and changes pixels, to the same result.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ try:
     from shardio.system import _resample as _resample
 except ImportError:
     _resample = None  # type: ignore[assignment]
+try:
+    from shardio.system import _pixels as _pixels
+except ImportError:
+    _pixels = None  # type: ignore[assignment]
 
 KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _rowcopy.KERNELS) if _rowcopy else ()))
 """Those that can copy samples here, the best one last."""
@@ -34,6 +38,7 @@ DEFAULT_KERNEL: str = _FORCED or KERNELS[-1]
 
 _COSTS = (
     (_resample, "augmentation on the CPU is 17 to 26 times slower"),
+    (_pixels, "operations of colour and geometry on the CPU are many times slower"),
     (_rowcopy, "a page of a mapped file that storage does not give ends the process by SIGBUS, without an error"),
     (_rowread, "reading by pread or past the page cache waits for the GIL after each sample"),
 )
@@ -41,11 +46,12 @@ _warned = False
 
 
 def kernels_in_use() -> dict[str, str]:
-    """Returns which code copies samples, reads them from files, and resamples them on the CPU."""
+    """Returns which code copies samples, reads them from files, resamples them and changes their pixels on the CPU."""
     return {
         "copy": DEFAULT_KERNEL,
         "read": "C" if _rowread else "Python",
         "resample": "C" if _resample else "torch",
+        "pixels": "C" if _pixels else "torch",
     }
 
 

@@ -20,11 +20,14 @@ from shardio.system.kernels import DEFAULT_KERNEL, kernels_in_use, missing_kerne
 
 COSTS = {
     "_resample": "17 to 26 times slower",
+    "_pixels": "operations of colour and geometry",
     "_rowcopy": "ends the process by SIGBUS",
     "_rowread": "waits for the GIL",
 }
 HIDE = """
-import sys; sys.modules.update(dict.fromkeys(f'shardio.system._{n}' for n in ('rowcopy', 'rowread', 'resample')))
+import sys
+names = ('rowcopy', 'rowread', 'resample', 'pixels')
+sys.modules.update(dict.fromkeys(f'shardio.system._{n}' for n in names))
 """
 
 

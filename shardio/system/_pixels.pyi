@@ -1,0 +1,3 @@
+from typing import Any
+
+def run(pixels: Any, codes: Any, values: Any, height: int, width: int, channels: int, /) -> None: ...

@@ -1,0 +1,275 @@
+"""The kernel in C does to pixels what the operations of torch do."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from pictures import as_batch, psnr, random_picture
+
+from shardio.augment import pixels, pixels_torch
+from shardio.augment.native import in_slices
+from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
+
+NAN = math.nan
+EXACT = frozenset(Op) - {Op.SATURATION, Op.HUE, Op.BLUR, Op.CONTRAST, Op.COLLECT, Op.TAKE}
+CHAINS = (Op.KEEP, Op.COLLECT, Op.RECALL, Op.TAKE)
+SIZES = [(1, 1), (1, 7), (7, 1), (2, 2), (3, 3), (5, 224), (33, 47)]
+
+needs_kernel = pytest.mark.skipif(pixels._native is None, reason="installed without a C compiler")
+
+
+def pictures(rng: np.random.Generator, count: int, height: int, width: int, channels: int) -> NDArray[np.uint8]:
+    """Smooth pictures and noise in turn."""
+    smooth = np.stack([random_picture(rng, height, width * channels)[:, :, 0] for _ in range(count)])
+    noise = rng.integers(0, 256, (count, height, width * channels), dtype=np.uint8)
+    chosen = (np.arange(count) % 2 == 0)[:, None, None]
+    return np.where(chosen, smooth, noise).reshape(count, height, width, channels)
+
+
+def drawn_values(rng: np.random.Generator, op: Op, height: int, width: int, channels: int) -> NDArray[np.float64]:
+    """Returns what one picture's operation takes: usual values, and some at the ends of their ranges."""
+    values = np.zeros(FILL_AT + channels)
+    if op in (Op.BRIGHTNESS, Op.CONTRAST, Op.SATURATION, Op.SHARPNESS):
+        values[0] = rng.choice([0.0, 1.0, rng.uniform(0, 3), 100.0])
+    elif op is Op.HUE:
+        values[0] = rng.choice([-0.5, 0.0, 0.5, rng.uniform(-0.5, 0.5)])
+    elif op is Op.POSTERIZE:
+        values[0] = rng.integers(0, 9)
+    elif op is Op.SOLARIZE:
+        values[0] = rng.choice([0.0, 100.5, 255.0, 256.0])
+    elif op is Op.SOLARIZE_ADD:
+        values[:2] = rng.uniform(-110.0, 110.0), rng.choice([0.0, 128.0, 256.0])
+    elif op is Op.ADD:
+        values[:channels] = rng.uniform(-60, 60, channels)
+    elif op is Op.BLUR:
+        reach = rng.integers(0, min(width, 12)), rng.integers(0, min(height, 12))
+        values[:4] = 2 * reach[0] + 1, 2 * reach[1] + 1, *rng.uniform(0.1, 3.0, 2)
+    elif op in WARPS:
+        about = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
+        spread = np.array([0.5, 0.5, width / 4, 0.5, 0.5, height / 4])
+        kind = rng.integers(0, 4)
+        if kind == 0:  # by whole pixels
+            values[:6] = about
+            values[[2, 5]] = rng.integers(-width, width + 1), rng.integers(-height, height + 1)
+        elif kind == 1:  # a shear
+            values[:6] = about
+            values[1] = rng.uniform(-0.5, 0.5)
+        elif kind == 2:
+            values[:6] = about + rng.uniform(-1, 1, 6) * spread
+        else:
+            values[:6] = rng.choice([0.0, -1.0, 0.5, 1e30, -1e30, 3.0], 6)
+        if op is Op.PERSPECTIVE:
+            values[6:8] = rng.choice([0.0, rng.uniform(-0.02, 0.02)], 2)
+        values[SAMPLING_AT] = rng.integers(0, 4)
+        values[FILL_AT:] = NAN if rng.random() < 0.3 else rng.uniform(0, 255, channels)
+    elif op is Op.COLLECT:
+        values[0] = rng.uniform(0, 1)
+    return values
+
+
+def drawn_step(rng: np.random.Generator, ops: NDArray[np.uint8], size: tuple[int, int], channels: int) -> Step:
+    return Step(ops, np.stack([drawn_values(rng, Op(int(op)), *size, channels) for op in ops]))
+
+
+def both(images: NDArray[np.uint8], steps: Steps) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Returns (B, H, W, C) by the kernel and by torch."""
+    batch = as_batch(images)
+    expected = pixels_torch.run_steps(batch, steps)
+    found = pixels.run_steps(as_batch(images.copy()), steps, native=True)
+    return found.permute(0, 2, 3, 1).numpy(), expected.permute(0, 2, 3, 1).numpy()
+
+
+def assert_near(found: NDArray[np.uint8], expected: NDArray[np.uint8], *, share: float = 0.002) -> None:
+    beside = np.abs(found.astype(int) - expected)
+    assert beside.max(initial=0) <= 1
+    assert (beside > 0).sum() <= max(2, share * beside.size)
+
+
+@needs_kernel
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("op", [op for op in Op if op not in (Op.NOTHING, *CHAINS)])
+def test_the_kernel_does_what_torch_does(op: Op, channels: int) -> None:
+    if op in NEEDS_RGB and channels == 4:
+        with pytest.raises(ValueError, match="one channel or three"):
+            pixels.run_steps(as_batch(np.zeros((1, 4, 4, 4), np.uint8)), (Step.of(1, 4, op),), native=True)
+        return
+    rng = np.random.default_rng([op, channels])
+    for size in SIZES:
+        for _ in range(3):
+            images = pictures(rng, 8, *size, channels)
+            found, expected = both(images, (drawn_step(rng, np.full(8, op, np.uint8), size, channels),))
+            if op in EXACT and op not in WARPS:
+                np.testing.assert_array_equal(found, expected)
+            else:
+                assert_near(found, expected)
+
+
+@needs_kernel
+@pytest.mark.parametrize("op", sorted(WARPS))
+def test_nearest_pixels_are_the_same_ones(op: Op) -> None:
+    rng = np.random.default_rng(op)
+    for size in SIZES:
+        for channels in (1, 3, 4):
+            step = drawn_step(rng, np.full(16, op, np.uint8), size, channels)
+            step.values[:, SAMPLING_AT] = 0
+            found, expected = both(pictures(rng, 16, *size, channels), (step,))
+            np.testing.assert_array_equal(found, expected)
+
+
+@needs_kernel
+@pytest.mark.parametrize("seed", range(12))
+def test_programs_of_several_steps_do_what_torch_does(seed: int) -> None:
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    ops = sorted({*EXACT - set(CHAINS) - WARPS, Op.AFFINE})
+    for size in [(9, 11), (40, 25)]:
+        channels = int(rng.choice([1, 3]))
+        steps = []
+        for _ in range(5):
+            step = drawn_step(rng, rng.choice(np.array(ops, np.uint8), 10), size, channels)
+            step.values[step.codes == Op.AFFINE, SAMPLING_AT] = 0
+            steps.append(step)
+        found, expected = both(pictures(rng, 10, *size, channels), tuple(steps))
+        np.testing.assert_array_equal(found, expected)
+
+
+@needs_kernel
+def test_weighted_sums_of_chains() -> None:
+    rng = np.random.default_rng(5)
+    images = pictures(rng, 6, 20, 30, 3)
+
+    def of(op: Op, *values: float) -> Step:
+        return Step.of(6, 3, op, *values)
+
+    steps = (of(Op.KEEP), of(Op.INVERT), of(Op.COLLECT, 0.3), of(Op.RECALL), of(Op.POSTERIZE, 3), of(Op.COLLECT, 0.7))
+    assert_near(*both(images, (*steps, of(Op.TAKE))))
+    found, _ = both(images, (*steps, of(Op.RECALL)))
+    np.testing.assert_array_equal(found, images)
+
+
+@needs_kernel
+def test_each_picture_has_its_own_steps() -> None:
+    images = np.random.default_rng(1).integers(0, 256, (3, 4, 5, 3), dtype=np.uint8)
+    codes = np.array([Op.INVERT, Op.NOTHING, Op.MIRROR], np.uint8)
+    found, _ = both(images, (Step.of(3, 3, codes),))
+    np.testing.assert_array_equal(found, np.stack([255 - images[0], images[1], images[2, :, ::-1]]))
+
+
+def hostile() -> Iterator[tuple[str, Step]]:
+    for number in (NAN, math.inf, -math.inf, 1e31):
+        for op in (Op.BRIGHTNESS, Op.HUE, Op.POSTERIZE, Op.ADD, Op.COLLECT, Op.AFFINE, Op.PERSPECTIVE):
+            yield "no number", Step.of(1, 3, op, number)
+    yield "unknown code", Step.of(1, 3, np.array([23], np.uint8))
+    yield "unknown code", Step.of(1, 3, np.array([255], np.uint8))
+    for wide, high, across, down in (
+        (2, 3, 1, 1),
+        (3, 0, 1, 1),
+        (-1, 3, 1, 1),
+        (9, 3, 1, 1),
+        (3, 9, 1, 1),
+        (3, 3, 0, 1),
+    ):
+        yield "kernel of blur", Step.of(1, 3, Op.BLUR, wide, high, across, down)
+    yield "kernel of blur", Step.of(1, 3, Op.BLUR, 2.5, 3, 1, 1)
+    for sampling in (-1, 4, 0.5, NAN, 1e300):
+        yield "interpolation", Step.of(1, 3, Op.AFFINE, 1, 0, 0, 0, 1, 0, 0, 0, sampling)
+    yield "fill", Step.of(1, 3, Op.AFFINE, 1, 0, 0, 0, 1, 0, 0, 0, 0, math.inf, 0, 0)
+    for op in CHAINS[1:]:
+        yield "not kept", Step.of(1, 3, op)
+
+
+@needs_kernel
+@pytest.mark.parametrize(("reason", "step"), list(hostile()))
+def test_what_no_operation_takes_is_refused_before_a_pixel_changes(reason: str, step: Step) -> None:
+    images = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(1, 4, 4, 3)
+    before = images.copy()
+    with pytest.raises(ValueError, match=reason):
+        pixels.run_steps(as_batch(images), (Step.of(1, 3, Op.INVERT), step), native=True)
+    np.testing.assert_array_equal(images, before)
+
+
+@needs_kernel
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    run = pixels._native.run
+    images, codes, values = np.zeros((2, 4, 5, 3), np.uint8), np.zeros((1, 2), np.uint8), np.zeros((1, 2, FILL_AT + 3))
+    run(images, codes, values, 4, 5, 3)
+    run(images[:0], codes[:, :0], values[:, :0], 4, 5, 3)
+    run(images, codes[:0], values[:0], 4, 5, 3)
+    for sizes in (
+        (0, 5, 3),
+        (-4, 5, 3),
+        (4, 5, 0),
+        (4, 5, 65),
+        (1 << 40, 5, 3),
+        (4, 7, 3),
+        (4, 5, 4),
+        (2**62, 2**62, 3),
+    ):
+        with pytest.raises(ValueError, match="fit"):
+            run(images, codes, values, *sizes)
+    for some, numbers in (
+        (codes[:, :1], values),
+        (codes, values[:, :1]),
+        (codes, values[:, :, :-1]),
+        (codes[:0], values),
+    ):
+        with pytest.raises(ValueError, match="fit"):
+            run(images, np.ascontiguousarray(some), np.ascontiguousarray(numbers), 4, 5, 3)
+    images.flags.writeable = False
+    with pytest.raises((BufferError, TypeError)):
+        run(images, codes, values, 4, 5, 3)
+
+
+@needs_kernel
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing(threads: int) -> None:
+    rng = np.random.default_rng(2)
+    images = pictures(rng, 13, 20, 21, 3)
+    step = drawn_step(rng, rng.choice(np.array(sorted(EXACT - set(CHAINS)), np.uint8), 13), (20, 21), 3)
+    expected = pixels.run_steps(as_batch(images.copy()), (step,), native=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(pixels.run_steps(as_batch(images.copy()), (step,), native=True), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_slices_are_done_in_threads_and_their_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    done: list[tuple[int, slice]] = []
+    in_slices(12, lambda some: done.append((threading.get_ident(), some)))
+    assert sorted(some.start for _, some in done) == [0, 4, 8]
+    assert len(done) == 3
+    assert any(thread != threading.get_ident() for thread, _ in done)
+
+    def fail(some: slice) -> None:
+        if some.start:
+            raise KeyError(some.start)
+
+    with pytest.raises(KeyError):
+        in_slices(12, fail)
+
+
+@pytest.mark.parametrize("native", [False, *([True] if pixels._native else [])])
+def test_the_result_is_in_channels_last_memory_and_steps_that_do_nothing_cost_nothing(native: bool) -> None:
+    batch = as_batch(np.zeros((2, 4, 5, 3), np.uint8))
+    assert pixels.run_steps(batch, (Step.of(2, 3, Op.NOTHING),), native=native) is batch
+    found = pixels.run_steps(batch, (Step.of(2, 3, Op.INVERT),), native=native)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert bool((found == 255).all())
+
+
+@needs_kernel
+def test_pictures_are_within_sixty_decibels() -> None:
+    rng = np.random.default_rng(9)
+    images = np.stack([random_picture(rng, 64, 80) for _ in range(8)])
+    for op in (Op.SATURATION, Op.HUE, Op.BLUR, Op.CONTRAST, Op.AFFINE, Op.PERSPECTIVE):
+        found, expected = both(images, (drawn_step(rng, np.full(8, op, np.uint8), (64, 80), 3),))
+        assert min(psnr(a, b) for a, b in zip(found, expected, strict=True)) >= 60, op
