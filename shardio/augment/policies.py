@@ -62,7 +62,8 @@ class _Bins:
             "Rotate": self.rotate * up,
             **dict.fromkeys(_COLOURS, self.factor * up),
             "Posterize": np.rint(most - np.arange(self.count) / ((self.count - 1) / (most - least))),
-            "Solarize": 255 * (1 - up),
+            # Divided last: a threshold that is a whole grey level must be so exactly.
+            "Solarize": 255 * np.arange(self.count)[::-1] / (self.count - 1),
         }
         return np.stack([magnitudes.get(name, np.zeros(self.count)) for name in names])
 

@@ -120,6 +120,14 @@ def test_magnitudes_of_other_bins_are_torchvisions(magnitude: int, bins: int, ex
         assert np.allclose(np.abs(magnitudes[names == name]), value), name
 
 
+@pytest.mark.parametrize("bins", [4, 6, 10, 16, 31, 52, 256])
+def test_thresholds_that_are_whole_grey_levels_are_exact(bins: int) -> None:
+    for number in range(bins):
+        if number * 255 % (bins - 1) == 0:
+            names, magnitudes = told(noted(RandAugment(1, number, bins), 200, SHAPE).steps[0])
+            assert (magnitudes[names == "Solarize"] == 255 - number * 255 // (bins - 1)).all()
+
+
 def test_randaugment_without_magnitude_moves_nothing() -> None:
     images = pictures(60).clamp(max=254)  # 255 is solarized by every threshold
     found = changed(RandAugment(1, 0), images)

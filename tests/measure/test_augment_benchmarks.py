@@ -16,6 +16,7 @@ import torch
 from command import NO_GPU, run_python
 from places import BENCHMARKS
 
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws, random_resized_boxes
 from shardio.conversion.convert import convert
 from shardio.reading.shardset import open_shards
@@ -174,3 +175,37 @@ def test_the_permutation_test_counts_divisions(module: Callable[[str], ModuleTyp
     assert accuracy.permutation_p([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == 2 / 20
     assert accuracy.permutation_p([1.0, 1.0], [1.0, 1.0]) == 1.0
     assert accuracy.permutation_p([1.0, 4.0], [2.0, 3.0]) == 1.0
+
+
+def test_operations_are_compared_where_the_other_libraries_are(image_tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "torchvision.py").write_text("raise ImportError('it is not here')")
+    ended = run_python(BENCHMARKS / "compare_torchvision.py", image_tree, PYTHONPATH=str(tmp_path), **NO_GPU)
+    assert ended.returncode == 2
+    assert "torchvision cannot be used in the environment of" in ended.stderr
+    (tmp_path / "empty").mkdir()
+    ended = run_python(BENCHMARKS / "compare_torchvision.py", tmp_path / "empty", **NO_GPU)
+    assert ended.returncode == 1
+    assert f"there are no JPEG or PNG pictures in {tmp_path / 'empty'}" in ended.stderr
+
+
+def test_each_operation_that_is_compared_changes_pictures_and_has_its_own_title(
+    module: Callable[[str], ModuleType],
+) -> None:
+    compare = module("compare_torchvision")
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.integers(0, 256, (1, 3, 24, 24), np.uint8))
+    batch = Batch(images, Draws(0, 0, np.arange(1)), np.array([[24, 24]]))
+    titles, unchanged = [], []
+    for cases in (compare.of_torchvision(), compare.of_pillow(), compare.of_policies(), compare.of_timm()):
+        some = list(cases)
+        titles += [(case.library, case.title) for case in some]
+        for case in some[::7]:
+            found = case.ours(batch).finished().images
+            assert found.shape == images.shape
+            if torch.equal(found, images):
+                unchanged.append(case.title)
+    assert len(set(titles)) == len(titles) > 400
+    assert len(unchanged) < 12
+    black, grey = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 4, 4, 3), 51, np.uint8)
+    assert compare.psnr(black, grey) == pytest.approx(20 * np.log10(5))
+    assert [compare.text_of(value) for value in (np.inf, 12.345)] == ["same", "12.3"]
