@@ -77,7 +77,8 @@ def test_rectangles_are_distributed_as_torchvisions(size: tuple[int, int], scale
 
 def test_area_ratio_and_place_are_uniform() -> None:
     side = 100_000  # so large that whole pixels do not show
-    rows, columns, heights, widths = boxes_of(RandomErasing(scale=(0.02, 0.2), ratio=(0.5, 3.0)), (side, side))
+    transform = RandomErasing(scale=(0.02, 0.2), ratio=(0.5, 3.0))
+    rows, columns, heights, widths = boxes_of(transform, (side, side), MILLION // 4)
     area, ratio = heights * widths / side**2, np.log(heights / widths)
     rows, columns = rows / (side - heights + 1), columns / (side - widths + 1)
     assert_distributed(area, stats.uniform(0.02, 0.18).cdf)
