@@ -11,6 +11,7 @@ import _thread
 import contextlib
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -109,8 +110,10 @@ class DaemonThread(threading.Thread):
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Waits for the end of the call, as `Call.wait` does. A thread that has not started by now never does; a fork
-        takes none along."""
+        takes none along, and none goes on when the interpreter is finalising."""
         if not self._decision.setdefault(None, False) or self is threading.current_thread() or self._pid != os.getpid():
+            return
+        if sys.is_finalizing():
             return
         self._call.wait(timeout_seconds)
         if self.ident is not None:

@@ -255,6 +255,17 @@ def test_a_storm_of_signal_handlers_that_exit_does_not_keep_the_interpreter(star
     assert "Timeout" not in err, err
 
 
+def test_a_loader_whose_finaliser_was_cut_off_does_not_keep_the_interpreter(start: Start) -> None:
+    script = """
+import weakref
+loader = ShardLoader(path, 4, device="cpu", num_threads=2)
+iterator = iter(loader)
+next(iterator)
+weakref.finalize._registry.clear()  # as if a signal handler had raised SystemExit before its turn
+"""
+    assert finish(start(script)) == (0, "", "")
+
+
 def test_a_forked_child_ends_as_usual_and_its_parent_too(start: Start) -> None:
     script = """
 import warnings
