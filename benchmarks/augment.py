@@ -3,15 +3,19 @@
 On the CPU, on one core, in turn, and all from decoded pixels in memory. The results are batches of uint8, or normalised
 ones of float32:
 
-shardio      shardio.augment, on batches as the loader gives them; and one batch by operations of torch, as
-             where it was installed without a C compiler.
-torchvision  transforms.v2 on uint8 tensors, one by one, contiguous and in channels_last memory, and stacked. In the
-             environment of --torchvision-python.
-Pillow       crop, resize and transpose of one PIL image after the other, as torchvision does with these; and stacked.
-FFCV         its loader with one worker, from a file of raw pixels. In the environment of --ffcv-python.
+shardio         shardio.augment, on batches as the loader gives them; and one batch by operations of torch, as
+                where it was installed without a C compiler.
+Pillow          crop, resize and transpose of one PIL image after the other, as torchvision does with these; and
+                stacked.
+torchvision     transforms.v2 on uint8 tensors, one by one, contiguous and in channels_last memory, and on PIL images;
+                and stacked. In the environment of --torchvision-python.
+Kornia          batches, which become float32 and uint8 again. In the environment of --kornia-python.
+Albumentations  arrays, one by one, and stacked. In the environment of --albumentations-python.
+FFCV            its loader with one worker, from a file of raw pixels. In the environment of --ffcv-python.
 
-All draw boxes from the same distribution. Then the ShardLoader, with and without the transform, with one and two
-threads of torch.
+All draw boxes from the same distribution. Then the same with a third transform, uint8 to uint8, for each of the CHAINS
+of augment_peer.py, in turn with shardio's crop and flip alone; what a library lacks is left out. Then the ShardLoader,
+with and without the transform, with one and two threads of torch.
 
 With --device cuda instead: the device's time for a batch, beside the floor, which is to read the boxes and to write the
 result at the bandwidth of a copy on the device; by the fused kernel and by torch's operations. Then the loader with the
@@ -35,11 +39,13 @@ from unittest import mock
 
 import numpy as np
 import torch
+from augment_peer import CHAINS, LACKS
 from classic import as_tensor, augmented, normalised
 from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios
 from gpu import from_the_loader, rates_in_turn
 from PIL import Image
 
+import shardio.augment
 import shardio.augment.batch
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype
 from shardio.augment.batch import Batch, Transform
@@ -65,6 +71,12 @@ def transforms(size: int) -> dict[str, Transform]:
     """The ways, by the dtype of their results."""
     crop = [RandomResizedCrop(size), HorizontalFlip()]
     return {"uint8": Compose(crop), "float32": Compose([*crop, Normalize("imagenet")])}
+
+
+def chains(size: int) -> dict[str, Transform]:
+    """Returns the chains whose results are uint8 and which do more than to crop and to flip."""
+    crop = [RandomResizedCrop(size), HorizontalFlip()]
+    return {name: Compose([*crop, getattr(shardio.augment, name)(**arguments)]) for name, arguments in CHAINS.items()}
 
 
 def device_transforms(size: int) -> dict[str, Transform]:
@@ -177,22 +189,30 @@ def measure_libraries(shards: ShardSet, options: argparse.Namespace) -> None:
         }
         for output, transform in transforms(options.size).items()
     }
+    for name, transform in chains(options.size).items():
+        ways[name] = {
+            "shardio": way_of_shardio(transform, tensors, options.batch_size),
+            "shardio, crop and flip alone": ways["uint8"]["shardio"],
+        }
     with one_core(), ExitStack() as stack:
-        for library, python in (("torchvision", options.torchvision_python), ("ffcv", options.ffcv_python)):
+        for library in LACKS:
+            python = getattr(options, f"{library}_python")
             try:
                 peer = Peer(python, library, first_shard, len(samples), options.batch_size, options.size)
             except (OSError, PeerError) as error:
                 print(f"{library}: not measured: {error}")
                 continue
             stack.callback(peer.close)
+            for name, reason in LACKS[library].items():
+                print(f"{name}: {library} {peer.version}: not measured: {reason}")
             for way in peer.ways:
-                output, _, layout = way.partition(", ")
+                table, _, layout = way.partition(", ")
                 name = ", ".join(filter(None, [f"{library} {peer.version}", layout]))
-                ways[output][name] = partial(peer.augment, way)
-        for output, some in ways.items():
+                ways[table][name] = partial(peer.augment, way)
+        for table, some in ways.items():
             in_turn(some, 1)
             rates = in_turn(some, options.rounds)
-            print_ratios({f"{output}: {name}": values for name, values in rates.items()}, f"{output}: shardio", UNIT)
+            print_ratios({f"{table}: {name}": values for name, values in rates.items()}, f"{table}: shardio", UNIT)
 
 
 def measure_loader(path: Path, options: argparse.Namespace) -> None:
@@ -342,7 +362,7 @@ def main() -> None:
         "--batches", type=int, default=50, help="the loader's batches in a round, on a GPU (%(default)s)"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(%(default)s)")
-    for library in ("torchvision", "ffcv"):
+    for library in LACKS:
         help_text = f"Python of an environment that has {library}; by default the one that runs this"
         parser.add_argument(f"--{library}-python", metavar="PATH", default=sys.executable, help=help_text)
     options = parser.parse_args()

@@ -1,14 +1,17 @@
 """Another library's augmentation. augment.py starts this in an environment where shardio need not be installed.
 
-python augment_peer.py torchvision|ffcv SAMPLES.npy COUNT BATCH_SIZE SIZE prints the library's version, and then, for
-each line with the name of a way, augments all the samples once and prints how many they were. One thread does it. An
-error is a line that begins with an exclamation mark.
+python augment_peer.py LIBRARY SAMPLES.npy COUNT BATCH_SIZE SIZE prints the library's version and the names of its ways.
+Then, for each line with the name of a way, it augments all the samples once and prints how many they were. One thread
+does it. An error is a line that begins with an exclamation mark.
+
+A way's name begins with its table: uint8 and float32 for the crop and the flip alone, or one of CHAINS.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +21,40 @@ import torch
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Ways = dict[str, Callable[[], Any]]
+
+# What follows the crop and the flip, each alone; results are uint8. Names and arguments are those of torchvision and of
+# shardio.augment. All other arguments have their defaults, which are the same in all libraries.
+CHAINS: dict[str, dict[str, Any]] = {
+    "ColorJitter": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
+    "RandAugment": {"num_ops": 2, "magnitude": 9},
+    "RandomErasing": {"p": 0.25, "value": 0.0},
+}
+# The chains that a library does not have, or not for each picture by itself.
+LACKS: dict[str, dict[str, str]] = {
+    "torchvision": {},
+    "kornia": {"RandAugment": "it draws the manipulations once for the whole batch, and from another list"},
+    "albumentations": {"RandAugment": "it has none"},
+    "ffcv": {
+        "ColorJitter": "it changes no hue",
+        "RandAugment": "it has none",
+        "RandomErasing": "its Cutout erases a square of one size in every picture",
+    },
+}
+
+
+def in_batches(augment: Callable[[Any], Any], images: Sequence[Any], batch_size: int) -> Callable[[], None]:
+    """Returns a way that augments all the images, batch by batch."""
+
+    def way() -> None:
+        for first in range(0, len(images), batch_size):
+            augment(images[first : first + batch_size])
+
+    return way
+
+
+def one_by_one(transform: Callable[[Any], Any], stack: Callable[[list[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function of a batch that transforms one image after the other, and stacks the results."""
+    return lambda images: stack([transform(image) for image in images])
 
 
 def import_torchvision() -> Any:
@@ -38,27 +75,99 @@ def import_torchvision() -> Any:
 
 
 def ways_of_torchvision(samples: np.ndarray, batch_size: int, size: int, folder: Path) -> tuple[str, Ways]:
-    """Augments uint8 tensors, one by one, and stacked: (C, H, W) contiguous, or channels_last, as the samples lie."""
+    """Augments uint8 (C, H, W), contiguous, or channels_last as the samples lie, and PIL images, and stacks them."""
     torchvision = import_torchvision()
+    from PIL import Image
     from torchvision.transforms import v2
 
     crop = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-    lie = [torch.from_numpy(sample).permute(2, 0, 1) for sample in np.array(samples)]
-    layouts = {"contiguous": [image.contiguous() for image in lie], "channels_last": lie}
-    outputs = {
-        "uint8": v2.Compose(crop),
-        "float32": v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]),
+    following = {
+        "uint8": [],
+        "float32": [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)],
+        **{name: [getattr(v2, name)(**arguments)] for name, arguments in CHAINS.items()},
+    }
+    samples = np.array(samples)
+    lie = [torch.from_numpy(sample).permute(2, 0, 1) for sample in samples]
+    layouts = {
+        "contiguous": [image.contiguous() for image in lie],
+        "channels_last": lie,
+        "PIL images": [Image.fromarray(sample) for sample in samples],
+    }
+    ways = {}
+    for layout, images in layouts.items():
+        for name, steps in following.items():
+            if layout == "PIL images":
+                # RandomErasing lets images of PIL pass as they are.
+                late = name in ("float32", "RandomErasing")
+                steps = [v2.PILToTensor(), *steps] if late else [*steps, v2.PILToTensor()]
+            ways[f"{name}, {layout}"] = in_batches(
+                one_by_one(v2.Compose([*crop, *steps]), torch.stack), images, batch_size
+            )
+    return torchvision.__version__, ways
+
+
+def ways_of_kornia(samples: np.ndarray, batch_size: int, size: int, folder: Path) -> tuple[str, Ways]:
+    """Augments batches as float32 from 0 to 1, which they become and cease to be; its filter is not antialiased.
+
+    ColorJitter's order of the four changes is one for the batch; their factors are not.
+    """
+    import kornia
+    from kornia import augmentation
+
+    crop = [augmentation.RandomResizedCrop((size, size)), augmentation.RandomHorizontalFlip()]
+    following = {
+        "uint8": [],
+        "float32": [augmentation.Normalize(MEAN, STD)],
+        **{
+            name: [getattr(augmentation, name)(**arguments, same_on_batch=False)]
+            for name, arguments in CHAINS.items()
+            if name not in LACKS["kornia"]
+        },
     }
 
-    def augment(transform: Any, images: list[torch.Tensor]) -> None:
-        for first in range(0, len(images), batch_size):
-            torch.stack([transform(image) for image in images[first : first + batch_size]])
+    def augmented(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        transform = torch.nn.Sequential(*crop, *following[name])
 
-    return torchvision.__version__, {
-        f"{output}, {layout}": lambda transform=transform, images=images: augment(transform, images)
-        for layout, images in layouts.items()
-        for output, transform in outputs.items()
+        def augment(images: torch.Tensor) -> torch.Tensor:
+            images = transform(images.float() / 255)
+            return images if name == "float32" else (255 * images).round_().to(torch.uint8)
+
+        return augment
+
+    images = torch.from_numpy(np.array(samples)).permute(0, 3, 1, 2)
+    return kornia.__version__, {name: in_batches(augmented(name), images, batch_size) for name in following}
+
+
+def channels_last(images: list[np.ndarray]) -> torch.Tensor:
+    """Stacks (H, W, C) to (B, C, H, W), whose memory is as that of the images; with torch.stack it takes longer."""
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+
+
+def ways_of_albumentations(samples: np.ndarray, batch_size: int, size: int, folder: Path) -> tuple[str, Ways]:
+    """Augments one by one, by OpenCV, whose filter is not antialiased, and stacks.
+
+    Its rectangles to erase are drawn from a slightly different distribution: of at most 0.3 of the area.
+    """
+    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # on import, it would ask the network for its newest version
+    import albumentations
+    import cv2
+
+    cv2.setNumThreads(1)
+    crop = [albumentations.RandomResizedCrop((size, size)), albumentations.HorizontalFlip()]
+    erasing = CHAINS["RandomErasing"]
+    following = {
+        "uint8": [],
+        "float32": [albumentations.Normalize(MEAN, STD)],
+        "ColorJitter": [albumentations.ColorJitter(**CHAINS["ColorJitter"], p=1)],
+        "RandomErasing": [albumentations.Erasing(p=erasing["p"], fill=erasing["value"])],
     }
+
+    def augmented(name: str) -> Callable[[Sequence[np.ndarray]], torch.Tensor]:
+        transform = albumentations.Compose([*crop, *following[name]])
+        return one_by_one(lambda image: transform(image=image)["image"], channels_last)
+
+    images = np.array(samples)
+    return albumentations.__version__, {name: in_batches(augmented(name), images, batch_size) for name in following}
 
 
 class Indexed:
@@ -117,7 +226,12 @@ def main() -> None:
     samples = np.load(path, mmap_mode="r")[: int(count)]
     # A line that the library prints must not be taken for an answer.
     answers, sys.stdout = sys.stdout, sys.stderr
-    ways_of = {"torchvision": ways_of_torchvision, "ffcv": ways_of_ffcv}[library]
+    ways_of = {
+        "torchvision": ways_of_torchvision,
+        "kornia": ways_of_kornia,
+        "albumentations": ways_of_albumentations,
+        "ffcv": ways_of_ffcv,
+    }[library]
     with TemporaryDirectory() as folder:
         try:
             version, ways = ways_of(samples, int(batch_size), int(size), Path(folder))

@@ -32,10 +32,14 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleTy
             del sys.modules[name]
 
 
-def test_augmentation_is_compared_with_what_is_there(make_set: Callable[..., Path]) -> None:
+def test_augmentation_is_compared_with_what_is_there(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.write_text("#!/bin/sh\necho '9.9|uint8|ColorJitter, quick'\nwhile read way; do echo 5; done\n")
+    library.chmod(0o755)
     path = make_set(9, (20, 24, 3))
     sizes = ["--samples", 5, "--batch-size", 2, "--size", 8, "--rounds", 1]
-    ended = run_python(BENCHMARKS / "augment.py", path, *sizes, "--ffcv-python", path / "no such file", **NO_GPU)
+    sizes += ["--albumentations-python", library, "--ffcv-python", path / "no such file"]
+    ended = run_python(BENCHMARKS / "augment.py", path, *sizes, **NO_GPU)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert any(line.startswith("ffcv: not measured: ") for line in lines)
@@ -45,7 +49,12 @@ def test_augmentation_is_compared_with_what_is_there(make_set: Callable[..., Pat
     for output in ("uint8", "float32"):
         ours = {f"{output}: shardio", f"{output}: shardio without its kernels in C"}
         assert {*ours, f"{output}: Pillow", f"ShardLoader, {output}, 2 of torch's threads"} < set(names)
-    assert any("torchvision" in line for line in lines)
+    for chain in ("ColorJitter", "RandAugment", "RandomErasing"):
+        assert {f"{chain}: shardio", f"{chain}: shardio, crop and flip alone"} < set(names)
+    assert {"uint8: albumentations 9.9", "ColorJitter: albumentations 9.9, quick"} < set(names)
+    assert "RandAugment: albumentations 9.9: not measured: it has none" in lines
+    for name in ("torchvision", "kornia"):
+        assert any(name in line for line in lines)
 
 
 def test_a_library_that_does_not_work_is_left_out_with_its_reason(
