@@ -1,4 +1,4 @@
-"""`shardio bench`. Its text names the options that are not swept above the table of loaders."""
+"""`shardio bench`. Its text names, above the table of loaders, the options that have one value only."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def main() -> NoReturn:
 
 
 def _end_at_once(codes: Sequence[int]) -> None:
-    """Spares the interpreter the taking apart of torch, which would take most of the time that a Ctrl-C may."""
+    """Ends the process without taking torch apart, which would take most of the time that a Ctrl-C may."""
     if codes:  # or there is a traceback to be printed
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):

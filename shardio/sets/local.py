@@ -34,7 +34,7 @@ def check_apart(src: Path, out: Path) -> None:
 
 
 def check_usable(out: Path) -> None:
-    """Raises ConvertError if no conversion can have OUT, whichever it is."""
+    """Raises ConvertError if no conversion at all can have OUT."""
     if out.exists() and not out.is_dir():
         raise ConvertError(f"{out}: expected a folder or nothing, found a file")
     try:

@@ -39,7 +39,7 @@ from shardio.system.threads import DaemonThread, ThreadPool
 CONCURRENT = tuple(package.__path__[0] for package in (concurrent.futures, multiprocessing))
 BOXES = Boxes(*(np.full(16, value, float) for value in (0, 0, 8, 8)))
 # A prime, so that other points come in each case.
-STEP = 127
+STEP = 199
 CASES = [
     tool.Case("mmap", "close"),
     tool.Case("pread", "collect"),
@@ -53,7 +53,7 @@ CASES = [
 def test_one_exception_at_any_point_leaves_nothing(case: tool.Case, tmp_path: Path) -> None:
     counts = tool.raise_everywhere(STEP, tmp_path, cases=[case])
     assert not counts.printed, "\n".join(counts.printed)
-    assert counts.raised > 10
+    assert counts.raised > 5
 
 
 @pytest.mark.parametrize("take_over", [False, True])
@@ -152,7 +152,7 @@ def test_one_exception_at_any_point_of_a_call_leaves_nothing(work: tool.Work, tm
 
 
 @pytest.mark.parametrize(
-    ("work", "step"), [*zip(tool.LONG_WORKS, (37, 3), strict=True)], ids=[work.kind for work in tool.LONG_WORKS]
+    ("work", "step"), [*zip(tool.LONG_WORKS, (61, 5), strict=True)], ids=[work.kind for work in tool.LONG_WORKS]
 )
 def test_one_exception_at_any_point_of_what_holds_workers_leaves_nothing(
     work: tool.Work, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
