@@ -36,8 +36,9 @@ from shardio.conversion.writing.set_writer import Reject, index_content, read_re
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.format.checksum import crc32
+from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, sample_nbytes
-from shardio.format.manifest import FileEntry, Manifest, ShardEntry, load_manifest
+from shardio.format.manifest import Manifest, load_manifest
 from shardio.sets.local import hinting_at_order
 from shardio.sets.verify import verify
 from shardio.system.files import sweep_temporaries, write_atomic

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shardio.conversion.sources.labels import check_label
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
 from shardio.errors import ConvertError, FormatError
+from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, Split
 from shardio.format.layout import (
     HEADER_NBYTES,
     MANIFEST_NAME,
@@ -35,15 +36,7 @@ from shardio.format.layout import (
     sample_nbytes,
     shard_name,
 )
-from shardio.format.manifest import (
-    IndexEntry,
-    Manifest,
-    RejectsEntry,
-    ShardEntry,
-    Split,
-    check_names_fit,
-    commit_manifest,
-)
+from shardio.format.manifest import Manifest, check_names_fit, commit_manifest
 from shardio.format.parse import check_text, first_repeated
 from shardio.sets.local import check_local
 from shardio.system.files import make_folder, sweep_temporaries, write_atomic
