@@ -149,6 +149,14 @@ def array_shard_name(split: str, array: str, number: int) -> str:
     return f"{split}-{array}-{number:05d}.npy"
 
 
+def array_crc32_name(split: str, array: str) -> str:
+    return f"{split}-{array}-crc32.npy"
+
+
+def order_name(split: str, number: int) -> str:
+    return f"{split}-order-{number}.npy"
+
+
 def is_split_name(name: str) -> bool:
     """Whether the files of a split have safe names, too, however many shards it gets."""
     return is_safe_name(shard_name(name, 999_999))
@@ -226,7 +234,7 @@ _FIELD_NAMES = tuple(name for name, _ in _index_fields(4, ()))
 """The fields of every index, whatever its columns."""
 
 
-RESERVED_NAMES = frozenset({*_FIELD_NAMES, "image", "images", "labels", "index", "indices", "pixels"})
+RESERVED_NAMES = frozenset({*_FIELD_NAMES, "image", "images", "labels", "index", "indices", "pixels", "order"})
 """Names that no array may have: batches and samples have other things by these names."""
 
 

@@ -111,10 +111,10 @@ class GuardedReader:
     ) -> None:
         self._read(indices, out, array=array)
         expected = self.array_crc32s(array, indices) if array else self.column_of("crc32", indices)
-        rows = out.reshape(len(indices), -1).view(np.uint8)
         for number, (index, crc) in enumerate(zip(indices.tolist(), expected.tolist(), strict=True)):
-            if crc32(rows[number]) != crc and index not in self._damaged:
-                self._read_again(second, index, out[number : number + 1], crc, array)
+            one = out[number : number + 1]
+            if crc32(one) != crc and index not in self._damaged:
+                self._read_again(second, index, one, crc, array)
 
     def _read_again(self, second: SecondReader, index: int, out: NDArray[Any], expected: int, array: str) -> None:
         """Reads the pixels or a value of one sample again, into `out`, whose length is 1."""
