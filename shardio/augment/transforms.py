@@ -267,6 +267,11 @@ class Normalize(Transform):
                 raise ValueError(f"expected as many numbers in std as in mean, or one; found {self.mean}, {self.std}")
         object.__setattr__(self, "_values", values)
 
+    @property
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation, each one number or one for each channel."""
+        return self._values
+
     def apply(self, batch: Batch, purpose: str) -> Batch:
         channels = batch.images.shape[1]
         mean, std = (values * channels if len(values) == 1 else values for values in self._values)
