@@ -22,6 +22,7 @@ from pathlib import Path
 
 from common import BUILD, describe_machine
 
+from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, Split
 from shardio.format.layout import (
     REJECTS_NAME,
     index_header,
@@ -32,7 +33,7 @@ from shardio.format.layout import (
     shard_name,
     shard_nbytes,
 )
-from shardio.format.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest
+from shardio.format.manifest import Manifest, commit_manifest
 
 SHAPE = (64, 64, 3)
 KEY_NBYTES = key_field_nbytes(30)

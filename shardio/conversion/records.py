@@ -23,8 +23,8 @@ from shardio.conversion.duplicates import HASH_NBYTES
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.sources.collection import UNREADABLE, digest
 from shardio.conversion.writing.set_writer import Reject
+from shardio.format.entries import ShardEntry
 from shardio.format.layout import WORK_FOLDER, index_dtype
-from shardio.format.manifest import ShardEntry
 from shardio.system.files import write_all, write_atomic
 from shardio.system.opening import naming, open_untrusted, read_untrusted
 from shardio.system.threads import ThreadPool

@@ -32,13 +32,15 @@ from shardio.conversion.sources.collection import Collection as SourceCollection
 from shardio.conversion.sources.collection import Source
 from shardio.conversion.sources.detect import SourceKind, find_empty, scan, without_classes
 from shardio.conversion.task import reject_of
-from shardio.conversion.writing.set_writer import Reject, index_content, read_rejects
+from shardio.conversion.writing.set_writer import Reject, read_rejects
 from shardio.conversion.writing.shard_file import IndexRows
 from shardio.errors import ConvertError, DecodeError, SourceError
 from shardio.format.checksum import crc32
+from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, sample_nbytes
-from shardio.format.manifest import FileEntry, Manifest, ShardEntry, load_manifest
+from shardio.format.manifest import Manifest, load_manifest
 from shardio.sets.local import hinting_at_order
+from shardio.sets.rows import index_content
 from shardio.sets.verify import verify
 from shardio.system.files import sweep_temporaries, write_atomic
 from shardio.system.opening import open_regular, read_untrusted

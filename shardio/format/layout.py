@@ -13,12 +13,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal, get_args
 
 import numpy as np
 
 FORMAT_NAME = "shardio"
-FORMAT_VERSION = 1
+# A set that has neither arrays nor orders is of version 1, and every other of version 2.
+FORMAT_VERSIONS = (1, 2)
 
 # One page: the pixels that follow are page aligned for mmap and O_DIRECT, whatever the length of the NPY header text.
 HEADER_NBYTES = 4096
@@ -45,6 +48,13 @@ MAX_KEY_NBYTES = (1 << 16) - 4
 MAX_COLUMNS = 50
 COLUMN_TYPES = ("<i8", "<f8")
 
+MAX_ARRAYS = 50
+MAX_ARRAY_SIDES = 8
+ARRAY_TYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")
+ArrayKind = Literal["array", "mask", "boxes", "image"]
+"""How an array goes with the pictures: not at all; as a picture of the same height and width, in which every element is
+a class or a measure of its pixel; as boxes in it; or as the picture itself in another size."""
+
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
@@ -52,8 +62,78 @@ SampleShape = tuple[int, int, int]
 """(height, width, channels) of every sample of a set."""
 
 
+@dataclass(frozen=True)
+class RowType:
+    """The type of one row of a file: `dtype` as NumPy writes it in an NPY header, and the shape of the row's elements.
+
+    Raises ValueError unless an array may have it.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ARRAY_TYPES:
+            raise ValueError(f"an array's type must be one of {', '.join(ARRAY_TYPES)}; found {self.dtype!r}")
+        if len(self.shape) > MAX_ARRAY_SIDES or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.shape):
+            raise ValueError(
+                f"an array's shape must be at most {MAX_ARRAY_SIDES} numbers from 1 to {MAX_SIDE}; found {self.shape!r}"
+            )
+        if self.nbytes > MAX_COUNT:
+            raise ValueError(f"a row must have at most {MAX_COUNT} bytes; found {self.nbytes}")
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def file_header(self, num_rows: int) -> bytes:
+        """Returns the first HEADER_NBYTES bytes of a file of so many rows."""
+        return _rows_header(self, num_rows)
+
+    def file_nbytes(self, num_rows: int) -> int:
+        return HEADER_NBYTES + num_rows * self.nbytes
+
+
+ORDER_ROW = RowType("<i8", ())
+"""A row of an order: the stored row of a sample."""
+CRC32_ROW = RowType("<u4", ())
+"""A row of the checksums of an array: the crc32 of a stored row."""
+
+
+def check_kind(kind: object, row: RowType, sample_shape: SampleShape) -> ArrayKind:
+    """Returns `kind` if an array of such rows may have it, beside such samples. Raises ValueError otherwise."""
+    if kind not in get_args(ArrayKind):
+        raise ValueError(f"an array's kind must be one of {', '.join(get_args(ArrayKind))}; found {kind!r}")
+    if kind == "mask" and (len(row.shape) not in (2, 3) or row.shape[:2] != sample_shape[:2]):
+        raise ValueError(
+            f"a mask must have the samples' height and width {sample_shape[:2]}, and perhaps channels; found "
+            f"{row.shape}"
+        )
+    if kind == "boxes" and (row.dtype != "<f4" or len(row.shape) != 2 or row.shape[1] != 5):
+        raise ValueError(
+            f"boxes must be float32 (most boxes, 5): left, top, right, bottom, label; found {row.dtype} {row.shape}"
+        )
+    if kind == "image" and (row.dtype != "|u1" or len(row.shape) != 3 or row.shape[2] != sample_shape[2]):
+        raise ValueError(
+            f"an image must be uint8 (height, width, {sample_shape[2]}), as the samples are; found {row.dtype} "
+            f"{row.shape}"
+        )
+    checked: ArrayKind = kind  # type: ignore[assignment]
+    return checked
+
+
 IndexColumns = tuple[tuple[str, str], ...]
 """(name, type) of the fields of an index that follow those of every index; type is one of COLUMN_TYPES."""
+
+
+def check_array_name(name: object) -> str:
+    """Returns `name` if an array may have it. Raises ValueError otherwise."""
+    if not isinstance(name, str) or not _COLUMN_NAME.fullmatch(name):
+        found = str(name)[:80]
+        raise ValueError(f"an array's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {found!r}")
+    if name in RESERVED_NAMES:
+        raise ValueError(f"an array must not be called {name!r}, as other parts of a sample are")
+    return name
 
 
 def is_safe_name(name: str) -> bool:
@@ -63,6 +143,18 @@ def is_safe_name(name: str) -> bool:
 
 def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:05d}.npy"
+
+
+def array_shard_name(split: str, array: str, number: int) -> str:
+    return f"{split}-{array}-{number:05d}.npy"
+
+
+def array_crc32_name(split: str, array: str) -> str:
+    return f"{split}-{array}-crc32.npy"
+
+
+def order_name(split: str, number: int) -> str:
+    return f"{split}-order-{number}.npy"
 
 
 def is_split_name(name: str) -> bool:
@@ -82,6 +174,11 @@ def index_name(split: str) -> str:
 
 def sample_nbytes(sample_shape: SampleShape) -> int:
     return math.prod(sample_shape)
+
+
+def pixels_row(sample_shape: SampleShape) -> RowType:
+    """Returns the type of a row of a shard: one sample's pixels."""
+    return RowType("|u1", sample_shape)
 
 
 def shard_nbytes(num_samples: int, sample_shape: SampleShape) -> int:
@@ -105,9 +202,13 @@ def _npy_header(descr: str, shape: str) -> bytes:
 
 
 @lru_cache(maxsize=64)  # shards of a split mostly have one or two sizes, and there may be thousands
+def _rows_header(row: RowType, num_rows: int) -> bytes:
+    return _npy_header(repr(row.dtype), str((num_rows, *row.shape)))
+
+
 def shard_header(num_samples: int, sample_shape: SampleShape) -> bytes:
     """Returns the first HEADER_NBYTES bytes of a shard of uint8 samples (num_samples, height, width, channels)."""
-    return _npy_header("'|u1'", str((num_samples, *sample_shape)))
+    return pixels_row(sample_shape).file_header(num_samples)
 
 
 def key_field_nbytes(longest_key_nbytes: int) -> int:
@@ -131,6 +232,10 @@ def _index_fields(key_nbytes: int, columns: IndexColumns) -> list[tuple[str, str
 
 _FIELD_NAMES = tuple(name for name, _ in _index_fields(4, ()))
 """The fields of every index, whatever its columns."""
+
+
+RESERVED_NAMES = frozenset({*_FIELD_NAMES, "image", "images", "labels", "index", "indices", "pixels", "order"})
+"""Names that no array may have: batches and samples have other things by these names."""
 
 
 def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:

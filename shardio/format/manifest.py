@@ -19,27 +19,38 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from shardio.errors import ConvertError, FormatError, SetNotFoundError
 from shardio.format import parse
+from shardio.format.entries import (
+    ArrayEntry,
+    ArrayShard,
+    Crc32Entry,
+    FileEntry,
+    IndexEntry,
+    OrderEntry,
+    RejectsEntry,
+    ShardEntry,
+    Split,
+)
 from shardio.format.layout import (
+    CRC32_ROW,
     FORMAT_NAME,
-    FORMAT_VERSION,
-    HEADER_NBYTES,
+    FORMAT_VERSIONS,
     MANIFEST_NAME,
+    MAX_ARRAYS,
     MAX_KEY_NBYTES,
     MAX_MANIFEST_NBYTES,
     MAX_SIDE,
+    ORDER_ROW,
     WORK_FOLDER,
     IndexColumns,
+    RowType,
     SampleShape,
+    check_array_name,
     check_columns,
+    check_kind,
     check_sample_shape,
-    index_dtype,
-    index_header,
     index_nbytes,
-    shard_header,
     shard_nbytes,
 )
 from shardio.system.files import write_atomic
@@ -50,69 +61,6 @@ _SHARD_TEXT_NBYTES = 176
 
 # 48 bits: no site has so many sets that two of them would begin alike.
 _PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """One published file: its name inside the set's folder, its size, and what `sha256sum` says of it."""
-
-    file: str
-    nbytes: int
-    sha256: str
-
-    def header(self, sample_shape: SampleShape) -> bytes:
-        """Returns the bytes with which the file of a set of such samples begins; empty if it may begin with any."""
-        return b""
-
-
-@dataclass(frozen=True)
-class ShardEntry(FileEntry):
-    num_samples: int
-
-    def header(self, sample_shape: SampleShape) -> bytes:
-        return shard_header(self.num_samples, sample_shape)
-
-
-@dataclass(frozen=True)
-class IndexEntry(FileEntry):
-    key_nbytes: int
-    columns: IndexColumns = ()
-    """Fields of its rows beyond those of every index."""
-
-    @property
-    def dtype(self) -> np.dtype[np.void]:
-        """The type of one row."""
-        return index_dtype(self.key_nbytes, self.columns)
-
-    def header(self, sample_shape: SampleShape) -> bytes:
-        num_rows = (self.nbytes - HEADER_NBYTES) // self.dtype.itemsize
-        return index_header(num_rows, self.key_nbytes, self.columns)
-
-    def content(self) -> dict[str, Any]:
-        """Returns the JSON object that stands for it in a manifest."""
-        content = {**vars(self), "columns": [list(column) for column in self.columns]}
-        if not self.columns:
-            del content["columns"]  # one text for one content: the key is there only where it says something
-        return content
-
-
-@dataclass(frozen=True)
-class RejectsEntry(FileEntry):
-    num_rejects: int
-
-
-@dataclass(frozen=True)
-class Split:
-    """The shards of one split, in order, and their common index of one row per sample."""
-
-    num_samples: int
-    index: IndexEntry
-    shards: tuple[ShardEntry, ...]
-
-    @property
-    def files(self) -> tuple[FileEntry, ...]:
-        """All files of the split, its index first."""
-        return (self.index, *self.shards)
 
 
 @dataclass(frozen=True)
@@ -153,7 +101,7 @@ class Manifest:
 
     def _check_split(self, name: str, split: Split) -> None:
         total = sum(shard.num_samples for shard in split.shards)
-        if total != split.num_samples:
+        if split.order is None and total != split.num_samples:
             raise FormatError(f"splits.{name}.num_samples: expected the shards' sum {total}, found {split.num_samples}")
         for shard in split.shards:
             expected = shard_nbytes(shard.num_samples, self.sample_shape)
@@ -163,10 +111,37 @@ class Manifest:
                     f"{self.sample_shape}, found {shard.nbytes}"
                 )
         expected = index_nbytes(split.num_samples, split.index.key_nbytes, split.index.columns)
-        if split.index.nbytes != expected:
+        _check_nbytes(f"splits.{name}", split.index, expected)
+        self._check_orders(name, split)
+        for array_name, array in split.arrays.items():
+            self._check_array(f"splits.{name}.arrays.{array_name}", array_name, array, split)
+
+    def _check_orders(self, name: str, split: Split) -> None:
+        """Checks that every order is used, and that every number of one is that of an order."""
+        for order in split.orders:
+            _check_nbytes(f"splits.{name}", order, ORDER_ROW.file_nbytes(split.num_samples))
+        used = {split.order, *(array.order for array in split.arrays.values())} - {None}
+        if used != set(range(len(split.orders))):
             raise FormatError(
-                f"splits.{name}, {split.index.file}: nbytes: expected {expected}, found {split.index.nbytes}"
+                f"splits.{name}.orders: expected the numbers of orders to be 0 to {len(split.orders) - 1}, each in "
+                f"use, found {sorted(used, key=str)} in use"
+                if split.orders
+                else f"splits.{name}: expected no numbers of orders, as there are none, found {sorted(used, key=str)}"
             )
+
+    def _check_array(self, where: str, name: str, array: ArrayEntry, split: Split) -> None:
+        try:
+            check_array_name(name)
+            check_kind(array.kind, array.row, self.sample_shape)
+        except ValueError as error:
+            raise FormatError(f"{where}: {error}") from None
+        if name in (column for column, _ in split.index.columns):
+            raise FormatError(f"{where}: expected another name than a column of the index has, found the same")
+        if array.order is None and array.num_rows != split.num_samples:
+            raise FormatError(f"{where}: expected values for {split.num_samples} samples, found {array.num_rows}")
+        for shard in array.shards:
+            _check_nbytes(where, shard, array.row.file_nbytes(shard.num_samples))
+        _check_nbytes(where, array.crc32, CRC32_ROW.file_nbytes(array.num_rows))
 
     @cached_property
     def digest(self) -> str:
@@ -176,21 +151,19 @@ class Manifest:
             json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
         ).hexdigest()
 
+    @property
+    def format_version(self) -> int:
+        """The oldest version of the format in which the set can be written, which is the one that it has."""
+        return 1 if all(split.is_version_1 for split in self.splits.values()) else 2
+
     def _content(self) -> dict[str, Any]:
         content = {
             "format": FORMAT_NAME,
-            "format_version": FORMAT_VERSION,
+            "format_version": self.format_version,
             "sample_shape": list(self.sample_shape),
             "classes": list(self.classes),
-            "splits": {
-                name: {
-                    "num_samples": split.num_samples,
-                    "index": split.index.content(),
-                    "shards": [vars(shard) for shard in split.shards],
-                }
-                for name, split in self.splits.items()
-            },
-            "rejects": vars(self.rejects),
+            "splits": {name: split.content() for name, split in self.splits.items()},
+            "rejects": self.rejects.content(),
         }
         if self.class_names:
             content["class_names"] = list(self.class_names)
@@ -205,6 +178,11 @@ class Manifest:
     def nbytes(self) -> int:
         """Size of all files but the manifest itself."""
         return sum(entry.nbytes for entry in self.files)
+
+
+def _check_nbytes(where: str, entry: FileEntry, expected: int) -> None:
+    if entry.nbytes != expected:
+        raise FormatError(f"{where}, {entry.file}: nbytes: expected {expected}, found {entry.nbytes}")
 
 
 # --- reading what another program may have written ------------------------------------------------------------------
@@ -245,13 +223,47 @@ def _columns(value: object, where: str) -> IndexColumns:
         raise FormatError(f"{where}: {error}") from None
 
 
-def _split(value: object, where: str) -> Split:
-    fields = parse.fields(value, where, {"num_samples", "index", "shards"})
+def _split(value: object, where: str, version: int) -> Split:
+    later = {"orders", "order", "arrays"} if version > 1 else set[str]()
+    fields = parse.fields(value, where, {"num_samples", "index", "shards"}, optional=later)
     shards = parse.sequence(fields["shards"], f"{where}.shards")
+    orders = parse.filled(fields["orders"], f"{where}.orders") if "orders" in fields else []
+    arrays = parse.filled_mapping(fields["arrays"], f"{where}.arrays") if "arrays" in fields else {}
+    if len(arrays) > MAX_ARRAYS:
+        raise parse.fault(f"{where}.arrays", f"at most {MAX_ARRAYS}", sorted(arrays))
     return Split(
         num_samples=parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1),
         index=_index(fields["index"], f"{where}.index"),
         shards=tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
+        orders=tuple(_order(order, f"{where}.orders[{i}]") for i, order in enumerate(orders)),
+        order=_order_number(fields, where),
+        arrays={name: _array(array, f"{where}.arrays.{parse.show(name)}") for name, array in arrays.items()},
+    )
+
+
+def _order(value: object, where: str) -> OrderEntry:
+    return OrderEntry(**_file(parse.fields(value, where, _FILE_KEYS), where))
+
+
+def _order_number(fields: Mapping[str, Any], where: str) -> int | None:
+    return parse.count(fields["order"], f"{where}.order") if "order" in fields else None
+
+
+def _array(value: object, where: str) -> ArrayEntry:
+    fields = parse.fields(value, where, {"kind", "dtype", "shape", "crc32", "shards"}, optional={"order"})
+    shape = tuple(parse.sequence(fields["shape"], f"{where}.shape"))
+    try:
+        row = RowType(parse.string(fields["dtype"], f"{where}.dtype"), shape)
+    except ValueError as error:
+        raise FormatError(f"{where}: {error}") from None
+    crc32 = Crc32Entry(**_file(parse.fields(fields["crc32"], f"{where}.crc32", _FILE_KEYS), f"{where}.crc32"))
+    shards = [_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(parse.filled(fields["shards"], where))]
+    return ArrayEntry(
+        kind=fields["kind"],  # the manifest checks it, which knows the samples' shape
+        row=row,
+        shards=tuple(ArrayShard(**vars(shard), row=row) for shard in shards),
+        crc32=crc32,
+        order=_order_number(fields, where),
     )
 
 
@@ -277,8 +289,9 @@ def parse_manifest(data: bytes) -> Manifest:
         found = document.get("format") if type(document) is dict else document
         raise parse.fault("format", repr(FORMAT_NAME), found)
     version = document.get("format_version")
-    if type(version) is not int or version != FORMAT_VERSION:
-        raise parse.fault("format_version", f"{FORMAT_VERSION} (a newer set needs a newer shardio)", version)
+    if type(version) is not int or version not in FORMAT_VERSIONS:
+        known = " or ".join(map(str, FORMAT_VERSIONS))
+        raise parse.fault("format_version", f"{known} (a newer set needs a newer shardio)", version)
     parse.fields(document, "manifest", _KEYS, optional={"class_names"})
     splits = parse.mapping(document["splits"], "splits")
     names = parse.filled(document["class_names"], "class_names") if "class_names" in document else []
@@ -286,11 +299,13 @@ def parse_manifest(data: bytes) -> Manifest:
     manifest = Manifest(
         sample_shape=_sample_shape(document["sample_shape"], "sample_shape"),
         classes=parse.strings(document["classes"], "classes"),
-        splits={parse.name(name, "splits"): _split(split, f"splits.{name}") for name, split in splits.items()},
+        splits={parse.name(name, "splits"): _split(split, f"splits.{name}", version) for name, split in splits.items()},
         rejects=_rejects(document["rejects"], "rejects"),
         provenance=document["provenance"],
         class_names=parse.strings(names, "class_names"),
     )
+    if version != manifest.format_version:
+        raise parse.fault("format_version", f"{manifest.format_version}, as the set has no arrays or orders", version)
     if document["digest"] != manifest.digest:
         raise parse.fault("digest", f"{manifest.digest} (computed from the content)", document["digest"])
     return manifest

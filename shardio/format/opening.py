@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from shardio.errors import FormatError
+from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
-from shardio.format.manifest import FileEntry
 from shardio.system.opening import OpenFile, open_regular
 
 

@@ -115,6 +115,13 @@ def filled(value: object, where: str) -> list[Any]:
     return sequence(value, where)
 
 
+def filled_mapping(value: object, where: str) -> dict[str, Any]:
+    """Returns the object of a key that is left out rather than empty."""
+    if not mapping(value, where):
+        raise fault(where, "at least one, or no such key", value)
+    return mapping(value, where)
+
+
 def strings(value: object, where: str) -> tuple[str, ...]:
     """Returns the strings in a list."""
     return tuple(string(one, f"{where}[{i}]") for i, one in enumerate(sequence(value, where)))

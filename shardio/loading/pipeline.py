@@ -53,7 +53,7 @@ def _finish(epoch: int, guard: GuardedReader | None, sizes: PictureSizes | None,
     """Does the last step of a batch, in a gather thread. (No method of the pipeline, which would then end in one of its
     own threads.)"""
     if guard is not None:
-        guard.replace_damaged(epoch, slot.images[:size], slot.labels[:size], slot.indices[:size])
+        guard.replace_damaged(epoch, slot.indices[:size], slot.images[:size], slot.labels[:size])
     if sizes is not None:
         slot.sizes = sizes(slot.indices[:size])
 

@@ -93,7 +93,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
     """
     nbytes = sample_nbytes(shards.sample_shape)
     paths = [shards.path_of(shard) for shard in shards.content.shards]
-    num_samples = len(shards) if len(paths) <= _MOST_FILES else int(shards.first_samples[_MOST_FILES])
+    num_samples = len(shards.pixels) if len(paths) <= _MOST_FILES else int(shards.pixels.starts[_MOST_FILES])
     num_images = max(1, _DIRECT_STEP_NBYTES // nbytes)
     finished: SimpleQueue[int | BaseException] = SimpleQueue()
     stopped: list[None] = []
@@ -104,7 +104,7 @@ def direct_reads(shards: ShardSet, seed: int) -> Steps:
             rng = np.random.default_rng((seed, thread))
             buffer = aligned_empty((nbytes,)).data
             while True:
-                located = shards.locate(rng.integers(0, num_samples, _STEPS_DRAWN * num_images))
+                located = shards.pixels.locate(rng.integers(0, num_samples, _STEPS_DRAWN * num_images))
                 for done, (number, offset) in enumerate(zip(*map(np.ndarray.tolist, located), strict=True), 1):
                     if stopped:
                         return

@@ -10,20 +10,22 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
-from shardio.format.manifest import FileEntry
 from shardio.format.opening import check_not_cut, open_checked
 from shardio.order.windows import Windows
 from shardio.reading.layout import SplitLayout
+from shardio.reading.mapped_table import check_stored
 from shardio.reading.reader import CountingReader
 from shardio.reading.spans import Span, behind, distinct, pieces, requests, sector_of, stretches
+from shardio.reading.table import Table
 from shardio.system.direct import aligned_empty, set_direct
 from shardio.system.kernels import _rowread
 from shardio.system.openfiles import OpenFiles, most_open
@@ -42,13 +44,13 @@ _FILE_THREADS = 8
 _TRANSIENT = TRANSIENT | {errno.EMFILE, errno.ENFILE}
 
 
-def _open(layout: SplitLayout, entries: Sequence[FileEntry], direct: bool, number: int) -> OpenFile:
+def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, name: str) -> OpenFile:
     """Opens a file of the split. (No method of the reader, which would then be part of a cycle with its files.)"""
-    entry = entries[number]
+    entry = entries[name]
     path = layout.path_of(entry)
     file = open_checked(path, entry, layout.sample_shape)
-    # Labels are few bytes, and read again in every epoch: through the page cache.
-    if direct and entry is not layout.content.index:
+    # Labels and orders are few bytes, and read again in every epoch: through the page cache.
+    if direct and isinstance(entry, ShardEntry):
         with naming(path):
             set_direct(file.fileno())
     elif hasattr(os, "posix_fadvise"):
@@ -74,13 +76,13 @@ class FileReader(CountingReader):
         self._layout = layout
         self._alignment = alignment or 1
         self._drop_behind = drop_behind and alignment is None and hasattr(os, "posix_fadvise")
-        self._row_nbytes = layout.row_nbytes
-        self._lands = True  # what O_DIRECT reads, in the caller's memory
+        # What O_DIRECT reads goes into the caller's memory, until that turns out not to work.
+        self._lands = True
         self._thread = threading.local()
-        self._entries: list[FileEntry] = [*layout.content.shards, layout.content.index]
-        self._index_number = len(self._entries) - 1
-        open_file = partial(_open, layout, self._entries, alignment is not None)
-        self._files = OpenFiles(open_file, min(len(self._entries), most_open()))
+        files = {entry.file: entry for entry in layout.content.files}
+        open_file = partial(_open, layout, files, alignment is not None)
+        # By name: a dictionary of strings runs no line of Python while it is looked into.
+        self._files = OpenFiles(open_file, min(len(files), most_open()))
         self._row_dtype = layout.content.index.dtype
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
@@ -90,16 +92,30 @@ class FileReader(CountingReader):
         cell_dtype, start = fields[name][:2]
         column = np.empty(len(indices), cell_dtype)
         cells = column.view(np.uint8).reshape(len(column), column.itemsize)
-        offsets = HEADER_NBYTES + np.asarray(indices, np.int64) * self._row_dtype.itemsize + start
+        self._read_cells(self._layout.index_table, indices, start, cells)
+        return column
+
+    def _read_cells(self, table: Table, rows: NDArray[np.int64], start: int, cells: NDArray[np.uint8]) -> None:
+        """Reads the bytes from `start` on of rows of a table that has one file, as many as a line of `cells` has."""
+        (entry,), nbytes = table.files, cells.shape[1]
+        offsets = HEADER_NBYTES + np.asarray(rows, np.int64) * table.row_nbytes + start
         done = 0
         if _rowread is not None:
-            file = self._files.get(self._index_number)
-            places = np.arange(len(column)) * column.itemsize
-            done = _rowread.read_rows(file.fileno(), offsets, places, column.itemsize, cells, False)
+            file = self._files.get(entry.file)
+            places = np.arange(len(cells)) * nbytes
+            done = _rowread.read_rows(file.fileno(), offsets, places, nbytes, cells, False)
             del file
         for cell, offset in zip(cells[done:], offsets[done:].tolist(), strict=True):
-            self._fill(self._index_number, [cell], offset, len(cell))
-        return column
+            self._fill(table, entry, [cell], offset, nbytes)
+
+    def _stored(self, table: Table, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the rows of samples in the table, as its order tells."""
+        if table.order is None:
+            return indices
+        rows = np.empty(len(indices), np.int64)
+        self._read_cells(table.order, indices, 0, rows.view(np.uint8).reshape(-1, rows.itemsize))
+        check_stored(rows, indices, table, self._layout.folder)
+        return rows
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         indices = self._layout.check_request(indices, out, windows)
@@ -107,52 +123,73 @@ class FileReader(CountingReader):
             return
         if windows is not None:
             self._read_windows(indices, out, windows)
-            return
-        chosen, again = distinct(indices)
-        self._read_whole(indices[chosen], chosen, out)
+        else:
+            self._read_rows(self._layout.pixels, indices, out.reshape(len(indices), -1))
+
+    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        indices = self._layout.check_array_request(name, indices, out)
+        if len(indices):
+            self._read_rows(self._layout.arrays[name], indices, out.reshape(len(indices), -1).view(np.uint8))
+
+    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        found = np.empty(len(indices), np.uint32)
+        table = self._layout.crc32s[name]
+        self._read_cells(table, self._stored(table, indices), 0, found.view(np.uint8).reshape(-1, found.itemsize))
+        return found
+
+    def _read_rows(self, table: Table, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+        """Reads the rows of samples into lines of `out`."""
+        stored = self._stored(table, indices)
+        chosen, again = distinct(stored)
+        self._read_distinct(table, stored[chosen], chosen, out)
         if again is not None:
             to, first = again
-            rows = out.reshape(len(indices), -1)
-            rows[to] = rows[first]
+            out[to] = out[first]
 
-    def _read_whole(self, indices: NDArray[np.int64], chosen: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        """Reads samples, in ascending order, into the rows `chosen` of `out`."""
-        rows = out.reshape(len(out), -1)
-        shards, offsets = self._layout.locate(indices)
-        detour = bool(self._row_nbytes % self._alignment or out.ctypes.data % self._alignment) or not self._lands
-        most = min((_DETOUR_NBYTES if detour else _REQUEST_NBYTES) // self._row_nbytes, _MOST_BUFFERS)
-        # Samples of one request touch, or share a sector.
-        spans = requests(shards, offsets, self._row_nbytes, self._alignment if detour else 1, max(1, most))
+    def _read_distinct(
+        self, table: Table, stored: NDArray[np.int64], chosen: NDArray[np.int64], rows: NDArray[np.uint8]
+    ) -> None:
+        """Reads rows of the table, in ascending order, into the lines `chosen` of `rows`."""
+        files, offsets = table.locate(stored)
+        nbytes = table.row_nbytes
+        detour = bool(nbytes % self._alignment or rows.ctypes.data % self._alignment) or not self._lands
+        most = min((_DETOUR_NBYTES if detour else _REQUEST_NBYTES) // nbytes, _MOST_BUFFERS)
+        # Rows of one request touch, or share a sector.
+        spans = requests(files, offsets, nbytes, self._alignment if detour else 1, max(1, most))
         if _rowread is not None and not detour and len(spans) == len(offsets):  # no two lie side by side
-            spans = self._read_apart(shards, offsets, chosen, out)
+            spans = self._read_apart(table, files, offsets, chosen, rows)
         for first, stop in spans:
-            number, places = int(shards[first]), offsets[first:stop].tolist()
+            entry, places = table.files[int(files[first])], offsets[first:stop].tolist()
             run = [rows[row] for row in chosen[first:stop].tolist()]
             if not detour:
                 try:
-                    self._fill(number, run, places[0], len(run) * self._row_nbytes)
+                    self._fill(table, entry, run, places[0], len(run) * nbytes)
                     continue
                 except OSError as error:
                     if error.errno != errno.EFAULT or self._alignment == 1:
                         raise
                     self._lands = False  # no disk may write to memory of this kind: some drivers' pinned memory
-            self._read_detour(number, run, places)
+            self._read_detour(table, entry, run, places)
 
     def _read_apart(
-        self, shards: NDArray[np.int64], offsets: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.uint8]
+        self,
+        table: Table,
+        files: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        out: NDArray[np.uint8],
     ) -> list[Span]:
-        """Reads samples, whole, into rows of `out`, with one call for each file. Returns the spans of those left to be
-        read, if there was an error: one sample each."""
+        """Reads rows, whole, into lines of `out`, with one call for each file. Returns the spans of those left to be
+        read, if there was an error: one row each."""
         left: list[Span] = []
-        places = rows * self._row_nbytes
-        for first, stop in stretches(shards[1:] != shards[:-1]):
-            file = self._files.get(int(shards[first]))
+        nbytes = table.row_nbytes
+        places = rows * nbytes
+        for first, stop in stretches(files[1:] != files[:-1]):
+            file = self._files.get(table.files[int(files[first])].file)
             some = slice(first, stop)
-            done = _rowread.read_rows(
-                file.fileno(), offsets[some], places[some], self._row_nbytes, out, self._drop_behind
-            )
+            done = _rowread.read_rows(file.fileno(), offsets[some], places[some], nbytes, out, self._drop_behind)
             del file
-            self._count(done * self._row_nbytes)
+            self._count(done * nbytes)
             left += [(i, i + 1) for i in range(first + done, stop)]
         return left
 
@@ -160,24 +197,27 @@ class FileReader(CountingReader):
         """Reads the lines of each sample that its window crosses, no others, and copies the window out of them."""
         _, width, channels = self._layout.sample_shape
         height, stride = out.shape[1], width * channels
-        shards, starts = self._layout.locate(indices)
-        for i in np.lexsort((starts, shards)).tolist():
+        pixels = self._layout.pixels
+        files, starts = pixels.locate(self._stored(pixels, indices))
+        for i in np.lexsort((starts, files)).tolist():
             start = int(starts[i] + windows.tops[i] * stride)
             sectors = sector_of(start, self._alignment)
             wanted = start - sectors + height * stride
             buffer = self._detour_buffer(wanted)
-            self._fill(int(shards[i]), [buffer], sectors, wanted, start)
+            self._fill(pixels, pixels.files[int(files[i])], [buffer], sectors, wanted, start)
             lines = buffer[start - sectors : wanted].reshape(height, width, channels)
             left = int(windows.lefts[i])
             np.copyto(out[i], lines[:, left : left + out.shape[2]])
 
-    def _read_detour(self, number: int, rows: Sequence[NDArray[np.uint8]], offsets: Sequence[int]) -> None:
+    def _read_detour(
+        self, table: Table, entry: FileEntry, rows: Sequence[NDArray[np.uint8]], offsets: Sequence[int]
+    ) -> None:
         """Reads whole sectors around the rows, piece by piece, and copies the rows out of them."""
         buffer = self._detour_buffer()
-        for piece, stop, length in pieces(offsets[0], offsets[-1] + self._row_nbytes, self._alignment, len(buffer)):
-            self._fill(number, [buffer[:length]], piece, stop - piece, max(offsets[0], piece))
+        for piece, stop, length in pieces(offsets[0], offsets[-1] + table.row_nbytes, self._alignment, len(buffer)):
+            self._fill(table, entry, [buffer[:length]], piece, stop - piece, max(offsets[0], piece))
             for row, offset in zip(rows, offsets, strict=True):
-                low, high = max(offset, piece), min(offset + self._row_nbytes, stop)
+                low, high = max(offset, piece), min(offset + table.row_nbytes, stop)
                 if low < high:
                     row[low - offset : high - offset] = buffer[low - piece : high - piece]
 
@@ -190,9 +230,15 @@ class FileReader(CountingReader):
         return buffer[:nbytes]
 
     def _fill(
-        self, number: int, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, asked_for: int = 0
+        self,
+        table: Table,
+        entry: FileEntry,
+        buffers: Sequence[NDArray[np.uint8]],
+        offset: int,
+        wanted: int,
+        asked_for: int = 0,
     ) -> None:
-        """Fills the first `wanted` bytes of the buffers from file `number`, from `offset` on, or raises.
+        """Fills the first `wanted` bytes of the buffers from a file of the table, from `offset` on, or raises.
 
         Offset, buffers and their lengths are aligned. More may be read than is wanted, up to what the buffers hold;
         the bytes that the caller needs begin at `asked_for` at the earliest.
@@ -201,26 +247,27 @@ class FileReader(CountingReader):
         done = 0
         while done < wanted:
             try:
-                done += self._fill_some(number, buffers, offset, wanted, done)
+                done += self._fill_some(entry, buffers, offset, wanted, done)
             except OSError as error:
                 attempts = attempts or Attempts()
                 if error.errno == errno.ESTALE:
-                    self._files.forget(number)
+                    self._files.forget(entry.file)
                 elif error.errno in (errno.EMFILE, errno.ENFILE):
                     self._files.forget_all()
                 if not attempts.again(error.errno in _TRANSIENT):
-                    raise self._explained(error, number, max(offset + done, asked_for), attempts.failed) from None
+                    raise self._explained(error, table, entry, max(offset + done, asked_for), attempts.failed) from None
                 self._count(retries=1)
 
-    def _fill_some(self, number: int, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, done: int) -> int:
+    def _fill_some(
+        self, entry: FileEntry, buffers: Sequence[NDArray[np.uint8]], offset: int, wanted: int, done: int
+    ) -> int:
         """Makes one request for what comes after the first `done` bytes. Returns how many more bytes are done."""
-        file = self._files.get(number)
+        file = self._files.get(entry.file)
         try:
             count = os.preadv(file.fileno(), behind(buffers, done), offset + done)
             self._count(count)
             if done + count < wanted:
                 # If the file was cut, waiting would not help.
-                entry = self._entries[number]
                 check_not_cut(self._layout.path_of(entry), entry, os.fstat(file.fileno()).st_size)
                 count -= count % self._alignment
                 if not count:
@@ -231,21 +278,23 @@ class FileReader(CountingReader):
         finally:
             del file  # or a caller that keeps an error would keep the file open
 
-    def _explained(self, error: OSError, number: int, offset: int, attempts: int) -> OSError:
-        if number == self._index_number:
-            row, at = divmod(offset - HEADER_NBYTES, self._row_dtype.itemsize)
+    def _explained(self, error: OSError, table: Table, entry: FileEntry, offset: int, attempts: int) -> OSError:
+        row, at = divmod(max(0, offset - HEADER_NBYTES), table.row_nbytes)
+        row += int(table.starts[table.files.index(entry)])
+        if table is self._layout.index_table:
             fields = (self._row_dtype.fields or {}).items()
             name = next(name for name, (kind, start, *_) in fields if start <= at < start + kind.itemsize)
             what = f"the {name} of sample {row}"
+        elif table.order is None:
+            what = table.what(row)
         else:
-            position = max(0, offset - HEADER_NBYTES) // self._row_nbytes
-            what = f"sample {self._layout.first_samples[number] + position}"
+            what = f"the {table.name or 'sample'} in stored row {row}"
         hint = ""
         if error.errno == errno.EINVAL and self._alignment > 1:
             hint = 'the filesystem refuses O_DIRECT here: use io="pread"'
         elif error.errno == errno.ESTALE:
             hint = "the file was replaced or removed on the server: put the set back, or make a new loader"
-        return reading_failed(error, self._layout.path_of(self._entries[number]), what, offset, attempts, hint)
+        return reading_failed(error, self._layout.path_of(entry), what, offset, attempts, hint)
 
     def close(self) -> None:
         self._files.close()

@@ -12,7 +12,7 @@ import errno
 import os
 import threading
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,9 @@ from shardio.format.checksum import crc32
 from shardio.format.layout import sample_nbytes
 from shardio.order.rng import make_keys, uniform
 from shardio.order.windows import Windows
-from shardio.reading.layout import SplitLayout
 from shardio.reading.reader import ReadCounts, Reader
 from shardio.reading.rowcopy import copy_windows
+from shardio.reading.shardset import ShardSet
 from shardio.system.caller import warn_caller
 from shardio.system.direct import aligned_empty
 
@@ -36,6 +36,8 @@ class SecondReader(Protocol):
     """Reads samples of the same set another way. Thread safe. See `shardio.reading.reader.Reader`."""
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None: ...
+
+    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None: ...
 
     def counts(self) -> ReadCounts: ...
 
@@ -54,10 +56,11 @@ class GuardedReader:
     """
 
     def __init__(
-        self, reader: Reader, shards: SplitLayout, *, second: SecondReader | None, skips: bool, seed: int
+        self, reader: Reader, shards: ShardSet, *, second: SecondReader | None, skips: bool, seed: int
     ) -> None:
         self.num_threads = reader.num_threads
         self.column_of = reader.column_of
+        self.array_crc32s = reader.array_crc32s
         self.begin_epoch = reader.begin_epoch
         self._reader = reader
         self._shards = shards
@@ -96,42 +99,65 @@ class GuardedReader:
             self._read_checked(self._second, indices[some], whole)
             copy_windows(whole, np.arange(len(whole)), windows.tops[some], windows.lefts[some], out[some])
 
-    def _read_checked(self, second: SecondReader, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        self._read(indices, out, None)
-        expected = self.column_of("crc32", indices).tolist()
-        for index, pixels, crc in zip(indices.tolist(), out, expected, strict=True):
-            if crc32(pixels) != crc and index not in self._damaged:
-                self._read_again(second, index, pixels, crc)
+    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        if self._second is None:
+            self._read(indices, out, array=name)
+        else:
+            indices = self._shards.check_array_request(name, indices, out)
+            self._read_checked(self._second, indices, out, name)
 
-    def _read_again(self, second: SecondReader, index: int, pixels: NDArray[np.uint8], expected: int) -> None:
-        again = aligned_empty((1, *pixels.shape))
+    def _read_checked(
+        self, second: SecondReader, indices: NDArray[np.int64], out: NDArray[Any], array: str = ""
+    ) -> None:
+        self._read(indices, out, array=array)
+        expected = self.array_crc32s(array, indices) if array else self.column_of("crc32", indices)
+        for number, (index, crc) in enumerate(zip(indices.tolist(), expected.tolist(), strict=True)):
+            one = out[number : number + 1]
+            if crc32(one) != crc and index not in self._damaged:
+                self._read_again(second, index, one, crc, array)
+
+    def _read_again(self, second: SecondReader, index: int, out: NDArray[Any], expected: int, array: str) -> None:
+        """Reads the pixels or a value of one sample again, into `out`, whose length is 1."""
+        again = np.empty_like(out) if array else aligned_empty(out.shape)
         self._rereads.append(None)
         try:
-            second.read(np.array([index]), again)
+            if array:
+                second.read_array(array, np.array([index]), again)
+            else:
+                second.read(np.array([index]), again)
             if (found := crc32(again)) != expected:
-                raise self._mismatch(index, expected, found)
+                raise self._mismatch(index, expected, found, array)
         except (FormatError, OSError) as error:
             self._skip(index, error)
         else:
-            pixels[...] = again[0]
+            out[...] = again
 
-    def _mismatch(self, index: int, expected: int, found: int) -> FormatError:
-        shard, offset = self._shards.locate_one(index)
+    def _mismatch(self, index: int, expected: int, found: int, array: str) -> FormatError:
+        shard, offset = self._shards.mapped(array).locate_one(index)
         (key,) = self.column_of("key", np.array([index])).tolist()
         way_out = "" if self._skips else ', and on_damage="skip" puts other samples in the place of damaged ones'
+        what = f"the {array} of sample" if array else "sample"
         return FormatError(
-            f"{self._shards.path_of(shard)}: sample {index} ({os.fsdecode(key)}) at byte {offset}: crc32: expected "
+            f"{self._shards.path_of(shard)}: {what} {index} ({os.fsdecode(key)}) at byte {offset}: crc32: expected "
             f"{expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, `shardio "
             f"repair` makes it again{way_out}"
         )
 
-    def _read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None) -> None:
+    def _read(
+        self, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None, array: str = ""
+    ) -> None:
+        def read(some: slice) -> None:
+            if array:
+                self._reader.read_array(array, indices[some], out[some])
+            else:
+                self._reader.read(indices[some], out[some], None if windows is None else windows[some])
+
         if not self._skips:
-            self._reader.read(indices, out, windows)
+            read(slice(None))
             return
         if self._damaged.keys().isdisjoint(indices.tolist()):
             try:
-                self._reader.read(indices, out, windows)
+                read(slice(None))
                 return
             except (FormatError, OSError) as error:
                 if not _is_damage(error):
@@ -141,9 +167,8 @@ class GuardedReader:
             if self._closed:
                 raise RuntimeError("the loader was closed while samples were read one by one")
             if index not in self._damaged:
-                one = slice(i, i + 1)
                 try:
-                    self._reader.read(indices[one], out[one], None if windows is None else windows[one])
+                    read(slice(i, i + 1))
                 except (FormatError, OSError) as error:
                     self._skip(index, error)
 
@@ -154,10 +179,8 @@ class GuardedReader:
         if self._damaged.setdefault(index, text) is text:  # else another thread found it at the same time
             self._news.append(f"sample {index} is damaged, and another takes its place: {error}")
 
-    def replace_damaged(
-        self, epoch: int, images: NDArray[np.uint8], labels: NDArray[np.int64], indices: NDArray[np.int64]
-    ) -> None:
-        """Puts sound samples of a batch, with their labels and indices, in the places of its damaged ones.
+    def replace_damaged(self, epoch: int, indices: NDArray[np.int64], *parts: NDArray[Any]) -> None:
+        """Puts sound samples of a batch in the places of its damaged ones, in `indices` and all other `parts` of it.
 
         Seed, epoch and the damaged sample decide which of the sound ones. Raises FormatError if there is none.
         """
@@ -173,8 +196,8 @@ class GuardedReader:
         (key,) = make_keys(b"shardio damage 1", self._seed, epoch, 1)
         drawn = uniform(key, indices[damaged].astype(np.uint64))
         chosen = sound[(drawn * sound.size).astype(np.int64)]
-        for array in (images, labels, indices):
-            array[damaged] = array[chosen]
+        for part in (*parts, indices):
+            part[damaged] = part[chosen]
 
     def warn(self) -> None:
         """Issue a RuntimeWarning for each damaged sample that was found since the last call, at the caller's line."""

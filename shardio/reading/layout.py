@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import SetNotFoundError
-from shardio.format.layout import HEADER_NBYTES, SampleShape, sample_nbytes
-from shardio.format.manifest import FileEntry, Manifest, ShardEntry
+from shardio.format.entries import ArrayEntry, FileEntry, ShardEntry
+from shardio.format.layout import SampleShape, sample_nbytes
+from shardio.format.manifest import Manifest
 from shardio.order.windows import Windows
+from shardio.reading.table import Table
 
 
 class SplitLayout:
@@ -28,13 +32,26 @@ class SplitLayout:
         self.split = split
         self.content = manifest.splits[split]
         """The split's entries in the manifest."""
-        self.row_nbytes = sample_nbytes(manifest.sample_shape)
-        self._folder = os.path.abspath(path)  # wherever the process may go
-        # Sample i is in the shard s with starts[s] <= i < starts[s + 1].
-        self._starts = np.cumsum([0, *(shard.num_samples for shard in self.content.shards)])
+        self.folder = os.path.abspath(path)  # wherever the process may go
+        content, count = self.content, [self.content.num_samples]
+        self.index_table = Table("index row", [content.index], count, content.index.dtype.itemsize)
+        self.orders = tuple(Table("stored row", [order], count, order.row.nbytes) for order in content.orders)
+        nbytes = sample_nbytes(manifest.sample_shape)
+        self.pixels = Table("", content.shards, _counts(content.shards), nbytes, self._order(content.order))
+        self.arrays = {
+            name: Table(name, array.shards, _counts(array.shards), array.row.nbytes, self._order(array.order))
+            for name, array in content.arrays.items()
+        }
+        self.crc32s = {
+            name: Table(f"crc32 of the {name}", [array.crc32], [array.num_rows], array.crc32.row.nbytes, table.order)
+            for (name, array), table in zip(self.content.arrays.items(), self.arrays.values(), strict=True)
+        }
+
+    def _order(self, number: int | None) -> Table | None:
+        return None if number is None else self.orders[number]
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self.content.num_samples
 
     @property
     def sample_shape(self) -> SampleShape:
@@ -42,24 +59,14 @@ class SplitLayout:
         return self.manifest.sample_shape
 
     @property
-    def first_samples(self) -> NDArray[np.int64]:
-        """The index of each shard's first sample."""
-        return self._starts[:-1]
+    def row_nbytes(self) -> int:
+        """The bytes of one sample's pixels."""
+        return self.pixels.row_nbytes
 
     def path_of(self, entry: FileEntry) -> str:
         """Returns the absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as
         much as opening the file.)"""
-        return f"{self._folder}/{entry.file}"
-
-    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the shards of samples that exist, by number, and the samples' first bytes in these files."""
-        shards: NDArray[np.int64] = np.searchsorted(self._starts, indices, side="right") - 1
-        return shards, HEADER_NBYTES + (indices - self._starts[shards]) * self.row_nbytes
-
-    def locate_one(self, index: int) -> tuple[ShardEntry, int]:
-        """Returns the shard of a sample that exists, and the sample's first byte in that file."""
-        (shard,), (offset,) = (found.tolist() for found in self.locate(np.array([index])))
-        return self.content.shards[shard], offset
+        return f"{self.folder}/{entry.file}"
 
     def check_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns them as int64. Raises ValueError if they are no integers, IndexError if one is of no sample."""
@@ -91,7 +98,30 @@ class SplitLayout:
                 last = most - size
                 if len(places) != len(indices) or (len(places) and not 0 <= places.min() <= places.max() <= last):
                     raise IndexError(f"expected {len(indices)} {name} from 0 to {last}; found {places}")
-        if out.shape != expected or out.dtype != np.uint8 or not out.flags.carray:
-            what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
-            raise ValueError(f"out must be C-contiguous, writeable uint8 of shape {expected}; found {what}")
+        _check_out(out, np.dtype(np.uint8), expected)
         return indices
+
+    def array(self, name: str) -> ArrayEntry:
+        """Returns what the manifest says of an array. Raises ValueError if the split has none of this name."""
+        if name not in self.content.arrays:
+            found = ", ".join(self.content.arrays) or "none"
+            raise ValueError(f"{self.path}, {self.split}: expected an array of the split ({found}); found {name!r}")
+        return self.content.arrays[name]
+
+    def check_array_request(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> NDArray[np.int64]:
+        """Returns the indices as int64. Raises ValueError or IndexError unless `out` can hold the array's values of
+        these samples: `ShardSet.gather_array` says when."""
+        row = self.array(name).row
+        indices = self.check_indices(indices)
+        _check_out(out, np.dtype(row.dtype), (len(indices), *row.shape))
+        return indices
+
+
+def _counts(shards: Sequence[ShardEntry]) -> list[int]:
+    return [shard.num_samples for shard in shards]
+
+
+def _check_out(out: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    if out.shape != shape or out.dtype != dtype or not out.flags.carray:
+        what = "read-only" if not out.flags.writeable else f"{out.dtype} of {out.shape}"
+        raise ValueError(f"out must be C-contiguous, writeable {dtype} of shape {shape}; found {what}")

@@ -7,6 +7,7 @@ other unless they are announced, and a thread that waits for one cannot be told 
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +36,17 @@ class MappedReader(CountingReader):
         self._shards = shards
         self._announced = False
         self.column_of = shards.column_of
+        self.array_crc32s = shards.array_crc32s
         shards.expect_random_reads()
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         if self._announced and len(indices):
             self._look_for(indices)
         self._shards.gather(indices, out, windows)
+        self._count(out.nbytes)
+
+    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        self._shards.gather_array(name, indices, out)
         self._count(out.nbytes)
 
     def _look_for(self, indices: NDArray[np.int64]) -> None:

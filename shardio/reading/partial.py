@@ -17,12 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.format.layout import MANIFEST_NAME
-from shardio.format.manifest import FileEntry, Manifest
+from shardio.format.entries import FileEntry
+from shardio.format.layout import MANIFEST_NAME, SampleShape
+from shardio.format.manifest import Manifest
+from shardio.format.opening import open_checked
 from shardio.order.windows import Windows
+from shardio.reading.mapped_table import MappedTable
 from shardio.reading.shardset import ShardSet, open_shards
+from shardio.reading.table import Table
 from shardio.sets.storage import FolderStorage, Storage
-from shardio.system.eager import eager
 from shardio.system.files import write_all
 from shardio.system.opening import OpenFile, open_nameless
 from shardio.system.pour import pour
@@ -39,31 +42,35 @@ class Copy(Protocol):
     def has(self, entry: FileEntry) -> bool: ...
 
 
-class StagedSet(ShardSet):
-    """The ShardSet that `copy` will be: until a shard is there, its samples are read from `storage`.
+class StagedTable(MappedTable):
+    """A table whose files are mapped as they come into `copy`: rows of others are read from `storage`."""
 
-    It can be used as any other, by any number of threads; `path` is that of the copy. Reading raises an OSError that
-    names what the storage does not give. If the index is not in the copy, opening fetches and checks it.
-    """
-
-    def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Copy) -> None:
+    def __init__(
+        self,
+        table: Table,
+        folder: str,
+        order: MappedTable | None,
+        storage: Storage,
+        copy: Copy,
+        sample_shape: SampleShape,
+    ) -> None:
+        super().__init__(table, folder, order)
         self._storage = storage
         self._copy = copy
+        self._sample_shape = sample_shape
+        self._is_away = np.ones(len(table.files), bool)
         self._looked_at = float("-inf")
-        super().__init__(copy.path, manifest, split)
-
-    def _map_shards(self) -> None:
-        self._is_away = np.ones(len(self.content.shards), bool)
         self.look()
 
     def look(self) -> bool:
-        """Map the shards that have come since the last look. Returns whether all are there."""
+        """Maps the files that have come since the last look. Returns whether all are there."""
         self._looked_at = time.monotonic()
         for number in np.flatnonzero(self._is_away).tolist():
-            if self._copy.has(self.content.shards[number]):
+            entry = self.table.files[number]
+            if self._copy.has(entry):
                 try:
                     # Another thread may do the same: then one mapping of the file takes the place of an equal one.
-                    self._map_shard(number)
+                    self.place(number, open_checked(self.path_of(entry), entry, self._sample_shape))
                 except FormatError:  # it is damaged, or gone since, and will be copied again
                     continue
                 self._is_away[number] = False
@@ -71,8 +78,113 @@ class StagedSet(ShardSet):
 
     @property
     def num_away(self) -> int:
-        """The number of shards that were not in the copy at the last look."""
+        """The number of files that were not in the copy at the last look."""
         return int(self._is_away.sum())
+
+    def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tells of which samples the rows are away, after a look if some are and the last one was a while ago."""
+        if not self._is_away.any():
+            return np.zeros(len(indices), bool)
+        files = self.table.locate(self.stored(indices))[0]
+        if self._is_away[files].any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:
+            self.look()
+        away: NDArray[np.bool_] = self._is_away[files]
+        return away
+
+    @property
+    def file_rows(self) -> tuple[NDArray[np.uint8], ...]:
+        """The same as of any table. Raises FormatError while a file is not in the copy."""
+        if not self.look():
+            missing = self.table.files[int(np.argmax(self._is_away))]
+            raise FormatError(f"{self.path_of(missing)}: expected a shard that was copied, found none yet")
+        return super().file_rows
+
+    def row(self, sample: int) -> NDArray[np.uint8]:
+        index = np.array([sample])
+        if not self._away_of(index)[0]:
+            return super().row(sample)
+        rows = np.empty((1, self.table.row_nbytes), np.uint8)
+        self.copy(index, rows)
+        rows.flags.writeable = False
+        row: NDArray[np.uint8] = rows[0]
+        return row
+
+    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "") -> None:
+        """Does what MappedTable.copy does. Each thread reads rows of files that are away one after the other. Raises an
+        OSError that names what the storage does not give."""
+        away = self._away_of(indices)
+        if not away.any():
+            super().copy(indices, out, name)
+            return
+        here = np.flatnonzero(~away)
+        rows = np.empty((len(here), out.shape[1]), np.uint8)
+        super().copy(indices[here], rows, name)
+        out[here] = rows
+        for line in np.flatnonzero(away).tolist():
+            fetch(self, self._storage, int(indices[line]), out[line])
+
+    def copy_windows(
+        self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
+    ) -> None:
+        away = self._away_of(indices)
+        if not away.any():
+            super().copy_windows(indices, out, windows, shape)
+            return
+        here = np.flatnonzero(~away)
+        pixels = np.empty((len(here), *out.shape[1:]), np.uint8)
+        super().copy_windows(indices[here], pixels, windows[here], shape)
+        out[here] = pixels
+        _, width, channels = shape
+        lines = np.empty((windows.height, width, channels), np.uint8)
+        for number in np.flatnonzero(away).tolist():
+            first = int(windows.tops[number]) * width * channels
+            fetch(self, self._storage, int(indices[number]), lines.reshape(-1), first)
+            left = int(windows.lefts[number])
+            np.copyto(out[number], lines[:, left : left + windows.width])
+
+
+def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
+    """Reads the bytes from `first` on of a sample's row, as many as `out` has, uint8 (n,), from the storage. Raises
+    OSError that names the sample."""
+    entry, offset = table.locate_one(sample)
+    try:
+        storage.read_into(entry, offset + first, out.data.cast("B"))
+    except OSError as error:
+        raise OSError(error.errno, f"{table.table.what(sample)}: {error.strerror}", error.filename) from None
+
+
+class StagedSet(ShardSet):
+    """The ShardSet that `copy` will be: until a shard is there, its samples are read from `storage`.
+
+    It can be used as any other, by any number of threads; `path` is that of the copy. Reading raises an OSError that
+    names what the storage does not give. If the index or an order is not in the copy, opening fetches and checks it.
+    """
+
+    _pixels: StagedTable
+
+    def __init__(self, storage: Storage, manifest: Manifest, split: str, copy: Copy) -> None:
+        self._storage = storage
+        self._copy = copy
+        super().__init__(copy.path, manifest, split)
+
+    def _map(self, table: Table, order: int | None) -> StagedTable:
+        mapped_order = None if order is None else self._mapped_orders[order]
+        return StagedTable(table, self.folder, mapped_order, self._storage, self._copy, self.sample_shape)
+
+    def _map_small(self, table: Table, order: int | None = None) -> MappedTable:
+        mapped = MappedTable(table, self.folder, None if order is None else self._mapped_orders[order])
+        for number, entry in enumerate(table.files):
+            mapped.place(number, self._open_or_fetch(entry))
+        return mapped
+
+    def look(self) -> bool:
+        """Maps the shards that have come since the last look. Returns whether all are there."""
+        return self._pixels.look()
+
+    @property
+    def num_away(self) -> int:
+        """The number of shards that were not in the copy at the last look."""
+        return self._pixels.num_away
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle opens the copy anew, or the source as long as the copy is not whole."""
@@ -85,11 +197,10 @@ class StagedSet(ShardSet):
             "whole, or open it in the process that uses it"
         )
 
-    def _open_index(self) -> OpenFile:
-        entry = self.content.index
+    def _open_or_fetch(self, entry: FileEntry) -> OpenFile:
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
-                return super()._open_index()
+                return self._open(entry)
 
         def read(offset: int, buffer: memoryview) -> int:
             self._storage.read_into(entry, offset, buffer)
@@ -107,58 +218,3 @@ class StagedSet(ShardSet):
             file.close()
             raise
         return file
-
-    def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        away: NDArray[np.bool_] = self._is_away[self.locate(indices)[0]]
-        return away
-
-    @property
-    def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
-        """The same as of any ShardSet. Raises FormatError while a shard is not in the copy."""
-        if not self.look():
-            missing = self.content.shards[int(np.argmax(self._is_away))].file
-            raise FormatError(f"{self.path / missing}: expected a shard that was copied, found none yet")
-        return super().shard_arrays
-
-    def _image(self, position: int) -> NDArray[np.uint8]:
-        if not self._away_of(np.array([position]))[0]:
-            return super()._image(position)
-        image = np.empty(self.sample_shape, np.uint8)
-        self.gather(np.array([position]), image[None])
-        image.flags.writeable = False
-        return image
-
-    @eager
-    def gather(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
-        """Does what ShardSet.gather does. Each thread reads samples of shards that are away one after the other."""
-        indices = self.check_request(indices, out, windows)
-        away = self._away_of(indices)
-        if away.any() and time.monotonic() - self._looked_at > _LOOK_SECONDS:
-            self.look()
-            away = self._away_of(indices)
-        if not away.any():
-            super().gather(indices, out, windows)
-            return
-        here = np.flatnonzero(~away)
-        pixels = np.empty((len(here), *out.shape[1:]), np.uint8)
-        super().gather(indices[here], pixels, None if windows is None else windows[here])
-        out[here] = pixels
-        for row in np.flatnonzero(away).tolist():
-            window = None if windows is None else windows[row : row + 1]
-            fetch(self, self._storage, int(indices[row]), out[row], window)
-
-
-def fetch(shards: ShardSet, storage: Storage, index: int, image: NDArray[np.uint8], window: Windows | None) -> None:
-    """Reads one sample, or the lines of its window, from the storage. Raises OSError that names the sample."""
-    entry, offset = shards.locate_one(index)
-    try:
-        if window is None:
-            storage.read_into(entry, offset, image.data.cast("B"))
-            return
-        _, width, channels = shards.sample_shape
-        lines = np.empty((window.height, width, channels), np.uint8)
-        storage.read_into(entry, offset + int(window.tops[0]) * width * channels, lines.data.cast("B"))
-    except OSError as error:
-        raise OSError(error.errno, f"sample {index}: {error.strerror}", error.filename) from None
-    left = int(window.lefts[0])
-    np.copyto(image, lines[:, left : left + window.width])

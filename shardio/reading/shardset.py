@@ -6,10 +6,9 @@ checksums, which cost a read of the whole set: `shardio verify` compares them.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex, overload
@@ -18,28 +17,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import printable
-from shardio.format.layout import HEADER_NBYTES
-from shardio.format.manifest import FileEntry, Manifest, load_manifest
-from shardio.format.opening import check_not_cut, open_checked, open_sized
+from shardio.format.entries import FileEntry
+from shardio.format.manifest import Manifest, load_manifest
+from shardio.format.opening import open_checked
 from shardio.order.orders import as_integer
 from shardio.order.windows import Windows
 from shardio.reading.layout import SplitLayout
-from shardio.reading.mapping import RowMapping, advise_random, resident_share, will_need
-from shardio.reading.rowcopy import copy_rows, copy_windows
+from shardio.reading.mapped_table import MappedTable
+from shardio.reading.mapping import advise_random, resident_share
+from shardio.reading.table import Table
 from shardio.sets.names import find_folder
 from shardio.system.eager import eager
-from shardio.system.opening import OpenFile, open_regular
-from shardio.system.retry import Attempts, reading_failed
+from shardio.system.opening import OpenFile
 
 
-class Sample(NamedTuple):
-    """`image` is a read-only view of the shard, (height, width, channels) uint8; `label` an int."""
-
+class _Pair(NamedTuple):
     image: NDArray[np.uint8]
     label: int
 
+
+class Sample(_Pair):
+    """`image` is a read-only view of the shard, (height, width, channels) uint8; `label` an int; `arrays` the values of
+    the split's arrays by name, read-only views, too. It unpacks to image and label."""
+
+    arrays: dict[str, NDArray[Any]]
+
+    def __new__(cls, image: NDArray[np.uint8], label: int, arrays: Mapping[str, NDArray[Any]] | None = None) -> Sample:
+        self = super().__new__(cls, image, label)
+        self.arrays = dict(arrays or {})
+        return self
+
     def __repr__(self) -> str:
-        return f"Sample(image={self.image.dtype} {self.image.shape}, label={self.label})"
+        arrays = "".join(f", {name}={value.dtype} {value.shape}" for name, value in self.arrays.items())
+        return f"Sample(image={self.image.dtype} {self.image.shape}, label={self.label}{arrays})"
 
 
 @eager
@@ -79,38 +89,36 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
         super().__init__(path, manifest, split)
-        content = self.content
-        try:
-            self._mapping = RowMapping([shard.num_samples for shard in content.shards], self.row_nbytes)
-        except OSError:
-            for shard in content.shards:  # is it the manifest that claims what no file has?
-                open_sized(self.path_of(shard), shard).close()
-            raise
-        self._rows = self._mapping.rows
-        # Sample i of shard s is in row i + shifts[s].
-        self._shifts = np.array(self._mapping.first_rows) - self.first_samples
-        self._map_shards()
-        dtype = content.index.dtype
-        table = RowMapping([content.num_samples], dtype.itemsize)
-        table.place(0, self._open_index())
-        self._table = table.rows
+        self._mapped_orders = tuple(self._map_small(order) for order in self.orders)
+        self._pixels = self._map(self.pixels, self.content.order)
+        self._index = self._map_small(self.index_table)
+        # Arrays are mapped when they are first asked for: not all jobs want them.
+        self._mapped_arrays: dict[str, MappedTable] = {}
+        self._mapped_crc32s: dict[str, MappedTable] = {}
         # The table, and not Sequence's search for an equal sample, which pictures have no use for.
-        self.index: NDArray[np.void] = table.rows.view(dtype)[:, 0]  # type: ignore[assignment]
+        self.index: NDArray[np.void] = self._index.rows.view(self.content.index.dtype)[:, 0]  # type: ignore[assignment]
         """One row per sample: label, key, source_width, source_height, crc32, then the set's own columns, if any. A
         read-only view of the mapped file."""
 
-    def _map_shards(self) -> None:
-        for number in range(len(self.content.shards)):
-            self._map_shard(number)
+    def _map(self, table: Table, order: int | None) -> MappedTable:
+        mapped = MappedTable(table, self.folder, None if order is None else self._mapped_orders[order])
+        for number, entry in enumerate(table.files):
+            mapped.place(number, self._open(entry))
+        return mapped
 
-    def _map_shard(self, number: int) -> None:
-        shard = self.content.shards[number]
-        self._mapping.place(number, open_checked(self.path_of(shard), shard, self.sample_shape))
+    def _map_small(self, table: Table, order: int | None = None) -> MappedTable:
+        """Maps numbers of samples, which are small beside the pixels: the index, an order, checksums."""
+        return self._map(table, order)
 
-    def _open_index(self) -> OpenFile:
-        """Opens the index, checked."""
-        index = self.content.index
-        return open_checked(self.path_of(index), index, self.sample_shape)
+    def _open(self, entry: FileEntry) -> OpenFile:
+        """Opens a file of the split, checked."""
+        return open_checked(self.path_of(entry), entry, self.sample_shape)
+
+    def _mapped_array(self, name: str) -> MappedTable:
+        if name not in self._mapped_arrays:
+            # Two threads may map it at the same time; one of the mappings then goes.
+            self._mapped_arrays.setdefault(name, self._map(self.arrays[name], self.array(name).order))
+        return self._mapped_arrays[name]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -136,8 +144,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     @property
     def shard_arrays(self) -> tuple[NDArray[np.uint8], ...]:
         """Returns read-only views of the shards: uint8 (samples in the shard, bytes per sample)."""
-        spans = zip(self._starts[:-1] + self._shifts, self._starts[1:] + self._shifts, strict=True)
-        return tuple(self._rows[first:last] for first, last in spans)
+        return self._pixels.file_rows
 
     def __repr__(self) -> str:
         return printable(
@@ -147,12 +154,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies hold path and digest: the same set is opened anew, and no other."""
-        return partial(open_shards, digest=self.digest), (self._folder, self.split)
-
-    def _row_numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        shards = np.searchsorted(self._starts, indices, side="right") - 1
-        numbers: NDArray[np.int64] = indices + self._shifts[shards]
-        return numbers
+        return partial(open_shards, digest=self.digest), (self.folder, self.split)
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -163,26 +165,33 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = position_of(index, len(self))
-        return Sample(self._image(position), int(self.index["label"][position]))
+        arrays = {name: self._value(name, position) for name in self.arrays}
+        return Sample(self._image(position), int(self.index["label"][position]), arrays)
 
     def _image(self, position: int) -> NDArray[np.uint8]:
-        return self._rows[self._row_numbers(np.array(position))].reshape(self.sample_shape)
+        return self._pixels.row(position).reshape(self.sample_shape)
+
+    def _value(self, name: str, position: int) -> NDArray[Any]:
+        """Returns the value of an array for one sample."""
+        row = self.array(name).row
+        value: NDArray[Any] = self._mapped_array(name).row(position).view(row.dtype).reshape(row.shape)
+        return value
 
     def expect_random_reads(self) -> None:
         """Tells the kernel to read what is touched, and ahead of it nothing but what `will_read` announces."""
-        advise_random(self._rows)
+        advise_random(self._pixels.rows)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
         """Has the kernel begin to read these samples, or of each the lines that its window crosses, into the page
         cache. A hint: it never fails and hardly waits."""
         known, first = np.unique(indices, return_index=True)  # ascending, as disks like it
         inside = (known >= 0) & (known < len(self))
-        numbers = self._row_numbers(known[inside].astype(np.int64, copy=False))
+        some = known[inside].astype(np.int64, copy=False)
         if windows is None:
-            will_need(self._rows, numbers)
+            self._pixels.will_need(some)
         else:
             stride = self.sample_shape[1] * self.sample_shape[2]
-            will_need(self._rows, numbers, windows.tops[first[inside]] * stride, windows.height * stride)
+            self._pixels.will_need(some, windows.tops[first[inside]] * stride, windows.height * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512) -> float | None:
         """Returns which share of these samples, or of the split, is in the page cache, told by at most so many of them.
@@ -193,7 +202,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             return None
         count = len(self) if indices is None else len(indices)
         some = np.linspace(0, count - 1, min(most, count)).astype(np.int64)
-        return resident_share(self._rows, self._row_numbers(some if indices is None else indices[some]))
+        return resident_share(self._pixels.rows, self._pixels.numbers(some if indices is None else indices[some]))
 
     @cached_property
     def _residency_is_told(self) -> bool:
@@ -213,14 +222,40 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         file was cut. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
         """
         indices = self.check_request(indices, out, windows)
-        numbers = self._row_numbers(indices)
         if windows is None:
-            rows = out.reshape(len(indices), self._rows.shape[1])
-            self._insist(lambda done: copy_rows(self._rows, numbers[done:], rows[done:]), indices)
-            return
-        images = self._rows.reshape(-1, *self.sample_shape)
-        tops, lefts = windows.tops, windows.lefts
-        self._insist(lambda done: copy_windows(images, numbers[done:], tops[done:], lefts[done:], out[done:]), indices)
+            self._pixels.copy(indices, out.reshape(len(indices), self.row_nbytes))
+        else:
+            self._pixels.copy_windows(indices, out, windows, self.sample_shape)
+
+    @eager
+    def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copies the values of an array for the samples `indices` into `out`, as `gather` does pixels.
+
+        `out` is the caller's: of the array's dtype, (len(indices), *shape of a value), C-contiguous. Raises ValueError
+        if the split has no such array.
+        """
+        indices = self.check_array_request(name, indices, out)
+        if len(indices):
+            self._mapped_array(name).copy(indices, out.reshape(len(indices), -1).view(np.uint8))
+
+    @eager
+    def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Returns the crc32 that the values of an array should have, for these samples, which must exist."""
+        number = self.array(name).order
+        if name not in self._mapped_crc32s:
+            self._mapped_crc32s.setdefault(name, self._map_small(self.crc32s[name], number))
+        indices = self.check_indices(indices)
+        found = np.empty(len(indices), np.uint32)
+        self._mapped_crc32s[name].copy(indices, found.view(np.uint8).reshape(len(indices), found.itemsize))
+        return found
+
+    def mapped(self, name: str = "") -> MappedTable:
+        """Returns the mapped files of an array, or of the pixels."""
+        return self._mapped_array(name) if name else self._pixels
+
+    def locate_one(self, sample: int) -> tuple[FileEntry, int]:
+        """Returns the shard of a sample that exists, and the sample's first byte in that file."""
+        return self._pixels.locate_one(sample)
 
     def labels_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns a copy of the labels of these samples, which must exist: int64. Errors are those of `gather`."""
@@ -236,41 +271,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if name not in (dtype.names or ()):
             raise ValueError(f"expected a column of the index, one of {', '.join(dtype.names or ())}; found {name!r}")
         indices = self.check_indices(indices)
-        rows = np.empty((len(indices), self._table.shape[1]), np.uint8)
-        self._insist(lambda done: copy_rows(self._table, indices[done:], rows[done:]), indices, name)
+        rows = np.empty((len(indices), dtype.itemsize), np.uint8)
+        self._index.copy(indices, rows, name)
         column: NDArray[Any] = rows.view(dtype)[name][:, 0]
         return column
-
-    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], column: str | None = None) -> None:
-        """Has `copy` copy something for each of these samples: from their shards, or a column from the index.
-
-        It is called with how many are done, and returns how many more it did: all of them, unless storage failed.
-        """
-        attempts: Attempts | None = None  # made when storage fails, which is seldom
-        done = 0
-        while (done := done + copy(done)) < len(indices):
-            attempts = attempts or Attempts()
-            failure = self._failure(int(indices[done]), column, attempts.failed + 1)
-            if not attempts.again():
-                raise failure
-
-    def _failure(self, index: int, column: str | None, attempts: int) -> OSError:
-        """Returns why a page cannot be had: a fault does not tell, but reading the file does. Raises FormatError if it
-        was cut."""
-        entry: FileEntry
-        if column is None:
-            entry, offset = self.locate_one(index)
-            what, nbytes = f"sample {index}", self._rows.shape[1]
-        else:
-            entry, what, nbytes = self.content.index, f"the {column} of sample {index}", self._table.shape[1]
-            offset = HEADER_NBYTES + index * nbytes
-        path = self.path_of(entry)
-        file, found = open_regular(path)
-        with file:
-            check_not_cut(path, entry, found)
-            try:
-                os.pread(file.fileno(), nbytes, offset)
-            except OSError as error:
-                return reading_failed(error, path, what, offset, attempts)
-        hint = "the file of this name can be read: if it was replaced since it was opened, open the set again"
-        return reading_failed(OSError(errno.EIO, os.strerror(errno.EIO)), path, what, offset, attempts, hint)

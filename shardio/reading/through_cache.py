@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.checksum import crc32
-from shardio.format.manifest import Manifest, ShardEntry, Split
+from shardio.format.entries import ShardEntry, Split
+from shardio.format.manifest import Manifest
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io, make_reader
+from shardio.reading.mapped_table import MappedTable
 from shardio.reading.partial import StagedSet, fetch
 from shardio.reading.reader import CountingReader, ReadCounts, Reader
 from shardio.reading.shardset import ShardSet, open_shards
@@ -137,12 +139,20 @@ class StagedReader(CountingReader):
         self._settle = settle
         self._settled: Reader | None = None
         self.column_of = shards.column_of
+        self.array_crc32s = shards.array_crc32s
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows | None = None) -> None:
         if self._settled is not None:
             self._settled.read(indices, out, windows)
         else:
             self._shards.gather(indices, out, windows)
+            self._count(out.nbytes)
+
+    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        if self._settled is not None:
+            self._settled.read_array(name, indices, out)
+        else:
+            self._shards.gather_array(name, indices, out)
             self._count(out.nbytes)
 
     def begin_epoch(self) -> bool:
@@ -176,10 +186,20 @@ class StorageReader(CountingReader):
 
     def read(self, indices: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
         indices = self._shards.check_request(indices, out)
-        for index, pixels in zip(indices.tolist(), out, strict=True):
-            fetch(self._shards, self._storage, index, pixels, None)
+        self._fetch(self._shards.mapped(), indices, out, self._shards.column_of("crc32", indices))
+
+    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        indices = self._shards.check_array_request(name, indices, out)
+        self._fetch(self._shards.mapped(name), indices, out, self._shards.array_crc32s(name, indices))
+
+    def _fetch(
+        self, table: MappedTable, indices: NDArray[np.int64], out: NDArray[Any], expected: NDArray[np.uint32]
+    ) -> None:
+        rows = out.reshape(len(indices), -1).view(np.uint8)
+        for index, row in zip(indices.tolist(), rows, strict=True):
+            fetch(table, self._storage, index, row)
         self._count(out.nbytes)
-        if self._shards.column_of("crc32", indices).tolist() == [crc32(pixels) for pixels in out]:
+        if expected.tolist() == list(map(crc32, rows)):
             self._on_damaged_copy()
 
 

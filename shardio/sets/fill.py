@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.format.manifest import FileEntry
+from shardio.format.entries import FileEntry
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import AtomicFile, reserve
 from shardio.system.opening import naming

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from shardio.errors import FormatError, SetNotFoundError, printable
+from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
-from shardio.format.manifest import FileEntry, Manifest, check_manifest_nbytes, manifest_of
+from shardio.format.manifest import Manifest, check_manifest_nbytes, manifest_of
 from shardio.sets.names import join_place, without_credentials, without_credentials_in
 from shardio.system.retry import Attempts
 

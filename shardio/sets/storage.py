@@ -11,7 +11,8 @@ import os
 import stat
 from typing import Protocol
 
-from shardio.format.manifest import FileEntry, Manifest, load_manifest
+from shardio.format.entries import FileEntry
+from shardio.format.manifest import Manifest, load_manifest
 from shardio.format.opening import check_not_cut, open_sized
 from shardio.sets.names import candidates, holds_set, is_url, not_in_catalogue
 from shardio.sets.remote import RemoteStorage

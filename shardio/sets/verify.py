@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.checksum import crc32
+from shardio.format.entries import FileEntry, ShardEntry, Split
 from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, sample_nbytes
-from shardio.format.manifest import FileEntry, Manifest, ShardEntry, Split, load_manifest
+from shardio.format.manifest import Manifest, load_manifest
 from shardio.format.opening import open_checked
 from shardio.order.permutation import Permutation
 from shardio.system.opening import open_regular

@@ -20,6 +20,7 @@ from places import DATA
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
+from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, Split
 from shardio.format.layout import (
     MAX_COLUMNS,
     check_columns,
@@ -29,7 +30,7 @@ from shardio.format.layout import (
     index_nbytes,
     key_field_nbytes,
 )
-from shardio.format.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, load_manifest, parse_manifest
+from shardio.format.manifest import Manifest, load_manifest, parse_manifest
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.reading.file_reader import FileReader

@@ -25,7 +25,7 @@ import shardio.loading.cuda
 import shardio.loading.loader
 import shardio.reading.file_reader
 import shardio.reading.guard
-import shardio.reading.shardset
+import shardio.reading.mapped_table
 import shardio.system.kernels
 from shardio.errors import FormatError
 from shardio.format.manifest import load_manifest
@@ -380,7 +380,7 @@ class LostSamples:
         self.num_failures = 0
         self.copy_rows = shardio.reading.rowcopy.copy_rows
         preadv, pread = os.preadv, os.pread
-        monkeypatch.setattr(shardio.reading.shardset, "copy_rows", self.copy)
+        monkeypatch.setattr(shardio.reading.mapped_table, "copy_rows", self.copy)
         monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None)  # which reads without os.preadv
         monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: self.judged(preadv, fd, buffers, at))
         monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: self.judged(pread, fd, nbytes, at))
@@ -514,7 +514,7 @@ def test_replacing_touches_nothing_but_the_places_of_damaged_samples(path: Path,
         list(loader)
     slot = Slot(np.arange(4 * NBYTES).astype(np.uint8).reshape(4, *SHAPE), np.arange(4), np.array([46, 3, 5, 46]))
     images = slot.images.copy()
-    loader._pipeline._guard.replace_damaged(0, slot.images[:3], slot.labels[:3], slot.indices[:3])
+    loader._pipeline._guard.replace_damaged(0, slot.indices[:3], slot.images[:3], slot.labels[:3])
     assert slot.indices.tolist()[1:] == [3, 5, 46]
     assert slot.indices[0] in (3, 5)
     assert slot.labels.tolist()[1:] == [1, 2, 3]

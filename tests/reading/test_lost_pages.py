@@ -18,8 +18,8 @@ import pytest
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
+import shardio.reading.mapped_table
 import shardio.reading.rowcopy
-import shardio.reading.shardset
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.loading.dataset import ShardDataset
@@ -154,7 +154,7 @@ def test_what_comes_when_asked_again_is_taken(
         asked.append(len(numbers))
         return copy_rows(rows, numbers[:3], out[:3])  # then a page is lost, for this time
 
-    monkeypatch.setattr(shardio.reading.shardset, "copy_rows", in_pieces)
+    monkeypatch.setattr(shardio.reading.mapped_table, "copy_rows", in_pieces)
     indices = [30, 1, 1, 17, 39, 0, 22, 22, 5, 6, 7, 8]
     assert np.array_equal(gathered(shards, indices), pixels(indices))
     assert asked == [12, 9, 6, 3]
@@ -168,8 +168,8 @@ def test_what_never_comes_is_an_error_with_the_reason_that_reading_gives(
         assert nbytes == NBYTES
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr(shardio.reading.shardset, "copy_rows", lambda rows, numbers, out: 0)
-    monkeypatch.setattr(shardio.reading.shardset.os, "pread", fail)
+    monkeypatch.setattr(shardio.reading.mapped_table, "copy_rows", lambda rows, numbers, out: 0)
+    monkeypatch.setattr(shardio.reading.mapped_table.os, "pread", fail)
     with pytest.raises(OSError, match=rf"sample 25 at byte {HEADER_NBYTES + 5 * NBYTES} .*\(attempts: 4\)") as caught:
         gathered(shards, [25])
     assert caught.value.errno == errno.ESTALE

@@ -696,7 +696,7 @@ def test_the_index_is_read_through_the_page_cache(make_set: Callable[..., Path],
     reader = reader_of(open_shards(make_set(20)), "direct 4096")
     assert np.array_equal(reader.column_of("label", np.array([3, 19])), [3 % 7, 19 % 7])
     assert isinstance(reader, FileReader)
-    assert not fcntl.fcntl(reader._files.get(reader._index_number).fileno(), fcntl.F_GETFL) & os.O_DIRECT
+    assert not fcntl.fcntl(reader._files.get("train-index.npy").fileno(), fcntl.F_GETFL) & os.O_DIRECT
 
 
 # O_DIRECT.

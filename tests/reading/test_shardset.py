@@ -27,8 +27,9 @@ from pictures import sample_pixels
 
 from shardio.conversion.writing.set_writer import ShardWriter, SplitContent, publish_set
 from shardio.errors import FormatError, SetNotFoundError
+from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, Split
 from shardio.format.layout import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes
-from shardio.format.manifest import IndexEntry, Manifest, RejectsEntry, ShardEntry, Split, commit_manifest
+from shardio.format.manifest import Manifest, commit_manifest
 from shardio.reading.mapping import RowMapping
 from shardio.reading.shardset import Sample, ShardSet, open_shards
 from shardio.sets.verify import verify

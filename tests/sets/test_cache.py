@@ -18,7 +18,7 @@ import pytest
 from deadlines import must_not_block
 
 from shardio.errors import CacheError
-from shardio.format.manifest import FileEntry
+from shardio.format.entries import FileEntry
 from shardio.sets.cache import folder as module
 from shardio.sets.cache import leases, locks
 from shardio.sets.cache.folder import MARKER_NAME, Cache

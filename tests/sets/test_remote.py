@@ -18,8 +18,9 @@ from reading import first_shard
 from servers import Fault, ObjectStore, cut, shifted, short, slow, status, whole
 
 from shardio.errors import FormatError, SetNotFoundError
+from shardio.format.entries import ShardEntry
 from shardio.format.layout import MAX_MANIFEST_NBYTES
-from shardio.format.manifest import ShardEntry, load_manifest
+from shardio.format.manifest import load_manifest
 from shardio.sets import remote
 from shardio.sets.storage import FolderStorage, open_storage
 

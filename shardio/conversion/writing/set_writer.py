@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shardio.conversion.sources.labels import check_label
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
 from shardio.errors import ConvertError, FormatError
+from shardio.format.entries import RejectsEntry, ShardEntry, Split
 from shardio.format.layout import (
     HEADER_NBYTES,
     MANIFEST_NAME,
@@ -28,24 +29,15 @@ from shardio.format.layout import (
     check_columns,
     check_sample_shape,
     check_split_name,
-    columns_of,
-    index_header,
     index_name,
     key_field_nbytes,
     sample_nbytes,
     shard_name,
 )
-from shardio.format.manifest import (
-    IndexEntry,
-    Manifest,
-    RejectsEntry,
-    ShardEntry,
-    Split,
-    check_names_fit,
-    commit_manifest,
-)
+from shardio.format.manifest import Manifest, check_names_fit, commit_manifest
 from shardio.format.parse import check_text, first_repeated
 from shardio.sets.local import check_local
+from shardio.sets.rows import write_index
 from shardio.system.files import make_folder, sweep_temporaries, write_atomic
 from shardio.system.opening import read_untrusted
 from shardio.version import __version__
@@ -106,21 +98,6 @@ def _write_rejects(folder: Path, rejects: Iterable[Reject]) -> RejectsEntry:
     return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), len(lines))
 
 
-def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
-    """Returns the header and the body of the index that has these rows; the body is a view of contiguous rows."""
-    header = index_header(len(rows), rows.dtype["key"].itemsize, columns_of(rows.dtype))
-    return header, np.ascontiguousarray(rows).view(np.uint8).data
-
-
-def _write_index(folder: Path, split: str, rows: NDArray[np.void]) -> IndexEntry:
-    header, body = index_content(rows)
-    sha256 = hashlib.sha256(header)
-    sha256.update(body)
-    write_atomic(folder / index_name(split), header, body)
-    nbytes, dtype = len(header) + len(body), rows.dtype
-    return IndexEntry(index_name(split), nbytes, sha256.hexdigest(), dtype["key"].itemsize, columns_of(dtype))
-
-
 def publish_set(
     folder: Path,
     sample_shape: SampleShape,
@@ -135,7 +112,7 @@ def publish_set(
         sample_shape=sample_shape,
         classes=tuple(classes),
         splits={
-            name: Split(len(content.rows), _write_index(folder, name, content.rows), tuple(content.shards))
+            name: Split(len(content.rows), write_index(folder, name, content.rows), tuple(content.shards))
             for name, content in splits.items()
         },
         rejects=_write_rejects(folder, rejects),

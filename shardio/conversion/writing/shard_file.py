@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.checksum import crc32
+from shardio.format.entries import ShardEntry
 from shardio.format.layout import (
     IndexColumns,
     SampleShape,
@@ -34,7 +35,6 @@ from shardio.format.layout import (
     shard_header,
     shard_nbytes,
 )
-from shardio.format.manifest import ShardEntry
 from shardio.system.direct import ALIGNMENT, aligned_empty, set_direct
 from shardio.system.files import AtomicFile, reserve, write_all
 from shardio.system.filesystems import filesystem_kind, is_network

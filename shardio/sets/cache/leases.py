@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import CacheError, FormatError, SetNotFoundError
+from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
-from shardio.format.manifest import FileEntry, Manifest, load_manifest
+from shardio.format.manifest import Manifest, load_manifest
 from shardio.sets.cache.locks import (
     WAY_OUT,
     LockedFile,

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from shardio.errors import FormatError
-from shardio.format.manifest import FileEntry, Manifest, commit_manifest
+from shardio.format.entries import FileEntry
+from shardio.format.manifest import Manifest, commit_manifest
 from shardio.format.opening import open_checked
 from shardio.format.parse import is_digest
 from shardio.sets.cache.folder import Cache, CachedCopy

@@ -1,0 +1,193 @@
+"""What a manifest says of each file and split: frozen values that check what they can alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from shardio.format.layout import (
+    CRC32_ROW,
+    HEADER_NBYTES,
+    ORDER_ROW,
+    ArrayKind,
+    IndexColumns,
+    RowType,
+    SampleShape,
+    index_dtype,
+    index_header,
+    shard_header,
+)
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One published file: its name inside the set's folder, its size, and what `sha256sum` says of it."""
+
+    file: str
+    nbytes: int
+    sha256: str
+
+    def header(self, sample_shape: SampleShape) -> bytes:
+        """Returns the bytes with which the file of a set of such samples begins; empty if it may begin with any."""
+        return b""
+
+    def content(self) -> dict[str, Any]:
+        """Returns the JSON object that stands for it in a manifest."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class ShardEntry(FileEntry):
+    num_samples: int
+
+    def header(self, sample_shape: SampleShape) -> bytes:
+        return shard_header(self.num_samples, sample_shape)
+
+
+@dataclass(frozen=True)
+class ArrayShard(ShardEntry):
+    """A file of an array: the values of `num_samples` samples."""
+
+    row: RowType
+
+    def header(self, sample_shape: SampleShape) -> bytes:
+        return self.row.file_header(self.num_samples)
+
+    def content(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "row"}  # the array has it
+
+
+@dataclass(frozen=True)
+class RowsEntry(FileEntry):
+    """A file of numbers, one for each of so many rows as its size says."""
+
+    def header(self, sample_shape: SampleShape) -> bytes:
+        return self.row.file_header(self.num_rows)
+
+    @property
+    def row(self) -> RowType:
+        raise NotImplementedError
+
+    @property
+    def num_rows(self) -> int:
+        return (self.nbytes - HEADER_NBYTES) // self.row.nbytes
+
+
+@dataclass(frozen=True)
+class OrderEntry(RowsEntry):
+    """For each sample of a split, its stored row: an int64."""
+
+    @property
+    def row(self) -> RowType:
+        return ORDER_ROW
+
+
+@dataclass(frozen=True)
+class Crc32Entry(RowsEntry):
+    """For each stored row of an array, the crc32 of its bytes."""
+
+    @property
+    def row(self) -> RowType:
+        return CRC32_ROW
+
+
+@dataclass(frozen=True)
+class IndexEntry(FileEntry):
+    key_nbytes: int
+    columns: IndexColumns = ()
+    """Fields of its rows beyond those of every index."""
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """The type of one row."""
+        return index_dtype(self.key_nbytes, self.columns)
+
+    def header(self, sample_shape: SampleShape) -> bytes:
+        num_rows = (self.nbytes - HEADER_NBYTES) // self.dtype.itemsize
+        return index_header(num_rows, self.key_nbytes, self.columns)
+
+    def content(self) -> dict[str, Any]:
+        content = {**vars(self), "columns": [list(column) for column in self.columns]}
+        if not self.columns:
+            del content["columns"]  # one text for one content: the key is there only where it says something
+        return content
+
+
+@dataclass(frozen=True)
+class RejectsEntry(FileEntry):
+    num_rejects: int
+
+
+@dataclass(frozen=True)
+class ArrayEntry:
+    """An array of a split: one value of type `row` for each sample, in files of its own."""
+
+    kind: ArrayKind
+    row: RowType
+    shards: tuple[ArrayShard, ...]
+    crc32: Crc32Entry
+    order: int | None = None
+    """The number of its order among those of the split; None where stored row i is sample i's."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        return (self.crc32, *self.shards)
+
+    def content(self) -> dict[str, Any]:
+        content = {
+            "kind": self.kind,
+            "dtype": self.row.dtype,
+            "shape": list(self.row.shape),
+            "crc32": self.crc32.content(),
+            "shards": [shard.content() for shard in self.shards],
+        }
+        return content if self.order is None else {**content, "order": self.order}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of one split: their pixels in shards, an index of one row per sample, and arrays.
+
+    Sample i is row i of the shards, counted over all of them; with an order, it is row `order[i]`.
+    """
+
+    num_samples: int
+    index: IndexEntry
+    shards: tuple[ShardEntry, ...]
+    orders: tuple[OrderEntry, ...] = ()
+    order: int | None = None
+    """The number of the pixels' order among `orders`."""
+    arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """All files of the split: first those that opening looks at, then shards."""
+        arrays = self.arrays.values()
+        return (self.index, *self.orders, *self.shards, *chain.from_iterable(array.files for array in arrays))
+
+    @property
+    def is_version_1(self) -> bool:
+        return not self.orders and not self.arrays
+
+    def content(self) -> dict[str, Any]:
+        """Returns the JSON object that stands for it in a manifest."""
+        content: dict[str, Any] = {
+            "num_samples": self.num_samples,
+            "index": self.index.content(),
+            "shards": [shard.content() for shard in self.shards],
+        }
+        if self.orders:
+            content["orders"] = [order.content() for order in self.orders]
+        if self.order is not None:
+            content["order"] = self.order
+        if self.arrays:
+            content["arrays"] = {name: array.content() for name, array in self.arrays.items()}
+        return content

@@ -1,0 +1,148 @@
+"""A table whose files are mapped: rows of samples are copied out of memory, and storage that fails is asked again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import FormatError
+from shardio.format.entries import FileEntry
+from shardio.format.layout import SampleShape
+from shardio.format.opening import check_not_cut, open_sized
+from shardio.order.windows import Windows
+from shardio.reading.mapping import RowMapping, will_need
+from shardio.reading.rowcopy import copy_rows, copy_windows
+from shardio.reading.table import Table
+from shardio.system.opening import OpenFile, open_regular
+from shardio.system.retry import Attempts, reading_failed
+
+
+class MappedTable:
+    """The rows of `table`, whose files lie in `folder`: valid when `place` was called for each of them.
+
+    `order` is the mapped table of its order, if it has one. Any number of threads may read.
+    """
+
+    def __init__(self, table: Table, folder: str, order: MappedTable | None = None) -> None:
+        self.table = table
+        self.folder = folder
+        self.order = order
+        try:
+            self._mapping = RowMapping(table.num_rows, table.row_nbytes)
+        except OSError:
+            for entry in table.files:  # is it the manifest that claims what no file has?
+                open_sized(self.path_of(entry), entry).close()
+            raise
+        self.rows = self._mapping.rows
+        """The mapping, uint8: rows of different files have rows between them that must not be touched."""
+        # Row i of the table, in file k, is row i + shifts[k] of the mapping.
+        self._shifts = np.array(self._mapping.first_rows) - table.starts[:-1]
+
+    def path_of(self, entry: FileEntry) -> str:
+        return f"{self.folder}/{entry.file}"
+
+    def place(self, number: int, file: OpenFile) -> None:
+        """Maps file `number`, whose size and header were checked on this descriptor, and closes it."""
+        self._mapping.place(number, file)
+
+    @property
+    def file_rows(self) -> tuple[NDArray[np.uint8], ...]:
+        """Read-only views of the files' rows: uint8 (rows in the file, bytes per row)."""
+        spans = zip(self.table.starts[:-1] + self._shifts, self.table.starts[1:] + self._shifts, strict=True)
+        return tuple(self.rows[first:last] for first, last in spans)
+
+    def stored(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the rows of these samples in the table. Raises FormatError if the order names one that there is not,
+        and what `copy` raises."""
+        if self.order is None:
+            return indices
+        found = np.empty(len(indices), np.int64)
+        self.order.copy(indices, found.view(np.uint8).reshape(-1, found.itemsize))
+        check_stored(found, indices, self.table, self.folder)
+        return found
+
+    def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the rows of these samples in the mapping."""
+        stored = self.stored(indices)
+        if len(self.table.files) == 1:
+            return stored
+        found: NDArray[np.int64] = stored + self._shifts[np.searchsorted(self.table.starts, stored, side="right") - 1]
+        return found
+
+    def row(self, sample: int) -> NDArray[np.uint8]:
+        """Returns the row of one sample: a read-only view, uint8 (row_nbytes,)."""
+        row: NDArray[np.uint8] = self.rows[self.numbers(np.array([sample]))[0]]
+        return row
+
+    def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "") -> None:
+        """Copies the rows of samples that exist into `out`, uint8 (len(indices), row_nbytes).
+
+        What the storage does not give is asked for again for a second; then OSError names it, or FormatError if the
+        file was cut. `name` is what is read of the row, for that message.
+        """
+        numbers = self.numbers(indices)
+        self._insist(lambda done: copy_rows(self.rows, numbers[done:], out[done:]), indices, name)
+
+    def copy_windows(
+        self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
+    ) -> None:
+        """Copies windows of the samples' rows, which are pictures of this shape, as `copy` does."""
+        numbers = self.numbers(indices)
+        images = self.rows.reshape(-1, *shape)
+        tops, lefts = windows.tops, windows.lefts
+        self._insist(lambda done: copy_windows(images, numbers[done:], tops[done:], lefts[done:], out[done:]), indices)
+
+    def will_need(
+        self, indices: NDArray[np.int64], starts: NDArray[np.int64] | int = 0, nbytes: int | None = None
+    ) -> None:
+        """Has the kernel begin to read the rows of these samples, or `nbytes` of each from its byte `starts` on."""
+        will_need(self.rows, self.numbers(indices), starts, nbytes)
+
+    def locate_one(self, sample: int) -> tuple[FileEntry, int]:
+        """Returns the file of a sample's row, and the row's first byte in it."""
+        files, offsets = self.table.locate(self.stored(np.array([sample])))
+        return self.table.files[int(files[0])], int(offsets[0])
+
+    def _insist(self, copy: Callable[[int], int], indices: NDArray[np.int64], name: str = "") -> None:
+        """Has `copy` copy something for each of these samples.
+
+        It is called with how many are done, and returns how many more it did: all of them, unless storage failed.
+        """
+        attempts: Attempts | None = None  # made when storage fails, which is seldom
+        done = 0
+        while (done := done + copy(done)) < len(indices):
+            attempts = attempts or Attempts()
+            failure = self._failure(int(indices[done]), name, attempts.failed + 1)
+            if not attempts.again():
+                raise failure
+
+    def _failure(self, sample: int, name: str, attempts: int) -> OSError:
+        """Returns why a page cannot be had: a fault does not tell, but reading the file does. Raises FormatError if it
+        was cut."""
+        entry, offset = self.locate_one(sample)
+        what = f"the {name} of sample {sample}" if name else self.table.what(sample)
+        path = self.path_of(entry)
+        file, found = open_regular(path)
+        with file:
+            check_not_cut(path, entry, found)
+            try:
+                os.pread(file.fileno(), self.table.row_nbytes, offset)
+            except OSError as error:
+                return reading_failed(error, path, what, offset, attempts)
+        hint = "the file of this name can be read: if it was replaced since it was opened, open the set again"
+        return reading_failed(OSError(errno.EIO, os.strerror(errno.EIO)), path, what, offset, attempts, hint)
+
+
+def check_stored(rows: NDArray[np.int64], indices: NDArray[np.int64], table: Table, folder: str) -> None:
+    """Raises FormatError if one of these rows, which the order of the table tells for samples, is none of the table."""
+    if len(rows) and not (rows.min() >= 0 and rows.max() < len(table)):
+        assert table.order is not None
+        at = int(np.argmax((rows < 0) | (rows >= len(table))))
+        raise FormatError(
+            f"{folder}/{table.order.files[0].file}: sample {indices[at]}: expected a stored row from 0 to "
+            f"{len(table) - 1}, found {rows[at]}; `shardio verify` tells what else is damaged"
+        )

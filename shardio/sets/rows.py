@@ -1,0 +1,176 @@
+"""Files of rows beside the shards: indexes, orders, and the arrays of a split with their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.format.checksum import crc32
+from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, IndexEntry, OrderEntry
+from shardio.format.layout import (
+    CRC32_ROW,
+    HEADER_NBYTES,
+    ORDER_ROW,
+    ArrayKind,
+    RowType,
+    array_crc32_name,
+    array_shard_name,
+    columns_of,
+    index_header,
+    index_name,
+    order_name,
+)
+from shardio.system.files import AtomicFile, write_all, write_atomic
+from shardio.system.opening import naming
+from shardio.system.pour import pour
+
+
+def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
+    """Returns the header and the body of the index that has these rows; the body is a view of contiguous rows."""
+    header = index_header(len(rows), rows.dtype["key"].itemsize, columns_of(rows.dtype))
+    return header, np.ascontiguousarray(rows).view(np.uint8).data
+
+
+def write_index(folder: Path, split: str, rows: NDArray[np.void]) -> IndexEntry:
+    """Writes the index of a split."""
+    name, dtype = index_name(split), rows.dtype
+    nbytes, sha256 = _write(folder / name, *index_content(rows))
+    return IndexEntry(name, nbytes, sha256, dtype["key"].itemsize, columns_of(dtype))
+
+
+def write_order(folder: Path, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:
+    """Writes an order of a split: the stored row of each sample."""
+    name = order_name(split, number)
+    return OrderEntry(name, *_write_numbers(folder / name, ORDER_ROW, rows))
+
+
+def _write_numbers(path: Path, row: RowType, numbers: NDArray[Any]) -> tuple[int, str]:
+    content = np.ascontiguousarray(numbers, row.dtype)
+    return _write(path, row.file_header(len(content)), content.view(np.uint8).data)
+
+
+def _write(path: Path, header: bytes, body: memoryview) -> tuple[int, str]:
+    """Writes a file. Returns its size and its sha256."""
+    sha256 = hashlib.sha256(header)
+    sha256.update(body)
+    write_atomic(path, header, body)
+    return len(header) + len(body), sha256.hexdigest()
+
+
+class ArrayWriter:
+    """Writes the values of an array for the samples of a split, in their order, as files of `shard_nbytes` at most.
+
+    They appear in `folder` one after the other, whole. Leaving the `with` block without `finish` removes them. Not
+    thread safe.
+    """
+
+    def __init__(self, folder: Path, split: str, name: str, kind: ArrayKind, row: RowType, shard_nbytes: int) -> None:
+        self._folder = folder
+        self._split = split
+        self._name = name
+        self._kind: ArrayKind = kind
+        self._row = row
+        self._dtype = np.dtype(row.dtype)
+        self._most = max(1, (shard_nbytes - HEADER_NBYTES) // row.nbytes)
+        self._file: _RowsFile | None = None
+        self._shards: list[ArrayShard] = []
+        self._crc32s: list[int] = []
+        self._finished = False
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Adds values, (n, *shape of a value), of the array's dtype. Raises ValueError for others."""
+        if values.dtype != self._dtype or values.shape[1:] != self._row.shape:
+            raise ValueError(
+                f"expected values of the array {self._name!r} of {self._dtype} {self._row.shape}, found "
+                f"{values.dtype} {values.shape[1:]}"
+            )
+        rows = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
+        self._crc32s += map(crc32, rows)
+        while len(rows):
+            if self._file is None:
+                name = array_shard_name(self._split, self._name, len(self._shards))
+                self._file = _RowsFile(self._folder / name, self._row, self._most)
+            some = rows[: self._most - self._file.num_rows]
+            self._file.write(some)
+            rows = rows[len(some) :]
+            if self._file.num_rows == self._most:
+                self._finish_file()
+
+    def _finish_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with file:
+                self._shards.append(file.finish())
+
+    def finish(self) -> ArrayEntry:
+        """Writes what is left and the checksums. Returns the array's entry. Raises ValueError if it has no value."""
+        self._finish_file()
+        if not self._shards:
+            raise ValueError(f"an array needs at least one value; found none of {self._name!r}")
+        name = array_crc32_name(self._split, self._name)
+        numbers = np.array(self._crc32s, CRC32_ROW.dtype)
+        entry = Crc32Entry(name, *_write_numbers(self._folder / name, CRC32_ROW, numbers))
+        self._finished = True
+        return ArrayEntry(self._kind, self._row, tuple(self._shards), entry)
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.__exit__(kind, error, trace)
+        if not self._finished:
+            for number in range(len(self._shards) + 1):  # the last may have been published by a call that then failed
+                (self._folder / array_shard_name(self._split, self._name, number)).unlink(missing_ok=True)
+            (self._folder / array_crc32_name(self._split, self._name)).unlink(missing_ok=True)
+
+
+class _RowsFile:
+    """A file of `expected` rows. Fewer are right too, and cost reading the file once more for its checksum."""
+
+    def __init__(self, path: Path, row: RowType, expected: int) -> None:
+        self.num_rows = 0
+        self._path = path
+        self._row = row
+        self._expected = expected
+        header = row.file_header(expected)
+        self._sha256 = hashlib.sha256(header)
+        self._file = AtomicFile(path)
+        try:
+            with naming(path):
+                write_all(self._file.descriptor, header)
+        except BaseException:
+            self._file.discard()
+            raise
+
+    def write(self, rows: NDArray[np.uint8]) -> None:
+        self._sha256.update(rows.data)
+        with naming(self._path):
+            write_all(self._file.descriptor, rows.data)
+        self.num_rows += len(rows)
+
+    def finish(self) -> ArrayShard:
+        """Publishes the file."""
+        nbytes, sha256 = self._row.file_nbytes(self.num_rows), self._sha256.hexdigest()
+        if self.num_rows != self._expected:
+            descriptor = self._file.descriptor
+            with naming(self._path):
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                write_all(descriptor, self._row.file_header(self.num_rows))
+                sha256 = pour(lambda offset, buffer: os.preadv(descriptor, [buffer], offset), nbytes)
+        self._file.commit()
+        return ArrayShard(self._path.name, nbytes, sha256, self.num_rows, self._row)
+
+    def __enter__(self) -> _RowsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.discard()

@@ -1,0 +1,177 @@
+"""Arrays beside the pixels, and samples in another order than they are stored in: by every reader."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import change_split, some_arrays
+from numpy.typing import NDArray
+from pictures import sample_pixels
+
+from shardio.errors import FormatError
+from shardio.format.layout import HEADER_NBYTES
+from shardio.format.manifest import load_manifest
+from shardio.order.windows import Windows
+from shardio.reading.choose import make_reader
+from shardio.reading.guard import GuardedReader
+from shardio.reading.reader import Reader
+from shardio.reading.shardset import ShardSet, open_shards
+from shardio.reading.source import open_source
+from shardio.system.direct import direct_alignment
+
+COUNT, HEIGHT, WIDTH = 23, 6, 5
+ARRAYS = some_arrays(COUNT, HEIGHT, WIDTH)
+# Rows come twice, and not at all.
+ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3])
+
+
+@pytest.fixture(params=["in order", "in another order"])
+def changed(make_set: Callable[..., Path], request: pytest.FixtureRequest) -> tuple[Path, NDArray[np.int64]]:
+    """A set with arrays, and the stored row of each of its samples."""
+    out = make_set(COUNT)
+    order = None if request.param == "in order" else ORDER
+    change_split(out, ARRAYS, order)
+    return out, np.arange(COUNT) if order is None else order
+
+
+@pytest.fixture(params=["mmap", "pread", "direct", "staged", "guarded"])
+def opened(
+    changed: tuple[Path, NDArray[np.int64]], request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[ShardSet, Reader, NDArray[np.int64]]]:
+    out, order = changed
+    if request.param == "direct" and direct_alignment(out / "train-00000.npy") is None:
+        pytest.skip("O_DIRECT does not work here")
+    cache = tmp_path / "cache" if request.param == "staged" else None
+    source = open_source(out, "train", cache, None)
+    shards = source.open([])
+    reader = source.make_reader(request.param if request.param in ("mmap", "pread", "direct") else "auto", len(shards))
+    if request.param == "guarded":
+        reader = GuardedReader(reader, shards, second=source.make_second(), skips=False, seed=0)
+    yield shards, reader, order
+    reader.close()
+    source.close()
+
+
+def read_array(reader: Reader, shards: ShardSet, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
+    row = shards.array(name).row
+    out = np.empty((len(indices), *row.shape), row.dtype)
+    reader.read_array(name, indices, out)
+    return out
+
+
+@pytest.mark.parametrize("name", list(ARRAYS))
+def test_values_of_any_samples_are_read_by_any_reader(
+    opened: tuple[ShardSet, Reader, NDArray[np.int64]], name: str
+) -> None:
+    shards, reader, order = opened
+    rng = np.random.default_rng(0)
+    for indices in (np.arange(len(order)), rng.integers(0, len(order), 40), np.array([], np.int64)):
+        np.testing.assert_array_equal(read_array(reader, shards, name, indices), ARRAYS[name][1][order[indices]])
+
+
+def test_pixels_labels_and_windows_follow_the_order(opened: tuple[ShardSet, Reader, NDArray[np.int64]]) -> None:
+    _, reader, order = opened
+    indices = np.random.default_rng(0).integers(0, len(order), 40)
+    expected = np.stack([sample_pixels(row) for row in order[indices]])
+    out = np.empty_like(expected)
+    reader.read(indices, out)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(reader.column_of("label", indices), order[indices] % 7)
+    if not isinstance(reader, GuardedReader):
+        windows = Windows(4, 3, indices % 3, indices % 2)
+        part = np.empty((len(indices), 4, 3, 3), np.uint8)
+        reader.read(indices, part, windows)
+        for got, picture, top, left in zip(part, expected, windows.tops, windows.lefts, strict=True):
+            np.testing.assert_array_equal(got, picture[top : top + 4, left : left + 3])
+
+
+def test_a_sample_has_its_arrays_by_name(changed: tuple[Path, NDArray[np.int64]]) -> None:
+    out, order = changed
+    shards = open_shards(out)
+    assert len(shards) == len(order)
+    for number, (image, label) in enumerate(shards):
+        np.testing.assert_array_equal(image, sample_pixels(order[number]))
+        assert label == order[number] % 7
+    sample = pickle.loads(pickle.dumps(shards[2]))
+    assert sample.arrays.keys() == ARRAYS.keys()
+    for name, (_, values) in ARRAYS.items():
+        np.testing.assert_array_equal(sample.arrays[name], values[order[2]])
+        assert sample.arrays[name].dtype == values.dtype
+    assert not shards[2].arrays["mask"].flags.writeable
+    assert "clip=float16 (16,)" in repr(shards[2])
+
+
+def test_numpy_alone_reads_an_array(changed: tuple[Path, NDArray[np.int64]]) -> None:
+    out, _ = changed
+    for name, (_, values) in ARRAYS.items():
+        parts = [np.load(path) for path in sorted(out.glob(f"train-{name}-0*.npy"))]
+        np.testing.assert_array_equal(np.concatenate(parts), values)
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_row_that_is_not_stored_is_an_error_that_names_it(make_set: Callable[..., Path], io: Any) -> None:
+    out = make_set(COUNT)
+    change_split(out, {"clip": ARRAYS["clip"]}, ORDER)
+    for wrong in (COUNT, -1, 1 << 62):
+        path = out / "train-order-0.npy"
+        rows = np.memmap(path, "<i8", "r+", HEADER_NBYTES)
+        rows[4] = wrong
+        rows.flush()
+        shards = open_shards(out)
+        reader, _ = make_reader(shards, io, 1)
+        with pytest.raises(FormatError, match=rf"order-0.npy: sample 4: expected a stored row .* 22, found {wrong}"):
+            reader.read(np.array([1, 4]), np.empty((2, 6, 5, 3), np.uint8))
+        with pytest.raises(FormatError, match="sample 4"):
+            reader.read_array("clip", np.array([4]), np.empty((1, 16), np.float16))
+        reader.read(np.array([1, 3]), np.empty((2, 6, 5, 3), np.uint8))
+        reader.close()
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_damaged_value_is_found_by_its_crc32(make_set: Callable[..., Path], skips: bool) -> None:
+    out = make_set(COUNT)
+    change_split(out, {"clip": ARRAYS["clip"]}, ORDER)
+    shards = open_shards(out)
+    entry, offset = shards.mapped("clip").locate_one(4)
+    with open(out / entry.file, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 1]), offset)
+    source = open_source(out, "train", None, None)
+    inner = source.make_reader("pread", 1)
+    guard = GuardedReader(inner, source.open([]), second=source.make_second(), skips=skips, seed=0)
+    indices, values = np.array([3, 4, 5]), np.empty((3, 16), np.float16)
+    if not skips:
+        with pytest.raises(FormatError, match=rf"{entry.file}: the clip of sample 4 .* at byte {offset}: crc32"):
+            guard.read_array("clip", indices, values)
+    else:
+        guard.read_array("clip", indices, values)
+        assert guard.damaged == [4]
+        guard.replace_damaged(0, indices, values)
+        assert 4 not in indices
+        np.testing.assert_array_equal(values, ARRAYS["clip"][1][ORDER[indices]])
+    guard.close()
+
+
+def test_another_name_or_array_is_refused(changed: tuple[Path, NDArray[np.int64]]) -> None:
+    shards = open_shards(changed[0])
+    with pytest.raises(ValueError, match=r"expected an array of the split \(boxes, clip, .*\); found 'masks'"):
+        shards.gather_array("masks", np.array([0]), np.empty(1))
+    with pytest.raises(ValueError, match="out must be C-contiguous, writeable float16"):
+        shards.gather_array("clip", np.array([0]), np.empty((1, 16), np.float32))
+    with pytest.raises(IndexError):
+        shards.gather_array("clip", np.array([99]), np.empty((1, 16), np.float16))
+
+
+def test_the_version_is_the_oldest_that_can_hold_the_set(make_set: Callable[..., Path]) -> None:
+    out = make_set(COUNT)
+    assert load_manifest(out).format_version == 1
+    digest = load_manifest(out).digest
+    assert change_split(out, {"clip": ARRAYS["clip"]}).format_version == 2
+    assert load_manifest(out).digest != digest
