@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from shardio.augment import pixels_cuda
+from shardio.augment import Compose, Normalize, RandomInvert, ToDtype, pixels_cuda
 from shardio.augment.pixels import fused
-from shardio.augment.steps import Op, Step
+from shardio.augment.steps import Op, Step, Steps
 
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed: it has wheels for Linux"
@@ -180,6 +180,35 @@ def test_images_on_the_cpu_are_not_for_the_kernels() -> None:
     images = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
     assert not pixels_cuda.can_fuse(images)
     assert fused(images, (Step.of(1, 3, Op.INVERT),), None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("transform", "ops"),
+    [
+        (Compose([Normalize(0.5, 0.5), ToDtype(torch.float16)]), []),
+        (Compose([RandomInvert(1.0), Normalize(0.5, 0.5), ToDtype(torch.float16)]), [Op.INVERT]),
+    ],
+    ids=["normalised", "stepped"],
+)
+def test_steps_normalising_and_casting_are_asked_for_at_once(
+    transform: Compose, ops: list[Op], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = torch.randint(0, 256, (2, 3, 5, 4), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    asked = []
+
+    def ask(images: torch.Tensor, steps: Steps, *how: object) -> torch.Tensor:
+        asked.append(([Op(int(step.codes[0])) for step in steps], *how))
+        return images
+
+    expected = images.clone()
+    monkeypatch.setattr("shardio.augment.batch.fused", ask)
+    found = transform(images)
+    assert asked == [(ops, ((0.5,) * 3, (0.5,) * 3), torch.float16)]
+    assert found is images
+    assert torch.equal(images, expected)
+    # Torch's operations would keep other memory formats; the kernels do not.
+    transform(images.contiguous())
+    assert len(asked) == (2 if ops else 1)
 
 
 def test_what_the_kernels_do_not_take_is_left_to_torch() -> None:
