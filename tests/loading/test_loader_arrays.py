@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -26,6 +27,7 @@ from torch.utils.data import DataLoader
 import shardio.loading.cuda
 import shardio.loading.loader
 from shardio import augment
+from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest import commit_manifest, load_manifest
@@ -36,6 +38,7 @@ from shardio.loading.ring import Ring, Slot
 from shardio.order.windows import Windows, crop_boxes
 from shardio.reading.choose import Io
 from shardio.reading.shardset import open_shards
+from shardio.sets.cache.stage import stage
 from shardio.sets.rows import write_index
 from shardio.system.direct import direct_alignment
 
@@ -56,10 +59,13 @@ SCORES = np.linspace(-1, 1, len(ORDER))
 IOS: list[Io] = ["auto", "mmap", "pread", "direct"]
 
 
-@pytest.fixture
-def path(make_set: Callable[..., Path]) -> Path:
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set with arrays of every kind and columns, whose samples are in another order than they are stored in."""
-    out = make_set(COUNT)
+    out = tmp_path_factory.mktemp("arrays") / "set"
+    with ShardWriter(out, (HEIGHT, WIDTH, 3), classes=list("abcdefg"), shard_nbytes=HEADER_NBYTES + 10 * 90) as writer:
+        for i in range(COUNT):
+            writer.append(sample_pixels(i), i % 7)
     change_split(out, ARRAYS, ORDER)
     manifest = load_manifest(out)
     content = manifest.splits["train"]
@@ -68,6 +74,12 @@ def path(make_set: Callable[..., Path]) -> Path:
     content = replace(content, index=write_index(out, "train", rows))
     commit_manifest(out, replace(manifest, splits={"train": content}))
     return out
+
+
+@pytest.fixture
+def path(made_once: Path, tmp_path: Path) -> Path:
+    """A copy of that set, which a test may damage."""
+    return shutil.copytree(made_once, tmp_path / "set")
 
 
 @pytest.fixture
@@ -412,7 +424,7 @@ def test_resumed_and_divided_epochs_have_the_same_values(path: Path) -> None:
 
 @pytest.mark.parametrize("crop", [None, (3, 2)])
 def test_arrays_are_read_while_the_set_is_staged_and_from_the_copy(
-    crop: Any, tmp_path: Path, loader_of: Callable[..., ShardLoader]
+    crop: Any, path: Path, tmp_path: Path, loader_of: Callable[..., ShardLoader]
 ) -> None:
     options = {"arrays": NAMES, "columns": COLUMNS, "crop": crop, "cache": tmp_path / "cache"}
     for _ in range(2):
@@ -421,6 +433,7 @@ def test_arrays_are_read_while_the_set_is_staged_and_from_the_copy(
             for epoch in range(3):
                 for batch in loader:
                     check(batch, cropping.windows(epoch, batch[2].numpy()) if cropping else None)
+    stage(path, tmp_path / "cache")
     with loader_of(**options) as loader:
         assert loader.stats()["staging"]["state"] == "complete"
         list(loader)
