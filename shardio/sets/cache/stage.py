@@ -248,7 +248,8 @@ def _absolute(name: str) -> str:
 
 
 def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """Returns the indexes, then what is wanted first, and the rest, each file once."""
+    """Returns indexes and orders, then what is wanted first, and the rest, each file once."""
     splits = manifest.splits.values()
-    files = chain((split.index for split in splits), order, *(split.shards for split in splits), (manifest.rejects,))
+    small = chain.from_iterable((split.index, *split.orders) for split in splits)
+    files = chain(small, order, *(split.files for split in splits), (manifest.rejects,))
     return tuple(dict.fromkeys(files))
