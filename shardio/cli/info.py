@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option
-from shardio.cli.output import bytes_text, show, telling_of_servers
+from shardio.cli.output import Column, bytes_text, show, table, telling_of_servers
 
 if TYPE_CHECKING:
+    from shardio.format.entries import ArrayEntry, Split
+    from shardio.format.layout import RowType
     from shardio.format.manifest import Manifest
 
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 @click.argument("out")
 @json_option
 def info(out: str, as_json: bool) -> None:
-    """Say what the set in OUT is: splits, samples, shape, classes and what people call them, state, size, digest.
+    """Say what the set in OUT is: splits, samples, arrays, shape, classes and what people call them, state, size,
+    digest.
 
     OUT is a folder, a URL such as s3://bucket/name, or a name that is found in the roots of SHARDIO_PATH.
     """
@@ -43,13 +46,31 @@ def _facts(name: str, manifest: Manifest, fault: str) -> dict[str, Any]:
         "num_classes": len(manifest.classes),
         "class_names": list(manifest.class_names),
         "splits": {
-            name: {"num_samples": split.num_samples, "num_shards": len(split.shards)}
+            name: {
+                "num_samples": split.num_samples,
+                "num_shards": len(split.shards),
+                "num_stored": split.num_rows,
+                "order": split.order,
+                "num_orders": len(split.orders),
+                "arrays": {array: _array_facts(entry) for array, entry in split.arrays.items()},
+            }
             for name, split in manifest.splits.items()
         },
         "columns": {name: dict(split.index.columns) for name, split in manifest.splits.items()},
         "nbytes": manifest.nbytes,
         "num_rejects": manifest.rejects.num_rejects,
         "provenance": dict(manifest.provenance),
+    }
+
+
+def _array_facts(array: ArrayEntry) -> dict[str, Any]:
+    return {
+        "kind": array.kind,
+        "dtype": array.row.dtype,
+        "shape": list(array.row.shape),
+        "nbytes": sum(entry.nbytes for entry in array.files),
+        "num_stored": array.num_rows,
+        "order": array.order,
     }
 
 
@@ -64,11 +85,44 @@ def _summary(name: str, manifest: Manifest, fault: str) -> Iterator[str]:
         yield f"  {name:<8}{split.num_samples:,} samples in {len(split.shards):,} shards"
         if columns := ", ".join(column for column, _ in split.index.columns):
             yield f"          columns {columns}"
+        if split.order is not None:
+            yield f"          in an order of their own: {_stored(split.num_samples, split.num_rows)}"
+        yield from _arrays(split)
     yield f"  state   {_state(fault)}{fault and ': '}{fault}"
     yield f"  refused {manifest.rejects.num_rejects:,} images when it was made"
     yield f"  digest  {manifest.digest}"
     for name, value in _flat(manifest.provenance):
         yield f"  {name}: {value}"
+
+
+def _arrays(split: Split) -> Iterator[str]:
+    """Yields a line for each array, with the ends of the columns one below the other."""
+    rows = [
+        (name, array.kind, _type_text(array.row), bytes_text(sum(entry.nbytes for entry in array.files)))
+        for name, array in split.arrays.items()
+    ]
+    columns = [Column("array", [row[0] for row in rows]), Column("kind", [row[1] for row in rows])]
+    columns += [Column("type", [row[2] for row in rows]), Column("size", [row[3] for row in rows], right=True)]
+    if any(array.order is not None for array in split.arrays.values()):
+        stored = [
+            "" if array.order is None else _stored(split.num_samples, array.num_rows) for array in split.arrays.values()
+        ]
+        columns.append(Column("order", stored))
+    if rows:
+        yield from (f"          {line}" for line in table(columns))
+
+
+def _type_text(row: RowType) -> str:
+    import numpy as np
+
+    return " ".join([" x ".join(map(str, row.shape)), np.dtype(row.dtype).name]).strip()
+
+
+def _stored(num_samples: int, num_rows: int) -> str:
+    """Says how many stored rows the samples are found in. Only the order itself tells which of them are in use."""
+    return (
+        f"{num_samples:,} of {num_rows:,} stored" if num_samples <= num_rows else f"{num_rows:,} stored, some repeated"
+    )
 
 
 def _state(fault: str) -> str:
