@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardio.format.entries import ArrayEntry, Split
     from shardio.format.layout import RowType
     from shardio.format.manifest import Manifest
+    from shardio.sets.storage import Storage
 
 
 @click.command(short_help="Say what a set holds.")
@@ -33,10 +34,25 @@ def info(out: str, as_json: bool) -> None:
         storage = open_storage(out if is_url(out) else Path(out))
         manifest = storage.load_manifest()
         fault = storage.find_fault(manifest)
-    show((_facts if as_json else _summary)(storage.name, manifest, fault))
+        in_use = {} if fault else {name: _in_use(storage, split) for name, split in manifest.splits.items()}
+    show((_facts if as_json else _summary)(storage.name, manifest, fault, in_use))
 
 
-def _facts(name: str, manifest: Manifest, fault: str) -> dict[str, Any]:
+def _in_use(storage: Storage, split: Split) -> list[int]:
+    """Returns how many different stored rows each order of the split names."""
+    import numpy as np
+
+    from shardio.format.layout import HEADER_NBYTES
+
+    counts = []
+    for order in split.orders:
+        rows = np.empty(split.num_samples, order.row.dtype)
+        storage.read_into(order, HEADER_NBYTES, memoryview(rows.view(np.uint8)))
+        counts.append(len(np.unique(rows)))
+    return counts
+
+
+def _facts(name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[int]]) -> dict[str, Any]:
     return {
         "path": name,
         "state": _state(fault),
@@ -51,7 +67,7 @@ def _facts(name: str, manifest: Manifest, fault: str) -> dict[str, Any]:
                 "num_shards": len(split.shards),
                 "num_stored": split.num_rows,
                 "order": split.order,
-                "num_orders": len(split.orders),
+                "in_use": in_use.get(name),
                 "arrays": {array: _array_facts(entry) for array, entry in split.arrays.items()},
             }
             for name, split in manifest.splits.items()
@@ -74,7 +90,7 @@ def _array_facts(array: ArrayEntry) -> dict[str, Any]:
     }
 
 
-def _summary(name: str, manifest: Manifest, fault: str) -> Iterator[str]:
+def _summary(name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[int]]) -> Iterator[str]:
     height, width, channels = manifest.sample_shape
     yield f"{name}: {bytes_text(manifest.nbytes)}, {len(manifest.classes):,} classes"
     yield f"  sample  {height} x {width} x {channels} uint8"
@@ -86,8 +102,8 @@ def _summary(name: str, manifest: Manifest, fault: str) -> Iterator[str]:
         if columns := ", ".join(column for column, _ in split.index.columns):
             yield f"          columns {columns}"
         if split.order is not None:
-            yield f"          in an order of their own: {_stored(split.num_samples, split.num_rows)}"
-        yield from _arrays(split)
+            yield f"          order {_stored(split.order, split.num_rows, in_use.get(name))} samples in use"
+        yield from _arrays(split, in_use.get(name))
     yield f"  state   {_state(fault)}{fault and ': '}{fault}"
     yield f"  refused {manifest.rejects.num_rejects:,} images when it was made"
     yield f"  digest  {manifest.digest}"
@@ -95,20 +111,22 @@ def _summary(name: str, manifest: Manifest, fault: str) -> Iterator[str]:
         yield f"  {name}: {value}"
 
 
-def _arrays(split: Split) -> Iterator[str]:
-    """Yields a line for each array, with the ends of the columns one below the other."""
-    rows = [
-        (name, array.kind, _type_text(array.row), bytes_text(sum(entry.nbytes for entry in array.files)))
-        for name, array in split.arrays.items()
+def _arrays(split: Split, in_use: list[int] | None) -> Iterator[str]:
+    """Yields a table of the split's arrays, if there are any."""
+    arrays = split.arrays.items()
+    columns = [
+        Column("array", [name for name, _ in arrays]),
+        Column("kind", [array.kind for _, array in arrays]),
+        Column("type", [_type_text(array.row) for _, array in arrays]),
+        Column("size", [bytes_text(sum(entry.nbytes for entry in array.files)) for _, array in arrays], right=True),
     ]
-    columns = [Column("array", [row[0] for row in rows]), Column("kind", [row[1] for row in rows])]
-    columns += [Column("type", [row[2] for row in rows]), Column("size", [row[3] for row in rows], right=True)]
-    if any(array.order is not None for array in split.arrays.values()):
+    if any(array.order is not None for _, array in arrays):
         stored = [
-            "" if array.order is None else _stored(split.num_samples, array.num_rows) for array in split.arrays.values()
+            "" if array.order is None else f"{_stored(array.order, array.num_rows, in_use)} in use"
+            for _, array in arrays
         ]
         columns.append(Column("order", stored))
-    if rows:
+    if split.arrays:
         yield from (f"          {line}" for line in table(columns))
 
 
@@ -118,11 +136,8 @@ def _type_text(row: RowType) -> str:
     return " ".join([" x ".join(map(str, row.shape)), np.dtype(row.dtype).name]).strip()
 
 
-def _stored(num_samples: int, num_rows: int) -> str:
-    """Says how many stored rows the samples are found in. Only the order itself tells which of them are in use."""
-    return (
-        f"{num_samples:,} of {num_rows:,} stored" if num_samples <= num_rows else f"{num_rows:,} stored, some repeated"
-    )
+def _stored(order: int, num_rows: int, in_use: list[int] | None) -> str:
+    return f"{order}: {'?' if in_use is None else f'{in_use[order]:,}'} of {num_rows:,} stored"
 
 
 def _state(fault: str) -> str:

@@ -112,7 +112,7 @@ def _link(source: Path, target: Path, entry: FileEntry, sample_shape: SampleShap
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid():
                 return False
-            target.unlink(missing_ok=True)  # it was found to be damaged
+            # Not in the place of a damaged file, which other processes may be about to open: a copy is renamed there.
             os.link(source, target, follow_symlinks=False)
             found = os.lstat(target)
             if (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino):
