@@ -47,7 +47,7 @@ def _in_use(storage: Storage, split: Split) -> list[int]:
     counts = []
     for order in split.orders:
         rows = np.empty(split.num_samples, order.row.dtype)
-        storage.read_into(order, HEADER_NBYTES, memoryview(rows.view(np.uint8)))
+        storage.read_into(order, HEADER_NBYTES, rows.view(np.uint8).data)
         counts.append(len(np.unique(rows)))
     return counts
 

@@ -107,7 +107,7 @@ def write_set(folder: Path, seed: int) -> Contents:
         splits[split] = SplitContent(entries, np.concatenate(rows))
     rejects = [Reject("train", b"train/x.JPEG", "damaged", "cut short")]
     manifest = publish_set(folder, SHAPE, ("a", "b", "c"), splits, rejects, {})
-    val, rows = manifest.splits["val"], splits["val"].rows
+    val, stored = manifest.splits["val"], splits["val"].rows
     arrays = {
         name: replace(_write_array(folder, name, kind, row, rng), order=0 if name in ORDERED else None)
         for name, (kind, row) in ARRAYS.items()
@@ -115,7 +115,7 @@ def write_set(folder: Path, seed: int) -> Contents:
     val = replace(
         val,
         num_samples=len(ORDER),
-        index=write_index(folder, "val", rows[ORDER]),
+        index=write_index(folder, "val", stored[ORDER]),
         orders=(write_order(folder, "val", 0, ORDER if seed == 1 else ORDER[::-1]),),
         order=0,
         arrays=arrays,
