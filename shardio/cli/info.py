@@ -61,22 +61,22 @@ def _facts(name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[
         "sample_shape": list(manifest.sample_shape),
         "num_classes": len(manifest.classes),
         "class_names": list(manifest.class_names),
-        "splits": {
-            name: {
-                "num_samples": split.num_samples,
-                "num_shards": len(split.shards),
-                "num_stored": split.num_rows,
-                "order": split.order,
-                "in_use": in_use.get(name),
-                "arrays": {array: _array_facts(entry) for array, entry in split.arrays.items()},
-            }
-            for name, split in manifest.splits.items()
-        },
+        "splits": {name: _split_facts(split, in_use.get(name)) for name, split in manifest.splits.items()},
         "columns": {name: dict(split.index.columns) for name, split in manifest.splits.items()},
         "nbytes": manifest.nbytes,
         "num_rejects": manifest.rejects.num_rejects,
         "provenance": dict(manifest.provenance),
     }
+
+
+def _split_facts(split: Split, in_use: list[int] | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {"num_samples": split.num_samples, "num_shards": len(split.shards)}
+    if not split.is_version_1:
+        facts["num_stored"] = split.num_rows
+        facts["order"] = split.order
+        facts["in_use"] = in_use
+        facts["arrays"] = {name: _array_facts(array) for name, array in split.arrays.items()}
+    return facts
 
 
 def _array_facts(array: ArrayEntry) -> dict[str, Any]:
