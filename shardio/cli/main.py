@@ -21,17 +21,23 @@ from typing import NoReturn
 
 import click
 
+from shardio.cli.append import append
+from shardio.cli.attach import attach
 from shardio.cli.bench import bench
 from shardio.cli.check_shuffle import check_shuffle
 from shardio.cli.convert import convert
 from shardio.cli.demo import demo
+from shardio.cli.diff import diff
 from shardio.cli.evict import evict
 from shardio.cli.info import info
 from shardio.cli.list_sets import list_sets
+from shardio.cli.merge import merge
 from shardio.cli.output import say
 from shardio.cli.plan import plan
 from shardio.cli.publish import publish
+from shardio.cli.relabel import relabel
 from shardio.cli.repair import repair
+from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
 from shardio.cli.verify import verify
 from shardio.cli.warm import warm
@@ -52,7 +58,28 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 
 @click.group(
-    commands=[bench, check_shuffle, convert, demo, evict, info, list_sets, plan, publish, repair, stage, verify, warm],
+    commands=[
+        append,
+        attach,
+        bench,
+        check_shuffle,
+        convert,
+        demo,
+        diff,
+        drop,
+        evict,
+        info,
+        list_sets,
+        merge,
+        plan,
+        publish,
+        relabel,
+        repair,
+        select,
+        stage,
+        verify,
+        warm,
+    ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.option(
@@ -72,6 +99,12 @@ def cli() -> None:
     shardio info out/                  what is in a set
     shardio verify out/                is it still what was published?
     shardio repair out/ imagenet/      if not, make the damaged files again
+    shardio attach out/ new/ --array clip=clip.npy   more arrays; a new set that shares all files
+    shardio select out/ new/ --label cat --label dog   some samples; `drop`: all but these
+    shardio relabel out/ new/ --by labels.csv          other labels
+    shardio merge a/ b/ new/           the samples of several sets
+    shardio append out/ more/ new/     new images, converted as out/ was
+    shardio diff out/ new/             what is different?
     shardio bench out/                 how fast does this machine read it?
     shardio warm out/                  bring it into memory before a job reads it
     shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
