@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from shardio.cli.changed import change_options, new_argument, run_change, split_option
 from shardio.cli.options import folder, set_argument
-from shardio.format.layout import ArrayKind
+
+if TYPE_CHECKING:
+    from shardio.format.layout import ArrayKind
 
 
 def _parse_arrays(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
@@ -24,6 +26,8 @@ def _parse_arrays(context: click.Context, parameter: click.Parameter, values: tu
 
 
 def _parse_kinds(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, ArrayKind]:
+    from shardio.format.layout import ArrayKind
+
     kinds: dict[str, ArrayKind] = {}
     for value in values:
         name, _, kind = value.rpartition("=")

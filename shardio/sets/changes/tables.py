@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
+import io
 import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from shardio.system.opening import open_untrusted
 
 KEY_COLUMNS = ("key", "path")
 LABEL_COLUMNS = ("label", "class")
+
+_NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 
 Keys = str | os.PathLike[str] | Sequence[str | bytes] | NDArray[Any]
 Labels = str | os.PathLike[str] | Mapping[str | bytes, str | int] | Mapping[str, str | int] | Mapping[bytes, str | int]
@@ -63,15 +66,12 @@ def _refusing(path: Path) -> Iterator[None]:
 
 def open_array(path: Path) -> NDArray[Any]:
     """Returns the array in an NPY file, mapped. Raises SourceError if there is none; OSError."""
-    open_untrusted(path, refusal=SourceError).close()
+    with open_untrusted(path, refusal=SourceError) as file:
+        if (file.read(len(_ZIP)) or b"").startswith(_ZIP):
+            raise SourceError(f"{path}: expected an NPY file, found an archive: save each array by `np.save`")
     with _refusing(path):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if isinstance(array, np.ndarray):
-            return array
-    array.close()
-    raise SourceError(
-        f"{path}: expected an NPY file, which can be mapped, found an archive: save each array by `np.save`"
-    )
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return array
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
@@ -85,20 +85,24 @@ def read_keys(keys: Keys) -> list[bytes]:
     if not isinstance(keys, (str, os.PathLike)):
         return [as_key(key) for key in _listed(np.asarray(keys) if isinstance(keys, np.ndarray) else keys)]
     path = Path(keys)
-    with open_untrusted(path, refusal=SourceError) as file:
-        start = file.read(6) or b""
-        data = b"" if start.startswith((b"\x93NUMPY", b"PK\x03\x04")) else start + file.readall()
-    if data or not start:
-        return _lines(path, data)
-    with _refusing(path):
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.ndarray):
-            with loaded:
-                names = [name for name in loaded.files if name in ("keys", "key")] or loaded.files
-                if len(names) != 1:
-                    raise SourceError(f"{path}: expected an array 'keys' in it, found {', '.join(loaded.files)[:200]}")
-                loaded = loaded[names[0]]
-        return [as_key(key) for key in _listed(loaded, f"{path}: ")]
+    with open_untrusted(path, refusal=SourceError) as opened, io.BufferedReader(opened) as file:
+        if not file.peek(len(_NPY)).startswith((_NPY, _ZIP)):
+            return _lines(path, file.read())
+        with _refusing(path):
+            return [as_key(key) for key in _listed(_load(path, file), f"{path}: ")]
+
+
+def _load(path: Path, file: IO[bytes]) -> NDArray[Any]:
+    """Returns the array in an NPY file, or that of an NPZ file which has the keys."""
+    loaded = np.load(file, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    with loaded:
+        names = [name for name in loaded.files if name in ("keys", "key")] or loaded.files
+        if len(names) != 1:
+            raise SourceError(f"{path}: expected an array 'keys' in it, found {', '.join(loaded.files)[:200]}")
+        array: NDArray[Any] = loaded[names[0]]
+        return array
 
 
 def _lines(path: Path, data: bytes) -> list[bytes]:
@@ -141,13 +145,12 @@ def read_labels(labels: Labels) -> tuple[dict[bytes, str | int], str]:
     path = Path(labels)
     with open_untrusted(path, refusal=SourceError) as file:
         is_parquet = file.read(4) == b"PAR1"
-    rows = _parquet_rows(path) if is_parquet else _csv_rows(path)
     found: dict[bytes, str | int] = {}
-    for where, key, label in rows:
-        if found.setdefault(key, label) != label:
-            raise SourceError(
-                f"{path}, {where}: expected one label for {show_key(key)}, found {found[key]!r} and {label!r}"
-            )
+    with contextlib.closing(_parquet_rows(path) if is_parquet else _csv_rows(path)) as rows:
+        for where, key, label in rows:
+            if found.setdefault(key, label) != label:
+                both = f"{found[key]!r} and {label!r}"
+                raise SourceError(f"{path}, {where}: expected one label for {show_key(key)}, found {both}")
     if not found:
         raise SourceError(f"{path}: expected rows with a key and a label, found none")
     return found, str(path)
@@ -163,7 +166,7 @@ def _column(path: Path, names: Sequence[str], wanted: Sequence[str]) -> int:
     raise SourceError(f"{path}: expected a column {wanted[0]!r}, found {found}")
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[str, bytes, str]]:
+def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]:
     # utf-8-sig, as spreadsheets begin their files with a byte order mark; keys need not be UTF-8.
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         reader = csv.reader(file, strict=True)
@@ -182,7 +185,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, bytes, str]]:
             raise SourceError(f"{path}, line {reader.line_num}: {error}") from None
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, bytes, str | int]]:
+def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]:
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         at = _column(path, names, KEY_COLUMNS), _column(path, names, LABEL_COLUMNS)
