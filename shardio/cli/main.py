@@ -37,9 +37,11 @@ from shardio.cli.plan import plan
 from shardio.cli.publish import publish
 from shardio.cli.relabel import relabel
 from shardio.cli.repair import repair
+from shardio.cli.replay import replay
 from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
 from shardio.cli.verify import verify
+from shardio.cli.view import view
 from shardio.cli.warm import warm
 from shardio.errors import ShardioError, printable
 from shardio.version import __version__
@@ -59,26 +61,8 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.group(
     commands=[
-        append,
-        attach,
-        bench,
-        check_shuffle,
-        convert,
-        demo,
-        diff,
-        drop,
-        evict,
-        info,
-        list_sets,
-        merge,
-        plan,
-        publish,
-        relabel,
-        repair,
-        select,
-        stage,
-        verify,
-        warm,
+        *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, info, list_sets, merge, plan),
+        *(publish, relabel, repair, replay, select, stage, verify, view, warm),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
@@ -97,19 +81,21 @@ def cli() -> None:
     shardio plan imagenet/ out/        what would convert do, and how long would it take?
     shardio convert imagenet/ out/     decode and resize once, offline
     shardio info out/                  what is in a set
+    shardio view out/                  show samples
     shardio verify out/                is it still what was published?
     shardio repair out/ imagenet/      if not, make the damaged files again
-    shardio attach out/ new/ --array clip=clip.npy   more arrays; a new set that shares all files
-    shardio select out/ new/ --label cat --label dog   some samples; `drop`: all but these
-    shardio relabel out/ new/ --by labels.csv          other labels
+    shardio attach out/ new/ --array clip=clip.npy   a new set of the same files, with an array
+    shardio select out/ new/ --label cat             some samples; `drop`: all others
+    shardio relabel out/ new/ --by labels.csv        other labels
+    shardio append out/ more/ new/     new images, converted as those of out/ were
     shardio merge a/ b/ new/           the samples of several sets
-    shardio append out/ more/ new/     new images, converted as out/ was
-    shardio diff out/ new/             what is different?
+    shardio diff a/ b/                 what is different?
     shardio bench out/                 how fast does this machine read it?
     shardio warm out/                  bring it into memory before a job reads it
     shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
     shardio evict /nvme/cache          remove unused copies from there
     shardio check-shuffle 1281167      how random is the order?
+    shardio replay out/ --batch-size 256 --step 9   what did the model see there?
     shardio publish out/ /sets/name    share it with the other users of a cluster
     shardio list /sets                 which sets are there
     """

@@ -68,6 +68,8 @@ class MappedTable:
     def numbers(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the rows of these samples in the mapping."""
         stored = self.stored(indices)
+        if len(self.table.files) == 1:
+            return stored
         found: NDArray[np.int64] = stored + self._shifts[np.searchsorted(self.table.starts, stored, side="right") - 1]
         return found
 
