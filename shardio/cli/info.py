@@ -79,5 +79,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            for number, one in enumerate(value):
+                yield from _flat(one, f"{prefix}{name}[{number}].")
         else:
             yield prefix + name, value

@@ -22,6 +22,7 @@ from shardio.sets.changes.draft import Draft, SplitDraft
 from shardio.sets.changes.parents import choose_split, choose_splits, open_parent
 from shardio.sets.changes.tables import Keys, as_key, hash_of, open_array, read_keys, some_keys
 
+_MOST_TOLD = 1000
 _CONDITION = re.compile(r"\s*([A-Za-z_]\w*)\s*(==|=|!=|<=|>=|<|>)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*", re.ASCII)
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "==": np.equal,
@@ -113,13 +114,20 @@ class Choice:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "labels": list(self.labels),
-            "keys": [os.fsdecode(glob) for glob in self.globs],
+            "labels": _told([str(label) for label in self.labels]),
+            "keys": _told([os.fsdecode(glob) for glob in self.globs]),
             "where": [str(condition) for condition in self.where],
             "list_sha256": None if self.listed is None else hash_of(sorted(self.listed)),
             "random": self.share,
             "seed": self.seed,
         }
+
+
+def _told(names: list[str]) -> list[str] | dict[str, Any]:
+    """Returns names as a provenance has them: a manifest is no place for thousands."""
+    if len(names) <= _MOST_TOLD:
+        return names
+    return {"count": len(names), "sha256": hash_of([os.fsencode(name) for name in names])}
 
 
 def _pattern(glob: bytes) -> re.Pattern[bytes]:
