@@ -14,9 +14,6 @@ from shardio.cli.output import bytes_text, show, telling_of_servers
 if TYPE_CHECKING:
     from shardio.format.manifest import Manifest
 
-# Of a set that was changed often, a person wants no list of it all.
-_MOST_SHOWN = 5
-
 
 @click.command(short_help="Say what a set holds.")
 @click.argument("out")
@@ -82,10 +79,5 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-            for number, one in enumerate(value[:_MOST_SHOWN]):
-                yield from _flat(one, f"{prefix}{name}[{number}].")
-            if len(value) > _MOST_SHOWN:
-                yield prefix + name, f"{len(value) - _MOST_SHOWN:,} more, which --json shows"
         else:
             yield prefix + name, value

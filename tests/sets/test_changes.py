@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,18 +178,25 @@ def test_a_call_that_is_killed_anywhere_leaves_the_whole_set_or_none_and_the_nex
     assert result.stdout.splitlines() == [f"{name} True [False, True]" for name in names]
 
 
-def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(out: Path, new: Path) -> None:
+@pytest.mark.parametrize("operation", ["drop", "copy", "attach", "merge"])
+def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(operation: str, out: Path, new: Path) -> None:
+    changes: dict[str, Callable[[], object]] = {
+        "drop": lambda: drop(out, new, labels="c1"),
+        "copy": lambda: relabel(out, new, {key(1): "c0"}, copy=True),
+        "attach": lambda: attach(out, new, {"clip": np.zeros((25, 3), "<f4")}),
+        "merge": lambda: merge([out, out], new, same_keys="allow"),
+    }
     first = 0
     while True:
         first += 1
         with FailingDisk(first, errno.ENOSPC, for_good=first % 2 == 0).installed() as disk:
             try:
-                drop(out, new, labels="c1")
+                changes[operation]()
             except OSError:
                 assert disk.failed
         if not disk.failed:
             break
-        if new.exists():  # what failed was the syncing of its name
+        if new.exists():  # what failed was the syncing of its name, or a close
             assert disk.failed[0] in ("fsync", "open", "close")
             assert verify(new).ok
             shutil.rmtree(new)
@@ -196,6 +205,25 @@ def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(out: Path, new:
     assert left_beside(new.parent) == []
     assert first > 15
     assert verify(new).ok
+
+
+def test_of_two_calls_at_the_same_time_one_makes_the_set(out: Path, new: Path) -> None:
+    barrier = threading.Barrier(2)
+
+    def change(label: str) -> str:
+        barrier.wait()
+        try:
+            select(out, new, labels=label, on_room=lambda room: barrier.wait() and None)
+        except ConvertError as error:
+            return str(error)
+        return label
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(change, ["c1", "c2"]))
+    (made,) = {"c1", "c2"}.intersection(ends)
+    assert sum("expected nothing there" in end for end in ends) == 1
+    assert samples_of(new) == [i for i in range(25) if i % 7 == int(made[1])]
+    assert left_beside(new.parent) == []
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -325,6 +353,8 @@ def test_a_repair_of_one_set_replaces_its_file_and_writes_to_none_of_another(
     assert contents(out) == before
     assert (new / "train-00000.npy").read_bytes() == damaged
     assert not (new / "train-00000.npy").samefile(out / "train-00000.npy")
+    with pytest.raises(ConvertError, match="found one that 'select' made of another: repair that one"):
+        repair(new, image_tree, workers=1)
 
 
 def test_a_set_of_links_is_published_as_a_copy_and_moved_only_if_no_permissions_change(
@@ -1026,6 +1056,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
     run("append", out, more, "f", told="converted 4 images")
     run("diff", "a", "d", told="train: relabelled: 1 samples: train/n01/n01_0.JPEG from n01 to wolf", code=1)
     run("diff", "a", "a", told="the same samples, in the same files")
+    run("info", "f", told="  change.operation: append")
     run("diff", "a", "d", "--json", told='"equal": false', code=1)
     assert json.loads(shardio("select", "a", "g", "--label", "n01", "--json", cwd=tmp_path).stdout)["num_files"] == 12
     for words, code, told in (

@@ -200,7 +200,7 @@ class _Maker:
         return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, orders.number(kept.order))
 
     def _keep(self, held: Held[FileEntry], entry: FileEntry) -> None:
-        """Has the new set the file `entry` with the content of another set's."""
+        """Gives the new set the file `entry`, which has the bytes of `held`."""
         path = self._folder / entry.file
         with open_checked(held.path, held.entry, self._draft.sample_shape) as file:
             if not self._carrying.copy and try_link(held.path, path):
