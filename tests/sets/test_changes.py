@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import re
 import shutil
 import threading
@@ -38,6 +39,7 @@ from shardio.sets.changes.diff import diff
 from shardio.sets.changes.merge import merge
 from shardio.sets.changes.relabel import relabel
 from shardio.sets.changes.select import Condition, drop, parse_condition, select
+from shardio.sets.changes.tables import open_array, read_keys, read_labels
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
 from shardio.system import links
@@ -644,6 +646,40 @@ def test_files_that_are_no_arrays_are_refused_by_name(out: Path, new: Path, tmp_
     with pytest.raises(SourceError, match="found a folder"):
         attach(out, new, {"a": tmp_path})
     assert not new.exists()
+
+
+def test_no_damage_of_a_file_is_anything_but_a_clear_error(tmp_path: Path) -> None:
+    np.save(tmp_path / "array", np.zeros((25, 3), "<f4"))
+    np.save(tmp_path / "keys", np.array([f"k{i}" for i in range(9)]))
+    np.savez_compressed(tmp_path / "zip", keys=np.array([f"k{i}" for i in range(9)]))
+    (tmp_path / "labels.csv").write_text("key,label\na,b\nc,d\n")
+    readers: list[tuple[Callable[[Path], object], str]] = [
+        (open_array, "array.npy"),
+        (read_keys, "keys.npy"),
+        (read_keys, "zip.npz"),
+        (read_labels, "labels.csv"),
+    ]
+    rng = random.Random(5)
+    refused = 0
+    for _ in range(600):
+        read, name = rng.choice(readers)
+        data = bytearray((tmp_path / name).read_bytes())
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(min(len(data), 130) if rng.random() < 0.7 else len(data))
+            change = rng.random()
+            if change < 0.5:
+                data[at] = rng.randrange(256)
+            elif change < 0.7:
+                data[at:at] = bytes(rng.choices(b"()[]{},'\"0123456789:<>Of\n", k=rng.randint(1, 60)))
+            else:
+                del data[at : at + rng.randint(1, 20)]
+            data = data or bytearray(b"x")
+        (tmp_path / "damaged").write_bytes(data)
+        try:
+            read(tmp_path / "damaged")
+        except SourceError as error:
+            refused += "damaged" in str(error)
+    assert refused > 300
 
 
 # --- attach ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ is a sample any more is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -222,10 +222,3 @@ class Orders:
                 return number
         self.distinct.append(order)
         return len(self.distinct) - 1
-
-
-def shard_files(split: SplitDraft) -> Iterator[Held[ShardEntry]]:
-    """Yields the shards of pixels and arrays that stay."""
-    yield from split.pixels.kept().shards
-    for array in split.arrays.values():
-        yield from array.stored.kept().shards

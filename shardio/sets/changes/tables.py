@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import os
-import zipfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, SourceError
+from shardio.errors import ShardioError, SourceError
 from shardio.sets.arrow import open_parquet
 from shardio.system.opening import open_untrusted
 
@@ -52,11 +52,13 @@ def hash_of(parts: Iterator[bytes] | Sequence[bytes]) -> str:
 
 @contextlib.contextmanager
 def _refusing(path: Path) -> Iterator[None]:
-    """Turns what NumPy raises for files that are no arrays into a SourceError that names the file."""
+    """Turns what is raised for files that are no arrays into a SourceError that names the file."""
     try:
         yield
-    except (ValueError, EOFError, SyntaxError, TypeError, KeyError, zipfile.BadZipFile, OverflowError) as error:
-        if isinstance(error, (FormatError, SourceError)):
+    except ShardioError:
+        raise
+    except Exception as error:  # NumPy passes on what tokenize, zipfile and zlib raise
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # zipfile seeks before the beginning
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(
@@ -187,23 +189,28 @@ def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]
 
 def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]:
     with open_parquet(path) as file:
-        names = file.schema_arrow.names
-        at = _column(path, names, KEY_COLUMNS), _column(path, names, LABEL_COLUMNS)
-        table = file.read(columns=[names[number] for number in at])
-        keys = _values(path, table.column(names[at[0]]), ("string", "large_string", "binary", "large_binary"), "text")
-        labels = _values(path, table.column(names[at[1]]), None, "class names or numbers")
+        try:
+            names = file.schema_arrow.names
+            at = _column(path, names, KEY_COLUMNS), _column(path, names, LABEL_COLUMNS)
+            table = file.read(columns=[names[number] for number in at])
+            keys = _values(path, table.column(names[at[0]]), ("string", "large_string", "binary", "large_binary"))
+            labels = _values(path, table.column(names[at[1]]), None)
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{path}: expected text in UTF-8, found other bytes: {error}") from None
     for number, (key, label) in enumerate(zip(keys, labels, strict=True)):
         if key is None or label is None:
             raise SourceError(f"{path}, row {number}: expected a key and a label, found nothing")
         yield f"row {number}", as_key(key), label
 
 
-def _values(path: Path, column: Any, kinds: Sequence[str] | None, expected: str) -> list[Any]:
+def _values(path: Path, column: Any, kinds: Sequence[str] | None) -> list[Any]:
+    """Returns the values of a column of one of these kinds, as bytes; with None, of text or integers, as they are."""
     if str(column.type).startswith("dictionary"):
         column = column.cast(column.type.value_type)
     kind = str(column.type)
     is_label = kinds is None and (kind in ("string", "large_string") or kind.startswith(("int", "uint")))
     if not is_label and kind not in (kinds or ()):
+        expected = "class names or numbers" if kinds is None else "keys as text"
         raise SourceError(f"{path}: expected {expected} in a column, found {kind}")
-    values: list[Any] = column.to_pylist()
+    values: list[Any] = (column if is_label else column.cast("binary")).to_pylist()
     return values
