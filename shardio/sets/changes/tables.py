@@ -189,14 +189,11 @@ def _csv_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]
 
 def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, None]:
     with open_parquet(path) as file:
-        try:
-            names = file.schema_arrow.names
-            at = _column(path, names, KEY_COLUMNS), _column(path, names, LABEL_COLUMNS)
-            table = file.read(columns=[names[number] for number in at])
-            keys = _values(path, table.column(names[at[0]]), ("string", "large_string", "binary", "large_binary"))
-            labels = _values(path, table.column(names[at[1]]), None)
-        except UnicodeDecodeError as error:
-            raise SourceError(f"{path}: expected text in UTF-8, found other bytes: {error}") from None
+        names = file.schema_arrow.names
+        at = _column(path, names, KEY_COLUMNS), _column(path, names, LABEL_COLUMNS)
+        table = file.read(columns=[names[number] for number in at])
+        keys = _values(path, table.column(names[at[0]]), ("string", "large_string", "binary", "large_binary"))
+        labels = _values(path, table.column(names[at[1]]), None)
     for number, (key, label) in enumerate(zip(keys, labels, strict=True)):
         if key is None or label is None:
             raise SourceError(f"{path}, row {number}: expected a key and a label, found nothing")
