@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shardio.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from shardio.conversion.append import append as append
     from shardio.conversion.convert import convert as convert
     from shardio.conversion.report import ConvertReport as ConvertReport
     from shardio.conversion.writing.set_writer import ShardWriter as ShardWriter
@@ -32,11 +33,20 @@ if TYPE_CHECKING:
     from shardio.sets.cache.folder import Cache as Cache
     from shardio.sets.cache.stage import StageReport as StageReport
     from shardio.sets.cache.stage import stage as stage
+    from shardio.sets.changes.attach import attach as attach
+    from shardio.sets.changes.carry import ChangeReport as ChangeReport
+    from shardio.sets.changes.diff import DiffReport as DiffReport
+    from shardio.sets.changes.diff import diff as diff
+    from shardio.sets.changes.merge import merge as merge
+    from shardio.sets.changes.relabel import relabel as relabel
+    from shardio.sets.changes.select import drop as drop
+    from shardio.sets.changes.select import select as select
     from shardio.sets.publish import publish as publish
     from shardio.sets.verify import verify as verify
 
 _HOMES = {
     "shardio.sets.cache.folder": ("Cache",),
+    "shardio.conversion.append": ("append",),
     "shardio.conversion.convert": ("convert",),
     "shardio.conversion.report": ("ConvertReport",),
     "shardio.loading.dataset": ("ShardDataset",),
@@ -52,6 +62,12 @@ _HOMES = {
         "SpaceError",
     ),
     "shardio.loading.loader": ("ShardLoader",),
+    "shardio.sets.changes.attach": ("attach",),
+    "shardio.sets.changes.carry": ("ChangeReport",),
+    "shardio.sets.changes.diff": ("DiffReport", "diff"),
+    "shardio.sets.changes.merge": ("merge",),
+    "shardio.sets.changes.relabel": ("relabel",),
+    "shardio.sets.changes.select": ("drop", "select"),
     "shardio.sets.publish": ("publish",),
     "shardio.conversion.writing.set_writer": ("ShardWriter",),
     "shardio.reading.shardset": ("Sample", "ShardSet", "open_shards"),

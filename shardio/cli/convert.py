@@ -111,7 +111,7 @@ def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | Non
                 src,
                 out,
                 report_duplicates=duplicates_file is not None,
-                on_progress=lambda progress: _advance(bar, progress),
+                on_progress=lambda progress: advance(bar, progress),
                 **options,
             )
         except KeyboardInterrupt as error:
@@ -148,7 +148,7 @@ def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | Non
         )
 
 
-def _advance(bar: Bar, progress: Progress) -> None:
+def advance(bar: Bar, progress: Progress) -> None:
     if bar.total is None:
         bar.reset(progress.total)
         if progress.found:

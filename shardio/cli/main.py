@@ -21,18 +21,24 @@ from typing import NoReturn
 
 import click
 
+from shardio.cli.append import append
+from shardio.cli.attach import attach
 from shardio.cli.bench import bench
 from shardio.cli.check_shuffle import check_shuffle
 from shardio.cli.convert import convert
 from shardio.cli.demo import demo
+from shardio.cli.diff import diff
 from shardio.cli.evict import evict
 from shardio.cli.info import info
 from shardio.cli.list_sets import list_sets
+from shardio.cli.merge import merge
 from shardio.cli.output import say
 from shardio.cli.plan import plan
 from shardio.cli.publish import publish
+from shardio.cli.relabel import relabel
 from shardio.cli.repair import repair
 from shardio.cli.replay import replay
+from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
 from shardio.cli.verify import verify
 from shardio.cli.view import view
@@ -55,8 +61,8 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.group(
     commands=[
-        *(bench, check_shuffle, convert, demo, evict, info, list_sets, plan),
-        *(publish, repair, replay, stage, verify, view, warm),
+        *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, info, list_sets, merge, plan),
+        *(publish, relabel, repair, replay, select, stage, verify, view, warm),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
@@ -78,6 +84,12 @@ def cli() -> None:
     shardio view out/                  show samples
     shardio verify out/                is it still what was published?
     shardio repair out/ imagenet/      if not, make the damaged files again
+    shardio attach out/ new/ --array clip=clip.npy   a new set of the same files, with an array
+    shardio select out/ new/ --label cat             some samples; `drop`: all others
+    shardio relabel out/ new/ --by labels.csv        other labels
+    shardio append out/ more/ new/     new images, converted as those of out/ were
+    shardio merge a/ b/ new/           the samples of several sets
+    shardio diff a/ b/                 what is different?
     shardio bench out/                 how fast does this machine read it?
     shardio warm out/                  bring it into memory before a job reads it
     shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs

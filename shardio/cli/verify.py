@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardio.sets.verify import VerifyReport
 
 
-def _parse_share(text: str) -> float:
+def parse_share(text: str) -> float:
     match = re.fullmatch(r"(\d*\.?\d+)(%?)", text)
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not 0 < share <= 1:
@@ -31,7 +31,7 @@ def _parse_share(text: str) -> float:
 @click.option("--quick", is_flag=True, help="Check only sizes and headers, which takes no time.")
 @click.option(
     "--subset",
-    callback=parsed(_parse_share),
+    callback=parsed(parse_share),
     metavar="P%",
     help="Read only this share of the samples in the shards, at random: for routine checks of large sets.",
 )

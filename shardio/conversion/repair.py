@@ -129,6 +129,12 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
     """Returns the plan by which the set was made."""
     there = manifest.provenance.get("conversion")
     if not isinstance(there, dict):
+        change = manifest.provenance.get("change")
+        if isinstance(change, dict):
+            raise ConvertError(
+                f"{folder}: expected a set that `convert` has made, found one that {change.get('operation')!r} made of "
+                "another: repair that one, and make this set of it again"
+            )
         raise ConvertError(f"{folder}: expected a set that `convert` has made, found another: copy it again")
     try:
         options = read_options(there)

@@ -1,14 +1,12 @@
 """`publish`: puts a finished set into a shared root, as one new folder that appears whole.
 
 The set is copied into a temporary folder of the root, or lies on its filesystem already; then one rename, which
-replaces nothing, gives it its name. A temporary file beside the temporary folder is its lock, which dies with its
-process: from it the next publisher knows what a killed one has left.
+replaces nothing, gives it its name (`new_folder`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import shutil
@@ -22,16 +20,12 @@ from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.layout import MANIFEST_NAME, is_safe_name
 from shardio.format.manifest import Manifest, commit_manifest, load_manifest
 from shardio.sets.fill import Filler
-from shardio.sets.leftovers import folder_of, sweep_left_overs
-from shardio.sets.local import check_local, hinting_at_order, looks_like_a_set
+from shardio.sets.local import check_local, hinting_at_order
+from shardio.sets.new_folder import rename_new, sweep_beside, sync_names, taken, temporary_folder
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
-from shardio.system.files import AtomicFile, fsync_folder, sweep_temporaries
+from shardio.system.files import fsync_folder, sweep_temporaries
 from shardio.system.threads import Flag
-
-# Linux: <linux/fs.h>, <fcntl.h>.
-_RENAME_NOREPLACE = 1
-_AT_FDCWD = -100
 
 ReadableBy = Literal["all", "group", "owner"]
 
@@ -74,24 +68,17 @@ def publish(
     with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
         manifest = load_manifest(source)
     names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
-    if not looks_like_a_set(target.parent):  # where temporary files are a conversion's own
-        with contextlib.suppress(OSError):  # no folder, or one that may not be read
-            sweep_left_overs(target.parent)
+    sweep_beside(target)
     _check_target(source, target)
-    with AtomicFile(target) as lock:  # never committed
-        folder = folder_of(lock.temporary)
-        try:
-            folder.mkdir()
-            renamed = move and _can_be_renamed(source, target.parent)
-            if renamed:
-                _make_movable(source, names, like=(folder, lock.descriptor))
-                renamed = _move_new(source, target)
-            if not renamed:
-                _copy_set(source, manifest, folder, workers, on_progress)
-                _rename_new(folder, target)
-            _sync_names(target.parent)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    with temporary_folder(target) as (folder, lock):
+        renamed = move and _can_be_renamed(source, target.parent)
+        if renamed:
+            _make_movable(source, names, like=(folder, lock.descriptor))
+            renamed = _move_new(source, target)
+        if not renamed:
+            _copy_set(source, manifest, folder, workers, on_progress)
+            rename_new(folder, target)
+        sync_names(target.parent)
     if move and not renamed:
         _remove_set(source, manifest, target)
     return PublishReport(
@@ -111,13 +98,7 @@ def _check_target(source: Path, target: Path) -> None:
     if source in (real := Path(os.path.realpath(root)), *real.parents):
         raise ConvertError(f"{target}: expected a place outside of the set {source} itself")
     if os.path.lexists(target):
-        raise _taken(target)
-
-
-def _taken(target: Path) -> ConvertError:
-    return ConvertError(
-        f"{target}: expected nothing there, found something: what is published never changes. Choose another name"
-    )
+        raise taken(target)
 
 
 # --- by copy ---------------------------------------------------------------------------------------------------------
@@ -180,12 +161,20 @@ def _make_movable(source: Path, names: list[str], like: tuple[Path, int]) -> Non
     new_folder, new_file = os.stat(like[0]), os.fstat(like[1])
     hands_on_group = bool(like[0].parent.stat().st_mode & stat.S_ISGID)
     for path, new in ((source, new_folder), *((source / name, new_file) for name in names)):
+        status = path.stat()
+        has_other_group = hands_on_group and status.st_gid != new.st_gid
+        if not has_other_group and stat.S_IMODE(status.st_mode) == stat.S_IMODE(new.st_mode):
+            continue
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            raise ConvertError(
+                f"{path}: its permissions or its group have to change, and it is a file of another set, too (a hard "
+                "link): publish a copy (without --move)"
+            )
         try:
-            if hands_on_group and path.stat().st_gid != new.st_gid:
+            if has_other_group:
                 os.chown(path, -1, new.st_gid)
             # After that: chown clears bits.
-            if stat.S_IMODE(path.stat().st_mode) != stat.S_IMODE(new.st_mode):
-                os.chmod(path, stat.S_IMODE(new.st_mode))
+            os.chmod(path, stat.S_IMODE(new.st_mode))
         except PermissionError:
             raise ConvertError(
                 f"{path}: its permissions or its group have to change, which only its owner may do: publish a copy "
@@ -196,46 +185,13 @@ def _make_movable(source: Path, names: list[str], like: tuple[Path, int]) -> Non
 def _move_new(source: Path, target: Path) -> bool:
     """Renames the set. Returns whether that was possible: not from one mount of a filesystem to another."""
     try:
-        _rename_new(source, target)
+        rename_new(source, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         return False
-    _sync_names(source.parent)
+    sync_names(source.parent)
     return True
-
-
-def _sync_names(folder: Path) -> None:
-    with contextlib.suppress(PermissionError):  # a folder that may be written to but not read
-        fsync_folder(folder)
-
-
-def _rename_new(folder: Path, target: Path) -> None:
-    """Renames a folder. Raises ConvertError if there is anything of that name already, even an empty folder."""
-    try:
-        if not _rename_without_replacing(folder, target):
-            # A filesystem without it, such as NFS. A folder can replace nothing but an empty folder, and that only if
-            # another process makes one between these two lines.
-            if os.path.lexists(target):
-                raise _taken(target)
-            folder.rename(target)
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and os.path.lexists(target):
-            raise _taken(target) from None
-        raise
-
-
-def _rename_without_replacing(folder: Path, target: Path) -> bool:
-    """Renames a folder by renameat2 of Linux. Returns False if the system or the filesystem does not have it."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    paths = (os.fsencode(folder), os.fsencode(target))
-    if renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
-        return True
-    if (code := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL):
-        return False
-    raise OSError(code, os.strerror(code), str(folder), None, str(target))
 
 
 # --- what is there ---------------------------------------------------------------------------------------------------

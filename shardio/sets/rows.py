@@ -50,6 +50,12 @@ def write_order(folder: Path, split: str, number: int, rows: NDArray[np.int64]) 
     return OrderEntry(name, *_write_numbers(folder / name, ORDER_ROW, rows))
 
 
+def write_crc32s(folder: Path, split: str, name: str, numbers: NDArray[np.uint32]) -> Crc32Entry:
+    """Writes the checksums of an array: those of its stored rows."""
+    file = array_crc32_name(split, name)
+    return Crc32Entry(file, *_write_numbers(folder / file, CRC32_ROW, numbers))
+
+
 def _write_numbers(path: Path, row: RowType, numbers: NDArray[Any]) -> tuple[int, str]:
     content = np.ascontiguousarray(numbers, row.dtype)
     return _write(path, row.file_header(len(content)), content.view(np.uint8).data)
@@ -113,9 +119,7 @@ class ArrayWriter:
         self._finish_file()
         if not self._shards:
             raise ValueError(f"an array needs at least one value; found none of {self._name!r}")
-        name = array_crc32_name(self._split, self._name)
-        numbers = np.array(self._crc32s, CRC32_ROW.dtype)
-        entry = Crc32Entry(name, *_write_numbers(self._folder / name, CRC32_ROW, numbers))
+        entry = write_crc32s(self._folder, self._split, self._name, np.array(self._crc32s, CRC32_ROW.dtype))
         self._finished = True
         return ArrayEntry(self._kind, self._row, tuple(self._shards), entry)
 

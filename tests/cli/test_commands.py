@@ -317,7 +317,8 @@ def test_a_demo_leaves_nothing_anywhere_unless_it_is_told_where(tmp_path: Path) 
 
 def test_help_names_every_command() -> None:
     text = shardio("--help").stdout
-    for command in ("plan", "convert", "info", "verify", "bench", "warm", "stage", "evict", "demo"):
+    changes = ("attach", "select", "drop", "relabel", "merge", "append", "diff")
+    for command in ("plan", "convert", "info", "verify", *changes, "bench", "warm", "stage", "evict", "demo"):
         assert f"\n  {command} " in text
         assert shardio(command, "--help").returncode == 0
 

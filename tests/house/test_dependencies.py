@@ -22,7 +22,7 @@ def packages_of(module: str) -> set[str]:
         ("simplejpeg", {"conversion.images.decode"}),
         ("scipy", {"conversion.sources.ilsvrc"}),
         ("distributed", {"conversion.engines.dask_cluster"}),
-        ("pyarrow", {"conversion.sources.arrow"}),
+        ("pyarrow", {"sets.arrow"}),
         ("fsspec", {"sets.remote"}),
         ("triton", {"augment.resample_cuda", "augment.pixels_cuda"}),
     ],

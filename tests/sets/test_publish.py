@@ -22,6 +22,7 @@ from folders import contents
 
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.manifest import load_manifest
+from shardio.sets import new_folder
 from shardio.sets import publish as publisher
 from shardio.sets.leftovers import find_left_overs, sweep_left_overs
 from shardio.sets.publish import publish
@@ -93,7 +94,7 @@ def test_a_move_from_one_mount_of_a_filesystem_to_another_is_a_copy_too(
     out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, renameat2: bool
 ) -> None:
     before = contents(out)
-    real, real_rename = publisher._rename_without_replacing, Path.rename
+    real, real_rename = new_folder.rename_without_replacing, Path.rename
 
     def rename(folder: Path, target: Path) -> Path:
         if folder == out:
@@ -105,7 +106,7 @@ def test_a_move_from_one_mount_of_a_filesystem_to_another_is_a_copy_too(
             rename(folder, target)
         return renameat2 and real(folder, target)
 
-    monkeypatch.setattr(publisher, "_rename_without_replacing", rename_without_replacing)
+    monkeypatch.setattr(new_folder, "rename_without_replacing", rename_without_replacing)
     monkeypatch.setattr(Path, "rename", rename)
     assert not publish(out, root / "small", move=True).renamed
     assert contents(root / "small") == before
@@ -171,7 +172,7 @@ def test_what_exists_is_never_replaced(out: Path, root: Path, move: bool, there:
 def test_what_appears_at_the_last_moment_is_not_replaced(
     out: Path, root: Path, monkeypatch: pytest.MonkeyPatch, there: str, renameat2: bool
 ) -> None:
-    real = publisher._rename_new
+    real = publisher.rename_new
 
     def late(folder: Path, target: Path) -> None:
         if there == "file":
@@ -182,9 +183,9 @@ def test_what_appears_at_the_last_moment_is_not_replaced(
             (target / "manifest.json").write_text("mine")
         real(folder, target)
 
-    monkeypatch.setattr(publisher, "_rename_new", late)
+    monkeypatch.setattr(publisher, "rename_new", late)
     if not renameat2:
-        monkeypatch.setattr(publisher, "_rename_without_replacing", lambda folder, target: False)
+        monkeypatch.setattr(new_folder, "rename_without_replacing", lambda folder, target: False)
     with pytest.raises(ConvertError, match="small: expected nothing there, found something"):
         publish(out, root / "small")
     assert os.listdir(root) == ["small"]
@@ -197,14 +198,14 @@ def test_renameat2_is_there_and_refuses_an_empty_folder(tmp_path: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("renameat2 is of Linux")
     with pytest.raises(FileExistsError):
-        publisher._rename_without_replacing(tmp_path / "a", tmp_path / "b")
-    assert publisher._rename_without_replacing(tmp_path / "a", tmp_path / "c")
+        new_folder.rename_without_replacing(tmp_path / "a", tmp_path / "b")
+    assert new_folder.rename_without_replacing(tmp_path / "a", tmp_path / "c")
     assert sorted(os.listdir(tmp_path)) == ["b", "c"]
 
 
 def test_a_filesystem_without_renameat2_publishes_too(out: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(out)
-    monkeypatch.setattr(publisher, "_RENAME_NOREPLACE", 1 << 30)  # EINVAL, as NFS gives it
+    monkeypatch.setattr(new_folder, "_RENAME_NOREPLACE", 1 << 30)  # EINVAL, as NFS gives it
     publish(out, root / "small")
     publish(out, root / "moved", move=True)
     assert contents(root / "small") == contents(root / "moved") == before
@@ -473,6 +474,7 @@ KILL = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
 import shardio.system.pour
+from shardio.sets import new_folder
 from shardio.sets import publish as publisher
 from shardio.system.files import _boot_time, _machine
 from shardio.sets.leftovers import find_left_overs, sweep_left_overs

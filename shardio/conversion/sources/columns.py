@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.sources.arrow import check_installed, open_parquet
 from shardio.conversion.sources.collection import Source
 from shardio.conversion.writing.shard_file import with_columns
 from shardio.errors import SourceError
 from shardio.format.layout import IndexColumns, check_columns
+from shardio.sets.arrow import check_installed, open_parquet
 
 PATH = "path"
 """The column whose cells are keys of sources."""

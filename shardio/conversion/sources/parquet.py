@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.conversion.sources.arrow import open_parquet
 from shardio.conversion.sources.clutter import clutter, entries
 from shardio.conversion.sources.collection import Collection, Item, Source, identify
 from shardio.conversion.sources.labels import NO_VECTORS
@@ -27,6 +26,7 @@ from shardio.conversion.sources.spool import ParquetOrigin, TableFile, is_struct
 from shardio.errors import SourceError
 from shardio.format.layout import MAX_CLASSES, MAX_KEY_NBYTES, is_split_name
 from shardio.format.parse import first_repeated
+from shardio.sets.arrow import open_parquet
 
 _SUFFIX = ".parquet"
 

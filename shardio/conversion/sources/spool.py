@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
-from shardio.conversion.sources.arrow import open_parquet
 from shardio.conversion.sources.collection import Item, Origin, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
+from shardio.sets.arrow import open_parquet
 from shardio.system.files import AtomicFile, write_all
 from shardio.system.opening import naming, open_untrusted
 

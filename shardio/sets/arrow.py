@@ -45,7 +45,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
             path, buffer_size=_BUFFER_NBYTES, pre_buffer=False, page_checksum_verification=True
         ) as file:
             yield file
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns may be any bytes
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's; pyarrow's errors about damage have no number
         first_line = (str(error).splitlines() or [type(error).__name__])[0]

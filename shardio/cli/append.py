@@ -1,0 +1,70 @@
+"""`shardio append`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardio.cli.changed import change_options, new_argument, show_change, tell_room
+from shardio.cli.convert import advance
+from shardio.cli.merge import merge_options
+from shardio.cli.options import columns_option, cores_option, folder, max_bad_option, set_argument, source_option
+from shardio.cli.output import say
+
+if TYPE_CHECKING:
+    from shardio.conversion.report import ConvertReport
+
+
+@click.command(short_help="A set with new images, as a new one.")
+@set_argument
+@click.argument("src", type=folder)
+@new_argument
+@source_option
+@click.option(
+    "--accept-layout", is_flag=True, help="Convert SRC as it is understood although that looks like a mistake."
+)
+@click.option(
+    "--empty-classes",
+    type=click.Choice(["refuse", "omit", "keep"]),
+    default="refuse",
+    help="Class folders without images, as for `convert`.",
+)
+@columns_option
+@cores_option
+@max_bad_option
+@merge_options
+@change_options
+def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> None:
+    """Make a new set in NEW of the set in OUT and the images in SRC, which are converted as those of OUT were.
+
+    Classes are united by their names. The files of OUT are shared between both sets by hard links. After an
+    interruption or a kill, the same command continues where it stopped.
+    """
+    from shardio.cli.progress import Bar
+    from shardio.conversion.append import append as append_images
+
+    with Bar(unit=" images", smoothing=0.1) as bar:
+
+        def tell(report: ConvertReport) -> None:
+            bar.close()
+            if not as_json:
+                say(f"converted {sum(report.num_samples.values()):,} images in {report.seconds:,.1f} s")
+
+        try:
+            report = append_images(
+                out,
+                src,
+                new,
+                on_converted=tell,
+                on_progress=lambda progress: advance(bar, progress),
+                on_room=tell_room,
+                **options,
+            )
+        except KeyboardInterrupt as error:
+            bar.close()
+            if error.args:
+                say(f"shardio: {error}; run the same command again to go on", err=True)
+            raise
+    show_change(report, as_json=as_json)

@@ -1,0 +1,120 @@
+"""`append`: new images, converted as those of a set were, and merged with it into a new set."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from shardio.conversion.amounts import DEFAULT_MAX_BAD
+from shardio.conversion.convert import convert
+from shardio.conversion.options import ConvertOptions, Src, read_options
+from shardio.conversion.report import ConvertReport, Progress
+from shardio.conversion.sources.detect import EmptyClasses, SourceKind
+from shardio.errors import ConvertError
+from shardio.sets.changes.carry import Carrying, ChangeReport, Room, check_target
+from shardio.sets.changes.history import conversions_of
+from shardio.sets.changes.merge import MergeOptions, SameKeys, carry_out_merge
+from shardio.sets.changes.parents import Parent, open_parent
+from shardio.sets.local import looks_like_a_set
+
+
+def append(
+    out: str | os.PathLike[str],
+    src: Src,
+    new: str | os.PathLike[str],
+    *,
+    source: SourceKind = "auto",
+    accept_layout: bool = False,
+    empty_classes: EmptyClasses = "refuse",
+    columns: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    max_bad: int | float | str = DEFAULT_MAX_BAD,
+    only_common: bool = False,
+    same_keys: SameKeys = "refuse",
+    copy: bool = False,
+    on_converted: Callable[[ConvertReport], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_room: Callable[[Room], None] | None = None,
+) -> ChangeReport:
+    """Makes a new set in the folder `new` of the set in `out` and the images in `src`.
+
+    The images are converted with the options of `out`, which its provenance tells. `convert` describes the arguments
+    from `source` to `max_bad`, and `on_progress`; `merge` all others. `on_converted` is called with the report of the
+    conversion. That goes into a folder beside `new`, from which an interrupted call goes on, and which is removed in
+    the end.
+
+    Raises ConvertError if it is not known how `out` was converted, and what `convert` and `merge` raise.
+    """
+    options = MergeOptions(only_common, same_keys)
+    parent = open_parent(out)
+    path = Path(os.path.abspath(new))
+    added = path.with_name(f".{path.name}.added")
+    if os.path.lexists(new) and looks_like_a_set(added):  # a call that was killed when all was done
+        shutil.rmtree(added, ignore_errors=True)
+    target = check_target(new, [parent])
+    _check_parent(parent, options, has_columns=columns is not None)
+    chosen = _options_of(parent)
+    report = convert(
+        src,
+        added,
+        source=source,
+        accept_layout=accept_layout,
+        empty_classes=empty_classes,
+        size=chosen.fit.size,
+        fit=chosen.fit.mode,
+        resample=chosen.fit.resample,
+        quality=chosen.quality,
+        shard_size=chosen.shard_nbytes,
+        order=chosen.order,
+        seed=chosen.seed,
+        exif_rotate=chosen.decode.exif_rotate,
+        background=chosen.decode.background,
+        workers=workers,
+        max_bad=max_bad,
+        columns=columns,
+        on_progress=on_progress,
+    )
+    if on_converted is not None:
+        on_converted(report)
+    try:
+        made = carry_out_merge([parent, open_parent(added)], target, options, Carrying(copy, on_room), "append")
+    except ConvertError as error:
+        raise ConvertError(f"{error}. The converted images are kept in {added}") from None
+    shutil.rmtree(added, ignore_errors=True)
+    return replace(made, notes={"num_added": dict(report.num_samples), "refused": dict(report.refused)})
+
+
+def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -> None:
+    """Raises ConvertError if new images would not go with the set, before they are converted."""
+    if options.only_common:
+        return
+    for name, split in parent.manifest.splits.items():
+        if split.arrays:
+            raise ConvertError(
+                f"{parent.folder}: split {name!r} has arrays ({', '.join(split.arrays)}), which new images have not: "
+                "leave them out by `--only-common`, from Python `only_common=True`, and attach arrays of all samples"
+            )
+        if split.index.columns and not has_columns:
+            raise ConvertError(
+                f"{parent.folder}: split {name!r} has columns ({', '.join(c for c, _ in split.index.columns)}): give "
+                "those of the new images by `--columns`, or leave them out by `--only-common`"
+            )
+
+
+def _options_of(parent: Parent) -> ConvertOptions:
+    """Returns how the set was converted."""
+    told = [one["conversion"] for one in conversions_of(parent.manifest)]
+    try:
+        found = [read_options(one) for one in told]
+    except ValueError as error:
+        raise ConvertError(f"{parent.folder}: {error}") from None
+    if not found or any(one != found[0] for one in found) or found[0].sample_shape != parent.manifest.sample_shape:
+        what = "several conversions with different options" if found else "a set that `convert` did not make"
+        raise ConvertError(
+            f"{parent.folder}: expected one way in which its images were converted, found {what}: convert the new "
+            "images by `shardio convert` as you choose, and merge both sets by `shardio merge`"
+        )
+    return found[0]

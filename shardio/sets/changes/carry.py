@@ -1,0 +1,323 @@
+"""Makes a folder of a draft: a new set, whole or not at all.
+
+Files that stay become hard links. Where the filesystem has none for them, they are cloned or copied. Indexes, orders
+and new arrays are written, the manifest comes last, and a rename makes the set appear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardio.errors import ConvertError, FormatError, SpaceError
+from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, FileEntry, IndexEntry, RejectsEntry, Split
+from shardio.format.layout import (
+    CRC32_ROW,
+    HEADER_NBYTES,
+    ORDER_ROW,
+    REJECTS_NAME,
+    array_crc32_name,
+    array_shard_name,
+    index_name,
+    shard_name,
+)
+from shardio.format.manifest import Manifest, commit_manifest
+from shardio.format.opening import open_checked
+from shardio.sets.changes.draft import ArrayDraft, Draft, GivenArray, Held, Orders, SplitDraft, Stored, check_arrays
+from shardio.sets.changes.history import describe_change
+from shardio.sets.changes.parents import Parent, read_held
+from shardio.sets.fill import Filler
+from shardio.sets.local import check_local
+from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_names, temporary_folder
+from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_index, write_order
+from shardio.sets.storage import FolderStorage
+from shardio.system.files import AtomicFile, write_atomic
+from shardio.system.links import is_same_file, try_clone, try_link
+from shardio.system.opening import naming
+from shardio.system.threads import Flag
+
+ARRAY_SHARD_NBYTES = 4 << 30
+"""The most bytes of a file of a new array."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """How the files that stay get into the new set, in bytes. It is told before the first is copied."""
+
+    linked_nbytes: int
+    cloned_nbytes: int
+    copied_nbytes: int
+    written_nbytes: int
+    """The size of what is new, but for arrays whose length is not known yet."""
+
+    @property
+    def needed_nbytes(self) -> int:
+        return self.copied_nbytes + self.written_nbytes
+
+
+@dataclass(frozen=True)
+class ChangeReport:
+    """The set that was made."""
+
+    path: str
+    digest: str
+    num_samples: Mapping[str, int]
+    """Samples per split."""
+    classes: tuple[str, ...]
+    num_files: int
+    nbytes: int
+    """The size of all files but the manifest."""
+    linked_nbytes: int
+    cloned_nbytes: int
+    copied_nbytes: int
+    written_nbytes: int
+    """The size of what is new, but for the manifest."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What the operation tells: counts, new classes."""
+
+
+@dataclass(frozen=True)
+class Carrying:
+    """How a set is made, beside what is in it."""
+
+    copy: bool = False
+    """Whether the new set shares no file with its parents: files are cloned or copied, and none is a hard link."""
+    on_room: Callable[[Room], None] | None = None
+    """Called once, when it is known what has to be copied and nothing is copied yet."""
+    on_progress: Callable[[int, int], None] | None = None
+    """Called with (bytes copied since, bytes to copy in all)."""
+
+
+def check_target(new: str | os.PathLike[str], parents: Sequence[Parent]) -> Path:
+    """Returns the path of the new set's folder. Raises ConvertError if it cannot be made; takes no time."""
+    check_local(new, ConvertError, "make the set in a folder here, and copy it there (docs/cluster.md)")
+    target = Path(os.path.abspath(new))
+    check_new(target, [parent.folder for parent in parents])
+    return target
+
+
+def carry_out(
+    draft: Draft,
+    new: str | os.PathLike[str],
+    operation: str,
+    arguments: Mapping[str, Any],
+    parents: Sequence[Parent],
+    carrying: Carrying,
+    notes: Mapping[str, Any] | None = None,
+) -> ChangeReport:
+    """Makes the set in the folder `new`. Raises ConvertError if that exists; FormatError, SpaceError, OSError: then
+    nothing is there. A process that is killed leaves the whole set, or a temporary folder beside it, which the next one
+    to make a set there removes."""
+    target = check_target(new, parents)
+    check_arrays(draft)
+    for name, split in draft.splits.items():
+        if not len(split):
+            raise ConvertError(f"split {name!r}: expected at least one sample, found none")
+    sweep_beside(target)
+    with temporary_folder(target) as (folder, _):
+        maker = _Maker(draft, folder, carrying)
+        provenance = describe_change(operation, arguments, [parent.manifest for parent in parents])
+        manifest = maker.make(provenance)
+        rename_new(folder, target)
+        sync_names(target.parent)
+    room = maker.room
+    return ChangeReport(
+        str(target),
+        manifest.digest,
+        {name: split.num_samples for name, split in manifest.splits.items()},
+        manifest.classes,
+        len(manifest.files) + 1,
+        manifest.nbytes,
+        room.linked_nbytes,
+        room.cloned_nbytes,
+        room.copied_nbytes,
+        manifest.nbytes - room.linked_nbytes - room.cloned_nbytes - room.copied_nbytes,
+        dict(notes or {}),
+    )
+
+
+class _Maker:
+    """Fills `folder` with one set."""
+
+    def __init__(self, draft: Draft, folder: Path, carrying: Carrying) -> None:
+        self.room = Room(0, 0, 0, 0)
+        self._draft = draft
+        self._folder = folder
+        self._carrying = carrying
+        self._to_copy: list[tuple[Held[FileEntry], FileEntry]] = []
+        self._orders: dict[str, Orders] = {}
+        """The orders of each split."""
+
+    def make(self, provenance: Mapping[str, Any]) -> Manifest:
+        draft = self._draft
+        staying = {name: self._keep_split(name, split) for name, split in draft.splits.items()}
+        self._copy(self._written_nbytes())
+        manifest = Manifest(
+            sample_shape=draft.sample_shape,
+            classes=draft.classes,
+            splits={name: self._finish_split(name, split, staying[name]) for name, split in draft.splits.items()},
+            rejects=self._rejects(),
+            provenance=provenance,
+            class_names=draft.class_names,
+        )
+        commit_manifest(self._folder, manifest)  # and syncs the names of all files, of links too
+        return manifest
+
+    # --- files that stay ----------------------------------------------------------------------------------------------
+
+    def _keep_split(self, name: str, split: SplitDraft) -> Split:
+        """Brings in the shards that stay. Returns the split's entry, whose index and orders are still to be written."""
+        orders = Orders()
+        pixels = split.pixels.kept()
+        shards = [replace(held.entry, file=shard_name(name, i)) for i, held in enumerate(pixels.shards)]
+        for held, entry in zip(pixels.shards, shards, strict=True):
+            self._keep(held, entry)
+        number = orders.number(pixels.order)
+        arrays = {array: self._keep_array(name, array, draft, orders) for array, draft in split.arrays.items()}
+        self._orders[name] = orders
+        return Split(len(split), IndexEntry("", 0, "", 4), tuple(shards), (), number, arrays)
+
+    def _keep_array(self, split: str, name: str, draft: ArrayDraft, orders: Orders) -> ArrayEntry:
+        kept = draft.stored.kept()
+        shards = []
+        for i, held in enumerate(kept.shards):
+            shard = held.entry
+            file = array_shard_name(split, name, i)
+            shards.append(ArrayShard(file, shard.nbytes, shard.sha256, shard.num_samples, draft.row))
+            self._keep(held, shards[-1])
+        crc32 = Crc32Entry(array_crc32_name(split, name), 0, "")
+        if (held_crc32 := _whole(draft.stored, kept.rows is None)) is not None:
+            crc32 = replace(held_crc32.entry, file=crc32.file)
+            self._keep(held_crc32, crc32)
+        return ArrayEntry(draft.kind, draft.row, tuple(shards), crc32, orders.number(kept.order))
+
+    def _keep(self, held: Held[FileEntry], entry: FileEntry) -> None:
+        """Gives the new set the file `entry`, which has the bytes of `held`."""
+        path = self._folder / entry.file
+        with open_checked(held.path, held.entry, self._draft.sample_shape) as file:
+            if not self._carrying.copy and try_link(held.path, path):
+                if not is_same_file(file, path):
+                    raise FormatError(f"{held.path}: expected a file that stays, found another now: try again")
+                self.room = replace(self.room, linked_nbytes=self.room.linked_nbytes + entry.nbytes)
+                return
+            with AtomicFile(path) as clone, naming(path):
+                if try_clone(file, clone.descriptor):
+                    clone.commit()
+                    self.room = replace(self.room, cloned_nbytes=self.room.cloned_nbytes + entry.nbytes)
+                    return
+        self._to_copy.append((held, entry))
+        self.room = replace(self.room, copied_nbytes=self.room.copied_nbytes + entry.nbytes)
+
+    def _copy(self, written_nbytes: int) -> None:
+        """Copies what could be neither linked nor cloned. Raises SpaceError before that if there is too little room."""
+        self.room = replace(self.room, written_nbytes=written_nbytes)
+        if self.room.needed_nbytes > (free := shutil.disk_usage(self._folder).free):
+            raise SpaceError(
+                f"{self._folder.parent}: expected room for {self.room.needed_nbytes:,} bytes, found {free:,} free. "
+                "Make room, or make the new set on the filesystem of the old one, where its files can be links"
+            )
+        carrying = self._carrying
+        if carrying.on_room is not None:
+            carrying.on_room(self.room)
+        if not self._to_copy:
+            return
+
+        def progress(nbytes: int) -> None:
+            if carrying.on_progress is not None:
+                carrying.on_progress(nbytes, self.room.copied_nbytes)
+
+        with contextlib.closing(_ParentStorage(self._to_copy)) as storage:
+            Filler(storage, self._folder, 2, "shardio-change", Flag(), progress).copy([new for _, new in self._to_copy])
+
+    # --- files that are new -------------------------------------------------------------------------------------------
+
+    def _written_nbytes(self) -> int:
+        total = 0
+        for name, split in self._draft.splits.items():
+            total += HEADER_NBYTES + split.rows.nbytes
+            total += len(self._orders[name].distinct) * ORDER_ROW.file_nbytes(len(split))
+            for array in split.given.values():
+                total += array.row.file_nbytes(len(split)) + CRC32_ROW.file_nbytes(len(split))
+        return total
+
+    def _finish_split(self, name: str, split: SplitDraft, entry: Split) -> Split:
+        distinct = self._orders[name].distinct
+        return replace(
+            entry,
+            index=self._index(name, split),
+            orders=tuple(write_order(self._folder, name, number, order) for number, order in enumerate(distinct)),
+            arrays={
+                **{array: self._with_crc32s(name, array, split, made) for array, made in entry.arrays.items()},
+                **{array: self._write_array(name, array, len(split), given) for array, given in split.given.items()},
+            },
+        )
+
+    def _index(self, name: str, split: SplitDraft) -> IndexEntry:
+        if split.index is None:
+            return write_index(self._folder, name, split.rows)
+        entry = replace(split.index.entry, file=index_name(name))
+        path = self._folder / entry.file
+        if self._carrying.copy or not try_link(split.index.path, path):
+            write_atomic(path, *index_content(split.rows))
+            return entry
+        self.room = replace(self.room, linked_nbytes=self.room.linked_nbytes + entry.nbytes)
+        return entry
+
+    def _with_crc32s(self, split: str, name: str, draft: SplitDraft, entry: ArrayEntry) -> ArrayEntry:
+        if entry.crc32.nbytes:
+            return entry
+        stored = draft.arrays[name].stored
+        data = [read_held(held, self._draft.sample_shape) for held in stored.crc32s]
+        numbers = np.concatenate([np.frombuffer(one, CRC32_ROW.dtype, offset=HEADER_NBYTES) for one in data])
+        rows = stored.kept().rows
+        return replace(entry, crc32=write_crc32s(self._folder, split, name, numbers if rows is None else numbers[rows]))
+
+    def _write_array(self, split: str, name: str, num_samples: int, given: GivenArray) -> ArrayEntry:
+        with ArrayWriter(self._folder, split, name, given.kind, given.row, ARRAY_SHARD_NBYTES) as writer:
+            written = 0
+            for block in given.blocks:
+                written += len(block)
+                if written > num_samples:
+                    break
+                writer.append(block)
+            if written != num_samples:
+                found = f"{written:,}" if written < num_samples else "more"
+                raise ConvertError(
+                    f"array {name!r}: expected values for the {num_samples:,} samples of {split!r}, found {found}"
+                )
+            return writer.finish()
+
+    def _rejects(self) -> RejectsEntry:
+        held = self._draft.rejects
+        data = b"".join(read_held(one, self._draft.sample_shape) for one in held)
+        path = self._folder / REJECTS_NAME
+        if self._carrying.copy or len(held) != 1 or not try_link(held[0].path, path):
+            write_atomic(path, data)
+        else:
+            self.room = replace(self.room, linked_nbytes=self.room.linked_nbytes + len(data))
+        num_rejects = sum(one.entry.num_rejects for one in held)
+        return RejectsEntry(REJECTS_NAME, len(data), hashlib.sha256(data).hexdigest(), num_rejects)
+
+
+def _whole(stored: Stored, all_rows: bool) -> Held[Crc32Entry] | None:
+    """Returns the file that has the checksums of just these rows, if there is one."""
+    return stored.crc32s[0] if all_rows and len(stored.crc32s) == 1 else None
+
+
+class _ParentStorage(FolderStorage):
+    """Files of other sets, each under the name that it has in the new one."""
+
+    def __init__(self, files: Iterable[tuple[Held[FileEntry], FileEntry]]) -> None:
+        self._paths = {entry.file: str(held.path) for held, entry in files}
+        super().__init__(os.path.dirname(next(iter(self._paths.values()))))
+
+    def path_of(self, entry: FileEntry) -> str:
+        return self._paths[entry.file]

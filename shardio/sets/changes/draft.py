@@ -1,0 +1,224 @@
+"""A set that is to be made of files of other sets: values and arithmetic on them, no I/O.
+
+Stored rows never move. Which of them are samples, and in which order, is said by numbers alone; a shard in which no row
+is a sample any more is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import ConvertError
+from shardio.format.entries import Crc32Entry, FileEntry, IndexEntry, RejectsEntry, ShardEntry
+from shardio.format.layout import (
+    MAX_ARRAYS,
+    ArrayKind,
+    RowType,
+    SampleShape,
+    array_shard_name,
+    check_array_name,
+    check_kind,
+    columns_of,
+    is_safe_name,
+)
+
+AnyEntry = TypeVar("AnyEntry", bound=FileEntry, covariant=True)
+
+
+@dataclass(frozen=True)
+class Held(Generic[AnyEntry]):
+    """A file of a set, which the new set has with the same bytes."""
+
+    folder: Path
+    entry: AnyEntry
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.entry.file
+
+
+class Kept(NamedTuple):
+    """What is left of stored rows when the shards without a sample are gone."""
+
+    shards: tuple[Held[ShardEntry], ...]
+    order: NDArray[np.int64] | None
+    rows: NDArray[np.bool_] | None
+    """Which of the rows are left; None for all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Rows of pixels or of an array in shards, and which of them are the samples."""
+
+    shards: tuple[Held[ShardEntry], ...]
+    order: NDArray[np.int64] | None
+    """For each sample its stored row; None if these are all rows as they stand."""
+    crc32s: tuple[Held[Crc32Entry], ...] = ()
+    """The checksums of all rows, one file after the other; none for pixels, whose index has them."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(shard.entry.num_samples for shard in self.shards)
+
+    def rows_of(self) -> NDArray[np.int64]:
+        """Returns the stored row of each sample."""
+        return np.arange(self.num_rows) if self.order is None else self.order
+
+    def take(self, samples: NDArray[np.int64]) -> Stored:
+        return replace(self, order=samples if self.order is None else self.order[samples])
+
+    def kept(self) -> Kept:
+        if self.order is None:
+            return Kept(self.shards, None, None)
+        counts = np.array([shard.entry.num_samples for shard in self.shards])
+        starts = np.cumsum([0, *counts])
+        shard_of = np.searchsorted(starts, self.order, side="right") - 1
+        used = np.bincount(shard_of, minlength=len(counts)) > 0
+        # Rows behind a shard that goes have as many rows fewer before them.
+        gone = np.cumsum(np.where(used, 0, counts)) - np.where(used, 0, counts)
+        order = self.order - gone[shard_of]
+        shards = tuple(shard for shard, is_used in zip(self.shards, used, strict=True) if is_used)
+        is_all = len(order) == counts[used].sum() and np.array_equal(order, np.arange(len(order)))
+        return Kept(shards, None if is_all else order, None if used.all() else np.repeat(used, counts))
+
+
+def concatenated(parts: Sequence[Stored]) -> Stored:
+    """Returns the samples of one part behind those of the other."""
+    order = None
+    if any(part.order is not None for part in parts):
+        starts = np.cumsum([0, *(part.num_rows for part in parts)])
+        order = np.concatenate([part.rows_of() + start for part, start in zip(parts, starts[:-1], strict=True)])
+    shards, crc32s = (chain.from_iterable(each) for each in zip(*((p.shards, p.crc32s) for p in parts), strict=True))
+    return Stored(tuple(shards), order, tuple(crc32s))
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayDraft:
+    kind: ArrayKind
+    row: RowType
+    stored: Stored
+
+
+@dataclass(frozen=True, eq=False)
+class GivenArray:
+    """An array that no set has yet. `blocks` gives its values in the order of the samples, (some samples, *shape)."""
+
+    kind: ArrayKind
+    row: RowType
+    blocks: Iterable[NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class SplitDraft:
+    rows: NDArray[np.void]
+    """The index, one row per sample."""
+    index: Held[IndexEntry] | None
+    """A file that has these rows; None if there is none yet."""
+    pixels: Stored
+    arrays: Mapping[str, ArrayDraft]
+    given: Mapping[str, GivenArray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def keys(self) -> list[bytes]:
+        keys: list[bytes] = self.rows["key"].tolist()
+        return keys
+
+    def take(self, samples: NDArray[np.int64]) -> SplitDraft:
+        """Returns the split of these samples, in this order, some perhaps several times."""
+        if np.array_equal(samples, np.arange(len(self))):
+            return self
+        arrays = {name: replace(array, stored=array.stored.take(samples)) for name, array in self.arrays.items()}
+        return SplitDraft(self.rows[samples], None, self.pixels.take(samples), arrays)
+
+    def with_labels(self, labels: NDArray[np.int64]) -> SplitDraft:
+        if np.array_equal(labels, self.rows["label"]):
+            return self
+        rows = self.rows.copy()
+        rows["label"] = labels
+        return replace(self, rows=rows, index=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A set that is to be made."""
+
+    sample_shape: SampleShape
+    classes: tuple[str, ...]
+    class_names: tuple[str, ...]
+    splits: Mapping[str, SplitDraft]
+    rejects: tuple[Held[RejectsEntry], ...]
+    """Lines of all of these are the new set's."""
+
+    def with_classes(self, classes: Sequence[str], numbers: NDArray[np.int64]) -> Draft:
+        """Returns the set with these classes, in which label i of this one is numbers[i], or -1 if no sample has it."""
+        names = dict(zip(self.classes, self.class_names, strict=False))
+        return replace(
+            self,
+            classes=tuple(classes),
+            class_names=tuple(names.get(name, name) for name in classes) if names else (),
+            splits={name: split.with_labels(numbers[split.rows["label"]]) for name, split in self.splits.items()},
+        )
+
+    def without_unused_classes(self) -> Draft:
+        if not self.classes:
+            return self
+        used = np.unique(np.concatenate([split.rows["label"] for split in self.splits.values()]))
+        numbers = np.full(len(self.classes), -1)
+        numbers[used] = np.arange(len(used))
+        return self.with_classes([self.classes[label] for label in used.tolist()], numbers)
+
+
+def check_arrays(draft: Draft) -> None:
+    """Raises ValueError if an array may not be what it is, and ConvertError if two files would have one name."""
+    splits = {name.lower(): name for name in draft.splits}
+    for name, split in draft.splits.items():
+        columns = {column for column, _ in columns_of(split.rows.dtype)}
+        every: dict[str, ArrayDraft | GivenArray] = {**split.arrays, **split.given}
+        if len(every) > MAX_ARRAYS:
+            raise ConvertError(f"split {name!r}: expected at most {MAX_ARRAYS} arrays, found {len(every)}")
+        seen: dict[str, str] = {}
+        for array, content in every.items():
+            check_array_name(array)
+            try:
+                check_kind(content.kind, content.row, draft.sample_shape)
+            except ValueError as error:
+                raise ValueError(f"array {array!r}: {error}") from None
+            if array in columns:
+                raise ConvertError(f"array {array!r}: a column of the index has this name: choose another name")
+            # Names that differ only in case are one file on some filesystems.
+            other = splits.get(f"{name}-{array}".lower())
+            if other is not None:
+                raise ConvertError(
+                    f"array {array!r} of the split {name!r}: its files would have the names of those of the split "
+                    f"{other!r}: choose another name"
+                )
+            if (same := seen.setdefault(array.lower(), array)) != array:
+                raise ConvertError(f"arrays {same!r} and {array!r}: names must differ in more than case")
+            if not is_safe_name(array_shard_name(name, array, 999_999)):
+                raise ConvertError(f"array {array!r} of the split {name!r}: the names are too long for files")
+
+
+class Orders:
+    """The distinct orders of a split, numbered as they come."""
+
+    def __init__(self) -> None:
+        self.distinct: list[NDArray[np.int64]] = []
+
+    def number(self, order: NDArray[np.int64] | None) -> int | None:
+        if order is None:
+            return None
+        for number, known in enumerate(self.distinct):
+            if np.array_equal(known, order):
+                return number
+        self.distinct.append(order)
+        return len(self.distinct) - 1

@@ -1,0 +1,128 @@
+"""Reads a set that others are made from: its manifest, indexes and orders, all compared with their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import ConvertError, FormatError, SetNotFoundError
+from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry, ShardEntry, Split
+from shardio.format.layout import HEADER_NBYTES, SampleShape
+from shardio.format.manifest import Manifest, load_manifest
+from shardio.format.opening import open_checked
+from shardio.sets.changes.draft import ArrayDraft, Draft, Held, SplitDraft, Stored
+from shardio.sets.names import find_folder
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A set as it is, in the folder `folder`, an absolute path."""
+
+    folder: Path
+    manifest: Manifest
+
+    @cached_property
+    def draft(self) -> Draft:
+        """The set itself, as one that is to be made. Raises FormatError if an index or an order is damaged."""
+        manifest = self.manifest
+        return Draft(
+            manifest.sample_shape,
+            manifest.classes,
+            manifest.class_names,
+            {name: self._split(split) for name, split in manifest.splits.items()},
+            (Held(self.folder, manifest.rejects),),
+        )
+
+    def _split(self, split: Split) -> SplitDraft:
+        orders = [(entry, self._order(entry)) for entry in split.orders]
+        return SplitDraft(
+            rows=self._rows(split.index),
+            index=Held(self.folder, split.index),
+            pixels=self._stored(split.shards, split.order, orders),
+            arrays={
+                name: ArrayDraft(array.kind, array.row, self._stored(array.shards, array.order, orders, array))
+                for name, array in split.arrays.items()
+            },
+        )
+
+    def _rows(self, entry: IndexEntry) -> NDArray[np.void]:
+        rows = np.frombuffer(self._read(entry), entry.dtype, offset=HEADER_NBYTES)
+        labels, most = rows["label"], len(self.manifest.classes)
+        if most and not (labels.min() >= 0 and labels.max() < most):
+            at = int(np.argmax((labels < 0) | (labels >= most)))
+            raise FormatError(
+                f"{self.folder / entry.file}: label: expected 0 to {most - 1}, found {labels[at]} at sample {at}"
+            )
+        return rows
+
+    def _order(self, entry: OrderEntry) -> NDArray[np.int64]:
+        return np.frombuffer(self._read(entry), np.int64, offset=HEADER_NBYTES)
+
+    def _stored(
+        self,
+        shards: Sequence[ShardEntry],
+        number: int | None,
+        orders: Sequence[tuple[OrderEntry, NDArray[np.int64]]],
+        array: ArrayEntry | None = None,
+    ) -> Stored:
+        crc32s = () if array is None else (Held(self.folder, array.crc32),)
+        stored = Stored(tuple(Held(self.folder, shard) for shard in shards), None, crc32s)
+        if number is None:
+            return stored
+        entry, order = orders[number]
+        if not (order.min() >= 0 and order.max() < stored.num_rows):
+            at = int(np.argmax((order < 0) | (order >= stored.num_rows)))
+            raise FormatError(
+                f"{self.folder / entry.file}: sample {at}: expected a stored row from 0 to {stored.num_rows - 1}, "
+                f"found {order[at]}"
+            )
+        return Stored(stored.shards, order, crc32s)
+
+    def _read(self, entry: FileEntry) -> bytes:
+        return read_held(Held(self.folder, entry), self.manifest.sample_shape)
+
+
+def read_held(held: Held[FileEntry], sample_shape: SampleShape) -> bytes:
+    """Returns all bytes of a file. Raises FormatError if they are not what the manifest says."""
+    with open_checked(held.path, held.entry, sample_shape) as file:
+        data = file.readall()
+    if (found := hashlib.sha256(data).hexdigest()) != held.entry.sha256:
+        raise FormatError(
+            f"{held.path}: sha256: expected {held.entry.sha256}, found {found}: `shardio verify` tells what else is "
+            "damaged, `shardio repair` mends it"
+        )
+    return data
+
+
+def open_parent(place: str | os.PathLike[str]) -> Parent:
+    """Returns the set in the folder `place`, or of that name in the catalogue. Raises SetNotFoundError, FormatError."""
+    folder = Path(os.path.realpath(find_folder(place)))
+    return Parent(folder, load_manifest(folder))
+
+
+def choose_splits(parent: Parent, split: str | Sequence[str] | None) -> list[str]:
+    """Returns the splits that the caller names; all of them for None. Raises SetNotFoundError if there is no such."""
+    found = list(parent.manifest.splits)
+    chosen = found if split is None else [split] if isinstance(split, str) else list(split)
+    for name in chosen:
+        if name not in found:
+            raise SetNotFoundError(f"{parent.folder}: expected a split {name!r}, found {', '.join(sorted(found))}")
+    return chosen
+
+
+def choose_split(parent: Parent, split: str | Sequence[str] | None, what: str) -> str:
+    """Returns the one split that is meant. Raises ConvertError if that is not clear."""
+    (first, *others) = choose_splits(parent, split)
+    if others:
+        raise ConvertError(
+            f"{parent.folder}: {what} of one split, found {', '.join(sorted([first, *others]))}: choose one by "
+            "`--split`, from Python `split=`"
+        )
+    return first

@@ -1,0 +1,1136 @@
+"""Sets made from others: what they hold, what they share, and that no call ever leaves half of one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import change_split, some_arrays
+from command import assert_one_clear_error, run_python, shardio
+from disks import FailingDisk
+from folders import contents, flip, hashes
+from numpy.typing import NDArray
+from pictures import random_picture, sample_pixels, write_jpeg
+from places import CHAOS
+
+from shardio.conversion.append import append
+from shardio.conversion.convert import convert
+from shardio.conversion.repair import repair
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.errors import ConvertError, FormatError, SetNotFoundError, ShardioError, SourceError, SpaceError
+from shardio.format.layout import HEADER_NBYTES
+from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets.changes import carry
+from shardio.sets.changes.attach import attach
+from shardio.sets.changes.carry import Room
+from shardio.sets.changes.diff import diff
+from shardio.sets.changes.merge import merge
+from shardio.sets.changes.relabel import relabel
+from shardio.sets.changes.select import Condition, drop, parse_condition, select
+from shardio.sets.changes.tables import open_array, read_keys, read_labels
+from shardio.sets.publish import publish
+from shardio.sets.verify import verify
+from shardio.system import links
+
+SHAPE = (6, 5, 3)
+
+
+@pytest.fixture(autouse=True)
+def no_syncing(no_waiting_for_the_disk: None) -> None:
+    pass
+
+
+@pytest.fixture
+def out(make_set: Callable[..., Path]) -> Iterator[Path]:
+    """25 samples in three shards. No test may change a byte of it."""
+    folder = make_set(25)
+    before = hashes(folder)
+    yield folder
+    assert hashes(folder) == before
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    return tmp_path / "new"
+
+
+def keys_of(folder: Path, split: str = "train") -> list[str]:
+    return [key.decode() for key in open_shards(folder, split).index["key"].tolist()]
+
+
+def key(sample: int) -> str:
+    return f"c{sample % 7}/{sample}.png"
+
+
+def samples_of(folder: Path, split: str = "train") -> list[int]:
+    """The numbers that the samples had in `make_set`, after their pixels were compared."""
+    opened = open_shards(folder, split)
+    numbers = [int(one.split("/")[1].removesuffix(".png")) for one in keys_of(folder, split)]
+    for number, (image, _) in zip(numbers, opened, strict=True):
+        assert np.array_equal(image, sample_pixels(number, SHAPE))
+    return numbers
+
+
+def left_beside(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.startswith(".")]
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def test_random_sequences_of_changes_equal_a_model_whatever_is_killed(tmp_path: Path) -> None:
+    result = run_python(CHAOS / "change_sets.py", "--sequences", "8", "--seed", "3", TMPDIR=str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "violations=[]" in result.stdout
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("careless", "told"),
+    [
+        ("draft.Stored.take = lambda self, samples: take(self, np.sort(samples))", "other samples"),
+        ("carry.write_order = lambda *a: real(*a[:3], a[3][::-1].copy())", "other samples"),
+        ("carry.try_link = lambda a, b: [shutil.copy(a, b), open(a, 'ab').write(b'x')]", "changed"),
+        ("carry.sync_names = lambda folder: (folder / 'left').mkdir(exist_ok=True)", "left"),
+    ],
+)
+def test_a_careless_change_is_noticed(careless: str, told: str, tmp_path: Path) -> None:
+    script = f"""
+import shutil, sys
+from pathlib import Path
+import numpy as np
+import change_sets
+from shardio.sets.changes import carry, draft
+real, take = carry.write_order, draft.Stored.take
+{careless}
+counts = change_sets.change_sets(Path(sys.argv[1]), 6, 1, say=lambda text: None)
+print("\\n".join(counts.violations))
+"""
+    result = run_python("-c", script, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert told in result.stdout
+
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+import numpy as np
+import attack, shardio
+from change_sets import killed_at
+attack.never_sync()
+folder = Path(sys.argv[1])
+for seed in range(2):
+    rng = np.random.default_rng(seed)
+    with shardio.ShardWriter(folder / f"set{seed}", (4, 5, 3), classes=["a", "b"], shard_nbytes=4096 + 300) as writer:
+        for i in range(12):
+            writer.append(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8), i % 2, key=f"{seed}/{i}")
+out, new = folder / "set0", folder / "new"
+calls = {
+    "select": lambda: shardio.select(out, new, indices=[11, 3, 3]),
+    "attach": lambda: shardio.attach(out, new, {"a": np.arange(12)}),
+    "relabel": lambda: shardio.relabel(out, new, {"0/3": "c"}, new_classes=True),
+    "merge": lambda: shardio.merge([out, folder / "set1"], new),
+    "copy": lambda: shardio.drop(out, new, labels="a", copy=True),
+}
+before = attack.hash_files(folder)
+for number, (name, call) in enumerate(calls.items()):
+    call()
+    expected = attack.hash_files(new)
+    at, seen = -number, set()  # every fifth call of each, and so every call of what they have in common
+    while True:
+        shutil.rmtree(new, ignore_errors=True)
+        at += 5
+        code = killed_at(call, at)
+        found = attack.hash_files(folder)
+        assert {one: found.get(one) for one in before} == before, (name, at)
+        whole = new.exists()
+        seen.add(whole)
+        if not whole:
+            call()
+        assert attack.hash_files(new) == expected, (name, at)
+        left = [one for one in os.listdir(folder) if one.startswith(".")]
+        assert not left or whole, (name, at, left)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, (name, at, code)
+    shutil.rmtree(new)
+    for one in os.listdir(folder):
+        if one.startswith("."):
+            (folder / one).unlink()
+    print(name, at > 15, sorted(seen))
+"""
+
+
+def test_a_call_that_is_killed_anywhere_leaves_the_whole_set_or_none_and_the_next_call_makes_it(tmp_path: Path) -> None:
+    result = run_python("-c", KILLED, tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    names = ("select", "attach", "relabel", "merge", "copy")
+    assert result.stdout.splitlines() == [f"{name} True [False, True]" for name in names]
+
+
+@pytest.mark.parametrize("operation", ["drop", "copy", "attach", "merge"])
+def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(operation: str, out: Path, new: Path) -> None:
+    changes: dict[str, Callable[[], object]] = {
+        "drop": lambda: drop(out, new, labels="c1"),
+        "copy": lambda: relabel(out, new, {key(1): "c0"}, copy=True),
+        "attach": lambda: attach(out, new, {"clip": np.zeros((25, 3), "<f4")}),
+        "merge": lambda: merge([out, out], new, same_keys="allow"),
+    }
+    first = 0
+    while True:
+        first += 1
+        with FailingDisk(first, errno.ENOSPC, for_good=first % 2 == 0).installed() as disk:
+            try:
+                changes[operation]()
+            except OSError:
+                assert disk.failed
+        if not disk.failed:
+            break
+        if new.exists():  # what failed was the syncing of its name, or a close
+            assert disk.failed[0] in ("fsync", "open", "close")
+            assert verify(new).ok
+            shutil.rmtree(new)
+        # On a disk that fails for good a folder cannot be emptied. The next call removes it.
+        assert left_beside(new.parent) == [] or disk.for_good
+    assert left_beside(new.parent) == []
+    assert first > 15
+    assert verify(new).ok
+
+
+def test_of_two_calls_at_the_same_time_one_makes_the_set(out: Path, new: Path) -> None:
+    barrier = threading.Barrier(2)
+
+    def change(label: str) -> str:
+        barrier.wait()
+        try:
+            select(out, new, labels=label, on_room=lambda room: barrier.wait() and None)
+        except ConvertError as error:
+            return str(error)
+        return label
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(change, ["c1", "c2"]))
+    (made,) = {"c1", "c2"}.intersection(ends)
+    assert sum("expected nothing there" in end for end in ends) == 1
+    assert samples_of(new) == [i for i in range(25) if i % 7 == int(made[1])]
+    assert left_beside(new.parent) == []
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_stay_are_hard_links_and_the_rest_is_new(out: Path, new: Path) -> None:
+    rooms: list[Room] = []
+    report = relabel(out, new, {key(3): "c0"}, on_room=rooms.append)
+    shared = [path.name for path in new.iterdir() if path.stat().st_nlink > 1]
+    assert sorted(shared) == ["rejects.jsonl", *(f"train-0000{i}.npy" for i in range(3))]
+    for name in shared:
+        assert (new / name).samefile(out / name)
+    assert report.linked_nbytes + report.written_nbytes == report.nbytes
+    assert (report.copied_nbytes, report.cloned_nbytes) == (0, 0)
+    assert rooms[0].copied_nbytes == 0
+    assert report.digest == load_manifest(new).digest != load_manifest(out).digest
+    assert load_manifest(new).format_version == 1
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
+def test_where_no_links_can_be_made_files_are_copied_and_that_is_said_before(
+    code: int, out: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    said: list[tuple[str, int]] = []
+    report = drop(
+        out,
+        new,
+        labels="c1",
+        on_room=lambda room: said.append(("room", room.copied_nbytes)),
+        on_progress=lambda nbytes, total: said.append(("copied", total)),
+    )
+    assert said[0] == ("room", report.copied_nbytes)
+    assert ("copied", report.copied_nbytes) in said[1:]
+    assert all(path.stat().st_nlink == 1 for path in new.iterdir())
+    assert samples_of(new) == [i for i in range(25) if i % 7 != 1]
+
+
+def test_copies_are_asked_for_by_copy(out: Path, new: Path) -> None:
+    report = select(out, new, labels="c1", copy=True)
+    assert report.linked_nbytes == 0
+    assert all(path.stat().st_nlink == 1 for path in new.iterdir())
+    assert verify(new).ok
+
+
+def test_a_filesystem_that_clones_is_asked_to(out: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ioctl(descriptor: int, request: int, source: int) -> int:
+        assert request == 0x40049409
+        os.sendfile(descriptor, source, 0, os.fstat(source).st_size)
+        return 0
+
+    monkeypatch.setattr(links.fcntl, "ioctl", ioctl)
+    report = select(out, new, labels="c1", copy=True)
+    assert report.cloned_nbytes > 0
+    assert report.copied_nbytes == 0
+    assert verify(new).ok
+
+
+def test_too_little_room_for_copies_is_told_before_anything_is_copied(
+    out: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 100))  # type: ignore[attr-defined]
+    with pytest.raises(SpaceError, match=r"expected room for [\d,]+ bytes, found 100 free"):
+        drop(out, new, labels="c1", copy=True)
+    assert not new.exists()
+    assert left_beside(new.parent) == []
+
+
+def test_a_damaged_file_is_not_copied_and_a_damaged_index_makes_no_set(
+    make_set: Callable[..., Path], new: Path
+) -> None:
+    out = make_set(25)
+    flip(out / "train-00001.npy")
+    with pytest.raises(FormatError, match=r"train-00001.npy: sha256: expected"):
+        drop(out, new, labels="c1", copy=True)
+    flip(out / "train-index.npy")
+    for change in (lambda: drop(out, new, labels="c1"), lambda: relabel(out, new, {key(1): "c0"})):
+        with pytest.raises(FormatError, match=r"train-index.npy: sha256: expected"):
+            change()
+    (out / "train-00001.npy").unlink()
+    (out / "train-00001.npy").symlink_to("train-00000.npy")
+    assert not new.exists()
+    assert left_beside(new.parent) == []
+
+
+@pytest.mark.parametrize("harm", ["link", "nothing", "cut", "header"])
+def test_a_file_that_opening_would_refuse_is_not_linked(harm: str, make_set: Callable[..., Path], new: Path) -> None:
+    out = make_set(25)
+    path = out / "train-00001.npy"
+    if harm == "header":
+        flip(path, 20)
+    elif harm == "cut":
+        os.truncate(path, 5000)
+    else:
+        path.rename(out / "aside")
+        if harm == "link":
+            path.symlink_to("aside")
+    with pytest.raises(FormatError, match=r"train-00001.npy"):
+        relabel(out, new, {key(1): "c0"})
+    assert not new.exists()
+
+
+def test_an_order_that_names_no_stored_row_makes_no_set(make_set: Callable[..., Path], new: Path) -> None:
+    out = make_set(25)
+    change_split(out, order=np.arange(25)[::-1].copy())
+    order = np.arange(25)
+    order[7] = 25
+    header = (out / "train-order-0.npy").read_bytes()[:HEADER_NBYTES]
+    (out / "train-order-0.npy").write_bytes(header + order.astype("<i8").tobytes())
+    with pytest.raises(FormatError, match="sha256"):
+        drop(out, new, labels="c1")
+
+
+def test_a_repair_of_one_set_replaces_its_file_and_writes_to_none_of_another(
+    image_tree: Path, tmp_path: Path, new: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, size=16, workers=1)
+    before = contents(out)
+    select(out, new, labels="n01")
+    flip(new / "train-00000.npy")  # one file of both sets
+    damaged = (new / "train-00000.npy").read_bytes()
+    repair(out, image_tree, workers=1)
+    assert contents(out) == before
+    assert (new / "train-00000.npy").read_bytes() == damaged
+    assert not (new / "train-00000.npy").samefile(out / "train-00000.npy")
+    with pytest.raises(ConvertError, match="found one that 'select' made of another: repair that one"):
+        repair(new, image_tree, workers=1)
+
+
+def test_a_set_of_links_is_published_as_a_copy_and_moved_only_if_no_permissions_change(
+    out: Path, new: Path, tmp_path: Path
+) -> None:
+    select(out, new, labels="c1")
+    modes = {path.name: path.stat().st_mode for path in out.iterdir()}
+    (tmp_path / "root").mkdir()
+    publish(new, tmp_path / "root" / "copy")
+    assert all(path.stat().st_nlink == 1 for path in (tmp_path / "root" / "copy").iterdir())
+    before = os.umask(0o077)
+    try:
+        with pytest.raises(ConvertError, match="a file of another set, too"):
+            publish(new, tmp_path / "root" / "moved", move=True)
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode for path in out.iterdir()} == modes
+    publish(new, tmp_path / "root" / "moved", move=True)
+    assert samples_of(tmp_path / "root" / "moved") == [1, 8, 15, 22]
+
+
+def test_a_change_of_one_percent_writes_less_than_two_percent(tmp_path: Path, new: Path) -> None:
+    shape, count = (64, 64, 3), 2000
+    with ShardWriter(tmp_path / "out", shape, classes=["a", "b"], shard_nbytes=6 << 20) as writer:
+        for i in range(count):
+            writer.append(np.full(shape, i % 256, np.uint8), 0, key=f"n01440764/n01440764_{i}.JPEG")
+    whole = sum(path.stat().st_blocks for path in (tmp_path / "out").iterdir())
+    some = np.random.default_rng(0).permutation(count)[: count // 100]
+    rows = open_shards(tmp_path / "out").index
+    relabel(tmp_path / "out", new, {bytes(rows["key"][i]): "b" for i in some})
+    drop(tmp_path / "out", tmp_path / "less", indices=some)
+    for made in (new, tmp_path / "less"):
+        written = sum(path.stat().st_blocks for path in made.iterdir() if path.stat().st_nlink == 1)
+        assert written < 0.02 * whole, f"{written / whole:.2%}"
+
+
+# --- where the new set goes ------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_made_over_anything_nor_inside_the_old_set(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for target, told in (
+        (tmp_path / "there", "expected nothing there"),
+        (out, "expected nothing there"),
+        (out / "inside", "outside of the set"),
+        (tmp_path / "no" / "such", "expected a folder for the new set"),
+    ):
+        with pytest.raises(ConvertError, match=told):
+            drop(out, target, labels="c1")
+    with pytest.raises(ConvertError, match="found a URL"):
+        drop(out, "s3://bucket/new", labels="c1")
+    with pytest.raises(SetNotFoundError):
+        drop(tmp_path / "there", tmp_path / "new", labels="c1")
+    assert os.listdir(tmp_path / "there") == []
+
+
+def test_the_provenance_names_parents_and_arguments_and_no_path(out: Path, tmp_path: Path, new: Path) -> None:
+    np.save(tmp_path / "clip.npy", np.zeros((25, 2), "<f4"))
+    attach(out, tmp_path / "a", {"clip": tmp_path / "clip.npy"})
+    select(tmp_path / "a", new, labels="c1", keys="c1/*", where="label < 5")
+    provenance = load_manifest(new).provenance
+    assert provenance["change"] == {
+        "operation": "select",
+        "arguments": {"labels": ["c1"], "keys": ["c1/*"], "where": ["label < 5"]},
+        "parents": [load_manifest(tmp_path / "a").digest],
+    }
+    (earlier,) = provenance["earlier"]
+    assert (earlier["operation"], earlier["parents"]) == ("attach", [load_manifest(out).digest])
+    assert str(tmp_path) not in json.dumps(provenance)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copytree(tmp_path / "a", elsewhere / "b")
+    select(elsewhere / "b", elsewhere / "new", labels="c1", keys="c1/*", where="label < 5")
+    assert contents(elsewhere / "new") == contents(new)
+
+
+# --- select and drop -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"labels": "c1"}, [1, 8, 15, 22]),
+        ({"labels": ["c1", 6]}, [1, 6, 8, 13, 15, 20, 22]),
+        ({"labels": "5"}, [5, 12, 19]),
+        ({"keys": "c1/?.png"}, [1, 8]),
+        ({"keys": [b"c1/*", "*/2.png"]}, [1, 2, 8, 15, 22]),
+        ({"where": "label >= 6"}, [6, 13, 20]),
+        ({"where": ["label>=2", "label != 2", "label<4.5"]}, [3, 4, 10, 11, 17, 18, 24]),
+        ({"listed": ["c3/24.png", "c2/2.png"]}, [2, 24]),
+        ({"listed": np.array([b"c3/24.png", b"c2/2.png"])}, [2, 24]),
+        ({"labels": "c1", "where": "label == 1", "keys": "*2*"}, [22]),
+        ({"indices": [24, 0, 0]}, [24, 0, 0]),
+        ({"indices": np.arange(25) % 5 == 4}, [4, 9, 14, 19, 24]),
+    ],
+)
+def test_samples_are_those_for_which_everything_holds(
+    options: dict[str, Any], expected: list[int], out: Path, new: Path, tmp_path: Path
+) -> None:
+    select(out, new, **options)
+    assert samples_of(new) == expected
+    drop(out, tmp_path / "others", **options)
+    assert samples_of(tmp_path / "others") == [i for i in range(25) if i not in expected]
+
+
+def test_a_random_share_is_that_of_its_seed(out: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        select(out, tmp_path / name, random=0.3, seed=seed)
+    assert len(samples_of(tmp_path / "a")) == 8
+    assert samples_of(tmp_path / "a") == samples_of(tmp_path / "b") == sorted(samples_of(tmp_path / "a"))
+    assert samples_of(tmp_path / "c") != samples_of(tmp_path / "a")
+    drop(out, tmp_path / "rest", random=0.3, seed=1)
+    assert sorted(samples_of(tmp_path / "rest") + samples_of(tmp_path / "a")) == list(range(25))
+
+
+def test_a_selection_of_a_selection_refers_to_the_stored_rows(out: Path, tmp_path: Path) -> None:
+    select(out, tmp_path / "a", indices=[20, 3, 7, 21, 1])
+    select(tmp_path / "a", tmp_path / "b", indices=[4, 0, 0, 3])
+    assert samples_of(tmp_path / "b") == [1, 20, 20, 21]
+    split = load_manifest(tmp_path / "b").splits["train"]
+    assert [shard.num_samples for shard in split.shards] == [10, 5]  # no row of the second shard is left
+    assert np.load(tmp_path / "b" / "train-order-0.npy").tolist() == [1, 10, 10, 11]
+
+
+def test_whole_shards_in_their_order_need_no_order_and_stay_version_1(out: Path, tmp_path: Path) -> None:
+    select(out, tmp_path / "a", indices=np.arange(10, 25))
+    manifest = load_manifest(tmp_path / "a")
+    assert manifest.format_version == 1
+    assert [shard.num_samples for shard in manifest.splits["train"].shards] == [10, 5]
+    select(out, tmp_path / "b", indices=np.arange(25)[::-1])
+    select(tmp_path / "b", tmp_path / "c", indices=np.arange(25)[::-1])
+    assert load_manifest(tmp_path / "b").format_version == 2
+    assert load_manifest(tmp_path / "c").digest == load_manifest(out).digest
+    merge([tmp_path / "a", out], tmp_path / "d", same_keys="allow")
+    assert load_manifest(tmp_path / "d").format_version == 1
+
+
+def test_arrays_go_with_their_samples_and_share_orders_that_are_equal(
+    make_set: Callable[..., Path], new: Path, tmp_path: Path
+) -> None:
+    out = make_set(25)
+    given = some_arrays(25, 6, 5)
+    change_split(out, given)
+    chosen = [24, 3, 3, 11, 0]
+    select(out, new, indices=chosen)
+    opened = open_shards(new)
+    for name, (kind, values) in given.items():
+        found = np.empty((5, *values.shape[1:]), values.dtype)
+        opened.gather_array(name, np.arange(5), found)
+        assert np.array_equal(found, values[chosen])
+        assert opened.content.arrays[name].kind == kind
+    # The shards of arrays hold seven rows and those of pixels ten.
+    assert len(opened.orders) == 2
+    assert verify(new).ok
+    drop(new, tmp_path / "again", indices=[0])
+    again = np.empty((4, 16), "<f2")
+    open_shards(tmp_path / "again").gather_array("clip", np.arange(4), again)
+    assert np.array_equal(again, given["clip"][1][chosen[1:]])
+
+
+def test_classes_keep_their_numbers_unless_only_used_ones_are_wanted(out: Path, new: Path, tmp_path: Path) -> None:
+    select(out, new, labels=["c5", "c2"])
+    assert open_shards(new).classes == tuple(f"c{i}" for i in range(7))
+    report = select(out, tmp_path / "used", labels=["c5", "c2"], used_classes=True)
+    opened = open_shards(tmp_path / "used")
+    assert opened.classes == report.classes == ("c2", "c5")
+    assert [opened.classes[label] for label in opened.labels] == [one.split("/")[0] for one in keys_of(new)]
+
+
+def two_splits(folder: Path, **options: Any) -> Path:
+    with ShardWriter(folder, SHAPE, classes=["c0", "c1"], **options) as writer:
+        for split, numbers in (("train", range(8)), ("val", range(8, 12))):
+            for i in numbers:
+                writer.append(sample_pixels(i, SHAPE), i % 2, split=split, key=f"c{i % 2}/{i}.png")
+    return folder
+
+
+def test_splits_that_are_not_named_stay_and_a_split_can_be_left_out(tmp_path: Path, new: Path) -> None:
+    out = two_splits(tmp_path / "two")
+    select(out, new, labels="c1", split="train")
+    assert samples_of(new) == [1, 3, 5, 7]
+    assert samples_of(new, "val") == [8, 9, 10, 11]
+    drop(out, tmp_path / "train alone", split="val")
+    assert list(load_manifest(tmp_path / "train alone").splits) == ["train"]
+    with pytest.raises(ConvertError, match=r"split 'val': no sample is left.*--split"):
+        select(out, tmp_path / "x", keys="c1/3.png")
+    with pytest.raises(ConvertError, match="no sample is left in any split"):
+        drop(out, tmp_path / "x", split=["train", "val"])
+    with pytest.raises(ConvertError, match=r"indices are of one split, found train, val"):
+        select(out, tmp_path / "x", indices=[1])
+    with pytest.raises(SetNotFoundError, match="expected a split 'test', found train, val"):
+        select(out, tmp_path / "x", indices=[1], split="test")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "say which samples"),
+        ({"labels": "c11"}, r"expected a class of the set, or a number from 0 to 6, found 'c11' \(there is 'c1'"),
+        ({"labels": 7}, "found 7"),
+        ({"labels": "-1"}, "found '-1'"),
+        ({"where": "year >= 2000"}, r"year >= 2000: expected a column of the index \(label, source_width"),
+        ({"where": "key == 1"}, "expected a column of the index"),
+        ({"where": "label"}, "a condition must be"),
+        ({"where": "label == __import__('os')"}, "a condition must be"),
+        ({"where": "label >= 1e"}, "a condition must be"),
+        ({"where": "label >= 1 or label < 1"}, "a condition must be"),
+        ({"where": "label >= 1.2.3"}, "a condition must be"),
+        ({"listed": ["c0/0.png", "no"]}, "1 of 2 listed keys are of no sample: 'no'"),
+        ({"keys": "nothing*"}, "no sample is left"),
+        ({"indices": [25]}, "from 0 to 24, found 25 to 25"),
+        ({"indices": [-1]}, "from 0 to 24, found -1 to -1"),
+        ({"indices": []}, "expected one row of integers, or a mask, found float64"),
+        ({"indices": [[1]]}, "expected one row of integers"),
+        ({"indices": [True]}, "expected a mask of 25 samples, found 1"),
+        ({"indices": [1], "labels": "c1"}, "leave the other conditions out"),
+        ({"random": 0}, "a share of the samples"),
+        ({"random": 1.5}, "a share of the samples"),
+    ],
+)
+def test_what_selects_nothing_or_cannot_be_understood_is_told(
+    options: dict[str, Any], told: str, out: Path, new: Path
+) -> None:
+    with pytest.raises((ShardioError, ValueError), match=told):
+        select(out, new, **options)
+    assert not new.exists()
+
+
+def test_conditions_are_one_comparison_with_a_number() -> None:
+    assert parse_condition(" year>=2000 ") == Condition("year", ">=", 2000)
+    assert parse_condition("score = -1.5e3") == Condition("score", "=", -1500.0)
+    assert type(parse_condition("year < 3").number) is int
+    rows = np.array([((1 << 62) + 1, np.nan)], [("id", "<i8"), ("score", "<f8")])
+    assert not parse_condition(f"id == {1 << 62}").holds(rows).any()  # as integers, and not as floats
+    assert parse_condition(f"id < {1 << 70}").holds(rows).all()
+    assert not parse_condition("score >= -1e300").holds(rows).any()
+
+
+# --- files of keys and arrays, which may hold anything ----------------------------------------------------------------
+
+
+def test_keys_are_read_from_lines_and_from_arrays(out: Path, tmp_path: Path) -> None:
+    names = [key(3), key(17)]
+    (tmp_path / "lines.txt").write_bytes("\r\n".join(names).encode() + b"\r\n\n")
+    np.save(tmp_path / "text.npy", np.array(names))
+    np.save(tmp_path / "bytes.npy", np.array(names, "S"))
+    np.savez(tmp_path / "both.npz", keys=np.array(names), other=np.zeros(3))
+    for name in ("lines.txt", "text.npy", "bytes.npy", "both.npz"):
+        select(out, tmp_path / f"by-{name}", listed=tmp_path / name)
+        assert samples_of(tmp_path / f"by-{name}") == [3, 17]
+
+
+def hostile_files(folder: Path) -> Mapping[str, Path]:
+    np.save(folder / "objects.npy", np.array([{}], object), allow_pickle=True)
+    np.savez(folder / "objects.npz", keys=np.array([{}], object))
+    np.savez(folder / "several.npz", a=np.zeros(1), b=np.zeros(1))
+    np.save(folder / "numbers.npy", np.zeros(25))
+    (folder / "empty").write_bytes(b"")
+    (folder / "gap").write_bytes(b"a\n\nb\n")
+    (folder / "cut.npy").write_bytes((folder / "numbers.npy").read_bytes()[:40])
+    (folder / "short.npy").write_bytes((folder / "numbers.npy").read_bytes()[:-8])
+    (folder / "zip.npz").write_bytes(b"PK\x03\x04" + b"x" * 40)
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1 << 60,), }"
+    (folder / "lie.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    (folder / "link").symlink_to("numbers.npy")
+    os.mkfifo(folder / "fifo")
+    return {path.name: path for path in folder.iterdir()}
+
+
+def test_files_that_are_no_lists_of_keys_are_refused_by_name(out: Path, new: Path, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for name, path in hostile_files(tmp_path / "files").items():
+        with pytest.raises((SourceError, ConvertError)) as error:
+            select(out, new, listed=path)
+        assert name in str(error.value) or "of no sample" in str(error.value)
+    with pytest.raises(FileNotFoundError):
+        select(out, new, listed=tmp_path / "nothing")
+    assert not new.exists()
+
+
+def test_files_that_are_no_arrays_are_refused_by_name(out: Path, new: Path, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    for name, path in hostile_files(tmp_path / "files").items():
+        if name != "numbers.npy":
+            with pytest.raises((SourceError, ConvertError), match=name):
+                attach(out, new, {"a": path})
+    with pytest.raises(SourceError, match="found a folder"):
+        attach(out, new, {"a": tmp_path})
+    assert not new.exists()
+
+
+def test_no_damage_of_a_file_is_anything_but_a_clear_error(tmp_path: Path) -> None:
+    np.save(tmp_path / "array", np.zeros((25, 3), "<f4"))
+    np.save(tmp_path / "keys", np.array([f"k{i}" for i in range(9)]))
+    np.savez_compressed(tmp_path / "zip", keys=np.array([f"k{i}" for i in range(9)]))
+    (tmp_path / "labels.csv").write_text("key,label\na,b\nc,d\n")
+    readers: list[tuple[Callable[[Path], object], str]] = [
+        (open_array, "array.npy"),
+        (read_keys, "keys.npy"),
+        (read_keys, "zip.npz"),
+        (read_labels, "labels.csv"),
+    ]
+    rng = random.Random(5)
+    refused = 0
+    for _ in range(600):
+        read, name = rng.choice(readers)
+        data = bytearray((tmp_path / name).read_bytes())
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(min(len(data), 130) if rng.random() < 0.7 else len(data))
+            change = rng.random()
+            if change < 0.5:
+                data[at] = rng.randrange(256)
+            elif change < 0.7:
+                data[at:at] = bytes(rng.choices(b"()[]{},'\"0123456789:<>Of\n", k=rng.randint(1, 60)))
+            else:
+                del data[at : at + rng.randint(1, 20)]
+            data = data or bytearray(b"x")
+        (tmp_path / "damaged").write_bytes(data)
+        try:
+            read(tmp_path / "damaged")
+        except SourceError as error:
+            refused += "damaged" in str(error)
+    assert refused > 300
+
+
+# --- attach ----------------------------------------------------------------------------------------------------------
+
+
+def array_of(folder: Path, name: str, split: str = "train") -> NDArray[Any]:
+    opened = open_shards(folder, split)
+    row = opened.array(name).row
+    found = np.empty((len(opened), *row.shape), row.dtype)
+    opened.gather_array(name, np.arange(len(opened)), found)
+    return found
+
+
+@pytest.mark.parametrize("how", ["file", "array", "blocks", "fortran", "keys", "lines"])
+def test_an_array_has_the_value_of_each_sample(
+    how: str, out: Path, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carry, "ARRAY_SHARD_NBYTES", HEADER_NBYTES + 7 * 24)
+    values = np.random.default_rng(0).standard_normal((25, 2, 3)).astype("<f4")
+    given: Any = values
+    by: Any = None
+    if how == "file":
+        given = tmp_path / "values.npy"
+        np.save(given, values)
+    elif how == "blocks":
+        given = (values[i : i + 4] for i in range(0, 25, 4))
+    elif how == "fortran":
+        given = np.asfortranarray(values)
+    elif how in ("keys", "lines"):
+        other = np.random.default_rng(1).permutation(25)
+        given = np.concatenate([values[other], values[:1]])
+        by = [*(key(i) for i in other), "another"]
+        if how == "lines":
+            (tmp_path / "keys.txt").write_text("\n".join(by))
+            by = tmp_path / "keys.txt"
+    report = attach(out, new, {"clip": given}, by=by)
+    assert np.array_equal(array_of(new, "clip"), values)
+    assert len(load_manifest(new).splits["train"].arrays["clip"].shards) == 4
+    assert samples_of(new) == list(range(25))
+    assert verify(new).ok
+    assert report.linked_nbytes >= sum(path.stat().st_size for path in out.glob("*.npy"))
+
+
+def test_arrays_of_every_kind_can_be_attached_and_replaced(out: Path, new: Path, tmp_path: Path) -> None:
+    given = some_arrays(25, 6, 5)
+    kinds = {name: kind for name, (kind, _) in given.items()}
+    attach(out, new, {name: values for name, (_, values) in given.items()}, kinds=kinds)
+    for name, (kind, values) in given.items():
+        assert np.array_equal(array_of(new, name), values)
+        assert load_manifest(new).splits["train"].arrays[name].kind == kind
+    with pytest.raises(ValueError, match=r"has an array 'clip' already.*--replace"):
+        attach(new, tmp_path / "x", {"clip": np.zeros(25)})
+    attach(new, tmp_path / "x", {"clip": np.arange(25)}, replace=True)
+    assert array_of(tmp_path / "x", "clip").tolist() == list(range(25))
+    assert np.array_equal(array_of(tmp_path / "x", "mask"), given["mask"][1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "told"),
+    [
+        ({"a": np.zeros(24)}, {}, r"array 'a': expected a row for each of the 25 samples, found 24; `--by`"),
+        ({"a": np.zeros((25, 0))}, {}, "must be at most 8 numbers from 1 to"),
+        ({"a": np.zeros(25, ">f4")}, {}, r"array.astype\('<f4'\)"),
+        ({"a": np.array([None] * 25)}, {}, "an array's type must be one of"),
+        ({"a": np.zeros(25, "M8[s]")}, {}, "an array's type must be one of"),
+        ({"a": np.zeros(())}, {}, "expected a row for each"),
+        ({"a": np.zeros(25)}, {"kinds": "mask"}, "a mask must have"),
+        ({"a": np.zeros(25)}, {"kinds": "picture"}, "kind must be one of"),
+        ({"a": np.zeros(25)}, {"kinds": {"b": "mask"}}, "kinds must be those of the arrays"),
+        ({"a-b": np.zeros(25)}, {}, "an array's name must be"),
+        ({"label": np.zeros(25)}, {}, "must not be .*'label'"),
+        ({"a": np.zeros(25), "A": np.zeros(25)}, {}, "differ in more than case"),
+        ({}, {}, "at least one array"),
+        ({"a": []}, {}, "expected blocks of values, found none"),
+        ({"a": [np.zeros(20)]}, {}, r"expected values for the 25 samples of 'train', found 20"),
+        ({"a": [np.zeros(20), np.zeros(20)]}, {}, "found more"),
+        ({"a": [np.zeros(20), np.zeros(5, "f4")]}, {}, "expected blocks of rows of <f8"),
+        ({"a": [np.zeros(20), 5]}, {}, "expected blocks of rows of <f8"),
+        ({"a": [1, 2]}, {}, "expected arrays of NumPy, found int"),
+        ({"a": np.zeros(25)}, {"by": [key(i) for i in range(24)] + ["x"]}, "found none for 1 of 25: 'c3/24.png'"),
+        ({"a": np.zeros(25)}, {"by": [key(i) for i in range(24)] + [key(0)]}, "found 1 again: 'c0/0.png'"),
+        ({"a": np.zeros(25)}, {"by": [key(i) for i in range(26)]}, "a row for each of the 26 keys, found 25"),
+        ({"a": [np.zeros(25)]}, {"by": [key(i) for i in range(25)]}, "leave `by` out"),
+    ],
+)
+def test_what_cannot_be_an_array_is_told_and_makes_nothing(
+    arrays: dict[str, Any], options: dict[str, Any], told: str, out: Path, new: Path
+) -> None:
+    with pytest.raises((ShardioError, ValueError), match=told):
+        attach(out, new, arrays, **options)
+    assert not new.exists()
+    assert left_beside(new.parent) == []
+
+
+def test_an_array_whose_files_would_be_those_of_another_split_is_refused(tmp_path: Path, new: Path) -> None:
+    with ShardWriter(tmp_path / "out", SHAPE) as writer:
+        for split in ("train", "Train-Val"):
+            writer.append(sample_pixels(0, SHAPE), 0, split=split)
+    with pytest.raises(ConvertError, match=r"array 'val' of the split 'train'.*of the split 'Train-Val'"):
+        attach(tmp_path / "out", new, {"val": np.zeros(1)}, split="train")
+    attach(tmp_path / "out", new, {"value": np.zeros(1)}, split="train")
+
+
+def test_an_array_cannot_have_the_name_of_a_column(tmp_path: Path, new: Path) -> None:
+    with ShardWriter(tmp_path / "out", SHAPE, columns={"year": int}) as writer:
+        writer.append(sample_pixels(0, SHAPE), 0, columns={"year": 1999})
+    with pytest.raises(ConvertError, match="array 'year': a column of the index has this name"):
+        attach(tmp_path / "out", new, {"year": np.zeros(1)})
+
+
+# --- relabel ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["mapping", "csv", "parquet", "numbers"])
+def test_samples_get_the_labels_of_their_keys(how: str, out: Path, new: Path, tmp_path: Path) -> None:
+    labels: Any = {key(3): "c0", key(10): "c6"}
+    if how == "csv":
+        text = "extra, key ,label\n1,c3/3.png, c0\n\n2,c3/10.png,6\n"
+        (tmp_path / "labels.csv").write_text(text, encoding="utf-8-sig")
+        labels = tmp_path / "labels.csv"
+    elif how in ("parquet", "numbers"):
+        pa = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as pq
+
+        column = [0, 6] if how == "numbers" else pa.array(["c0", "c6"]).dictionary_encode()
+        labels = tmp_path / "labels.parquet"
+        pq.write_table(pa.table({"path": [key(3), key(10)], "label": column}), labels)
+    report = relabel(out, new, labels)
+    expected = [i % 7 for i in range(25)]
+    expected[3], expected[10] = 0, 6
+    assert open_shards(new).labels.tolist() == expected
+    assert samples_of(new) == list(range(25))
+    assert report.notes == {"num_relabelled": {"train": 2}, "new_classes": []}
+    assert load_manifest(new).format_version == 1
+
+
+def test_new_classes_come_behind_the_others_or_as_they_are_listed(out: Path, new: Path, tmp_path: Path) -> None:
+    labels = {key(3): "wolf", key(4): "dog", key(5): "wolf"}
+    with pytest.raises(SourceError, match=r"found 'wolf'.*--new-classes"):
+        relabel(out, new, labels)
+    report = relabel(out, new, labels, new_classes=True)
+    assert report.classes == (*(f"c{i}" for i in range(7)), "dog", "wolf")
+    assert report.notes["new_classes"] == ["dog", "wolf"]
+    listed = ["wolf", "dog", *(f"c{i}" for i in range(6, -1, -1))]
+    relabel(out, tmp_path / "listed", labels, classes=listed)
+    one, two = open_shards(new), open_shards(tmp_path / "listed")
+    assert two.classes == tuple(listed)
+    assert [one.classes[i] for i in one.labels] == [two.classes[i] for i in two.labels]
+    with pytest.raises(ConvertError, match=r"have classes that are not listed, such as 'c0'"):
+        relabel(out, tmp_path / "x", labels, classes=["wolf", "dog"])
+    with pytest.raises(ValueError, match="found 'dog' twice"):
+        relabel(out, tmp_path / "x", labels, classes=["dog", "dog"])
+
+
+def test_names_for_people_are_taken_if_they_are_of_one_class(tmp_path: Path, new: Path) -> None:
+    names = ["crane", "crane", "dog"]
+    with ShardWriter(tmp_path / "out", SHAPE, classes=["n1", "n2", "n3"], class_names=names) as writer:
+        for i in range(3):
+            writer.append(sample_pixels(i, SHAPE), i, key=f"{i}")
+    relabel(tmp_path / "out", new, {"0": "dog", "1": "cat"}, new_classes=True)
+    assert open_shards(new).labels.tolist() == [2, 3, 2]
+    assert open_shards(new).class_names == (*names, "cat")
+    with pytest.raises(SourceError, match="'crane' is the name of several classes: say which of n1, n2"):
+        relabel(tmp_path / "out", tmp_path / "x", {"0": "crane"})
+    select(tmp_path / "out", tmp_path / "x", labels="crane")
+    assert keys_of(tmp_path / "x") == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "expected a column 'key', found no header"),
+        (b"key,label\n", "expected rows with a key and a label"),
+        (b"key,klass\na,b\n", "expected a column 'label', found key, klass"),
+        (b"key,key,label\na,b,c\n", "expected one column 'key', found 2"),
+        (b"key,label\na\n", "line 2: expected 2 cells, found 1"),
+        (b"key,label\nc0/0.png,c1\nc0/0.png,c2\n", "line 3: expected one label for 'c0/0.png', found 'c1' and 'c2'"),
+        (b"key,label\nno,c1\n", "1 of 1 keys are of no sample: 'no'"),
+        (b"key,label\nc0/0.png,7\n", "from 0 to 6, found '7'"),
+        (b'key,label\n"c0', "unexpected end of data"),
+        (b"PAR1xxxx", "expected a sound parquet file"),
+    ],
+)
+def test_tables_that_are_no_labels_are_refused_with_the_place(
+    text: bytes, told: str, out: Path, new: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "labels").write_bytes(text)
+    with pytest.raises(SourceError, match=f"{re.escape(str(tmp_path / 'labels'))}.*{told}"):
+        relabel(out, new, tmp_path / "labels")
+    assert not new.exists()
+
+
+# --- merge -----------------------------------------------------------------------------------------------------------
+
+
+def write_set(folder: Path, samples: Mapping[int, str], classes: list[str], **options: Any) -> Path:
+    with ShardWriter(folder, SHAPE, classes=classes, **options) as writer:
+        for i, label in samples.items():
+            numbers = dict.fromkeys(options.get("columns", {}), i)
+            writer.append(sample_pixels(i, SHAPE), classes.index(label), key=f"{label}/{i}.png", columns=numbers)
+    return folder
+
+
+def test_classes_are_united_by_name(tmp_path: Path, new: Path) -> None:
+    a = write_set(tmp_path / "a", {0: "cat", 1: "dog"}, ["cat", "dog"])
+    b = write_set(tmp_path / "b", {2: "elephant" * 9, 3: "dog"}, ["dog", "elephant" * 9], class_names=["Dog", "E"])
+    report = merge([a, b], new)
+    opened = open_shards(new)
+    assert opened.classes == report.classes == ("cat", "dog", "elephant" * 9)
+    assert opened.class_names == ("cat", "Dog", "E")
+    assert opened.labels.tolist() == [0, 1, 2, 1]
+    assert samples_of(new) == [0, 1, 2, 3]
+    assert verify(new).ok
+    assert [path.name for path in sorted(new.glob("train-0*"))] == ["train-00000.npy", "train-00001.npy"]
+
+
+def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Path, new: Path) -> None:
+    a = write_set(tmp_path / "a", {0: "cat"}, ["cat"])
+    year = write_set(tmp_path / "year", {1: "cat"}, ["cat"], columns={"year": int})
+    attach(a, tmp_path / "clip", {"clip": np.zeros((1, 2))})
+    with ShardWriter(tmp_path / "large", (7, 5, 3), classes=["cat"]) as writer:
+        writer.append(np.zeros((7, 5, 3), np.uint8), 0)
+    with ShardWriter(tmp_path / "bare", SHAPE) as writer:
+        writer.append(sample_pixels(5, SHAPE), 12345, key="5")
+    for other, told in (
+        (a, r"1 keys are there more than once: 'cat/0.png'.*--same-keys allow"),
+        (year, r"expected equal columns, found none in .*a, and year \(<i8\) in .*year: `--only-common`"),
+        (tmp_path / "clip", r"expected equal arrays, found none in .*a, and clip \(array of <f8 \(2,\)\)"),
+        (tmp_path / "large", r"large: expected samples of \(6, 5, 3\), as in .*a, found \(7, 5, 3\)"),
+        (tmp_path / "bare", "bare: expected a set with classes"),
+    ):
+        with pytest.raises(ConvertError, match=told):
+            merge([a, other], new)
+        assert not new.exists()
+    for given in (a, []):
+        with pytest.raises(ValueError, match="merge takes a list of sets"):
+            merge(given, new)  # type: ignore[arg-type]
+    merge([a, year, tmp_path / "clip"], new, only_common=True, same_keys="allow")
+    assert keys_of(new) == ["cat/0.png", "cat/1.png", "cat/0.png"]
+    merge([tmp_path / "bare", tmp_path / "bare"], tmp_path / "numbers", same_keys="allow")
+    assert open_shards(tmp_path / "numbers").labels.tolist() == [12345, 12345]
+
+
+def test_columns_and_arrays_of_all_sets_are_kept_and_rejects_are_put_together(tmp_path: Path, new: Path) -> None:
+    folders = []
+    for number in range(2):
+        made = write_set(
+            tmp_path / f"{number}",
+            {2 * number: "cat", 2 * number + 1: "cat"},
+            ["cat"],
+            columns=dict([("year", int), ("score", float)][:: 1 - 2 * number]),
+        )
+        attach(made, tmp_path / f"{number}a", {"clip": np.arange(2) + 2 * number})
+        folders.append(tmp_path / f"{number}a")
+    select(folders[1], tmp_path / "turned", indices=[1, 0])
+    merge([folders[0], tmp_path / "turned"], new)
+    opened = open_shards(new)
+    assert opened.index["year"].tolist() == opened.index["score"].tolist() == [0, 1, 3, 2]
+    assert array_of(new, "clip").tolist() == [0, 1, 3, 2]
+    assert len(opened.orders) == 1
+    assert verify(new).ok
+
+
+def test_rejects_of_all_sets_are_those_of_the_merged_one(image_tree: Path, tmp_path: Path, new: Path) -> None:
+    (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
+    for name in ("a", "b"):
+        convert(image_tree, tmp_path / name, size=16, max_bad=1, workers=1)
+    merge([tmp_path / "a", tmp_path / "b"], new, same_keys="allow")
+    assert load_manifest(new).rejects.num_rejects == 2
+    assert (new / "rejects.jsonl").read_bytes() == 2 * (tmp_path / "a" / "rejects.jsonl").read_bytes()
+
+
+# --- append ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def more(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(5)
+    for i in range(4):
+        name = ("n02", "n04")[i % 2]
+        write_jpeg(tmp_path / "more" / name / f"new_{i}.JPEG", random_picture(rng, 40, 50))
+    return tmp_path / "more"
+
+
+def test_new_images_are_converted_as_those_of_the_set_were(
+    image_tree: Path, more: Path, tmp_path: Path, new: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, size=(16, 24), fit="pad", order="source", workers=1)
+    relabel(out, tmp_path / "other", {"train/n01/n01_0.JPEG": "n02"})
+    report = append(tmp_path / "other", more, new, workers=1)
+    assert report.notes == {"num_added": {"train": 4}, "refused": {}}
+    convert(more, tmp_path / "alone", size=(16, 24), fit="pad", order="source", workers=1)
+    alone, opened = open_shards(tmp_path / "alone"), open_shards(new)
+    assert opened.classes == ("n01", "n02", "n03", "n04")
+    assert len(opened) == 16
+    for (image, label), (found, number) in zip(alone, opened[12:], strict=True):
+        assert np.array_equal(image, found)
+        assert alone.classes[label] == opened.classes[number]
+    assert len(open_shards(new, "val")) == 6
+    assert left_beside(tmp_path) == []
+    append(new, more, tmp_path / "twice", workers=1, same_keys="allow")
+    assert len(open_shards(tmp_path / "twice")) == 20
+
+
+def test_an_append_that_was_stopped_goes_on_and_one_that_cannot_be_merged_keeps_what_it_converted(
+    image_tree: Path, more: Path, tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, size=16, workers=1)
+    append(out, more, tmp_path / "first", workers=1)
+    with pytest.raises(ConvertError, match=r"--same-keys allow.*The converted images are kept in .*\.new\.added"):
+        append(tmp_path / "first", more, new, workers=1)
+    kept: list[Any] = []
+    append(tmp_path / "first", more, new, workers=1, same_keys="allow", on_converted=kept.append)
+    assert kept[0].num_converted == 0
+    assert left_beside(tmp_path) == []
+    # A call that is killed when all but the end is done.
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **options: None)
+    append(out, more, tmp_path / "second", workers=1)
+    monkeypatch.undo()
+    assert left_beside(tmp_path) == [".second.added"]
+    with pytest.raises(ConvertError, match="expected nothing there"):
+        append(out, more, tmp_path / "second", workers=1)
+    assert left_beside(tmp_path) == []
+
+
+def test_what_cannot_be_appended_is_told_before_an_image_is_converted(
+    out: Path, image_tree: Path, more: Path, tmp_path: Path, new: Path
+) -> None:
+    with pytest.raises(ConvertError, match=r"found a set that `convert` did not make: convert the new images"):
+        append(out, more, new)
+    for name, size in (("a", 16), ("b", 16)):
+        convert(image_tree, tmp_path / name, size=size, workers=1, fit="crop" if name == "a" else "pad")
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both", same_keys="allow")
+    with pytest.raises(ConvertError, match="found several conversions with different options"):
+        append(tmp_path / "both", more, new)
+    attach(tmp_path / "a", tmp_path / "c", {"clip": np.zeros(12)}, split="train")
+    with pytest.raises(ConvertError, match=r"has arrays \(clip\), which new images have not"):
+        append(tmp_path / "c", more, new)
+    assert left_beside(tmp_path) == []
+    append(tmp_path / "c", more, new, only_common=True, workers=1)
+    assert load_manifest(new).splits["train"].arrays == {}
+
+
+# --- diff ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_told_by_key(out: Path, tmp_path: Path) -> None:
+    assert diff(out, out).equal
+    a, b = tmp_path / "a", tmp_path / "b"
+    drop(out, a, indices=[0, 1])
+    attach(a, tmp_path / "clip", {"clip": np.arange(23)})
+    relabel(tmp_path / "clip", b, {key(5): "new", key(6): "c0"}, new_classes=True)
+    report = diff(out, b)
+    split = report.splits["train"]
+    assert not report.equal
+    assert (split.removed.count, split.removed.first) == (2, (key(0), key(1)))
+    assert not split.added
+    assert (split.relabelled.count, split.relabelled.first[0]) == (2, (key(5), "c5", "new"))
+    assert report.added_classes == ("new",)
+    assert split.added_arrays == ("clip",)
+    assert not split.reordered
+    back = diff(b, out).splits["train"]
+    assert (back.added.count, back.removed_arrays) == (2, ("clip",))
+    attach(b, tmp_path / "c", {"clip": np.arange(23) // 2 * 2}, replace=True)
+    assert diff(b, tmp_path / "c").splits["train"].other_arrays["clip"].count == 11
+    select(out, tmp_path / "turned", indices=np.arange(25)[::-1])
+    assert diff(out, tmp_path / "turned").splits["train"].reordered
+
+
+def test_classes_are_compared_by_name_and_pixels_and_columns_by_value(tmp_path: Path) -> None:
+    a = write_set(tmp_path / "a", {0: "cat", 1: "dog"}, ["cat", "dog"], columns={"year": float})
+    b = write_set(tmp_path / "b", {0: "cat", 1: "dog"}, ["dog", "cat"], columns={"year": float})
+    assert diff(a, b).reordered_classes
+    assert diff(a, b).splits["train"].equal
+    with ShardWriter(tmp_path / "c", SHAPE, classes=["cat", "dog"], columns={"year": float}) as writer:
+        writer.append(sample_pixels(0, SHAPE), 0, key="cat/0.png", columns={"year": 0})
+        writer.append(sample_pixels(9, SHAPE), 1, key="dog/1.png", columns={"year": 7})
+    split = diff(a, tmp_path / "c").splits["train"]
+    assert split.other_pixels.first == ("dog/1.png",)
+    assert split.other_columns["year"].first == ("dog/1.png",)
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, size=16, workers=1)
+    np.save(tmp_path / "clip.npy", np.zeros((12, 3), "<f2"))
+    np.save(tmp_path / "mask.npy", np.zeros((12, 16, 16), np.uint8))
+    (tmp_path / "labels.csv").write_text("key,label\ntrain/n01/n01_0.JPEG,wolf\n")
+    (tmp_path / "some.txt").write_text("train/n01/n01_0.JPEG\n")
+    (tmp_path / "classes.txt").write_text("wolf\nn03\nn02\nn01\n")
+
+    def run(*words: object, told: str, code: int = 0) -> None:
+        result = shardio(*words, cwd=tmp_path)
+        assert result.returncode == code, result.stderr
+        assert told in result.stdout, result.stdout
+
+    arrays = ("--array", "clip=clip.npy", "--array", "seg=mask.npy", "--kind", "seg=mask", "--split", "train")
+    run("attach", out, "a", *arrays, told="made ")
+    run("select", "a", "b", "--label", "n01", "--used-classes", told="4 samples")
+    run("drop", "a", "c", "--list", "some.txt", "--split", "train", told="11 samples")
+    run("select", "a", "r", "--random", "50%", "--seed", "1", "--where", "label < 2", told="4 samples")
+    run("relabel", "a", "d", "--by", "labels.csv", "--new-classes", told="4 classes, 1 of them new: wolf")
+    run("relabel", "a", "d2", "--by", "labels.csv", "--classes", "classes.txt", told="1 samples have other labels")
+    run("merge", "a", "d", "e", "--same-keys", "allow", told="24 samples")
+    run("append", out, more, "f", told="converted 4 images")
+    run("diff", "a", "d", told="train: relabelled: 1 samples: train/n01/n01_0.JPEG from n01 to wolf", code=1)
+    run("diff", "a", "a", told="the same samples, in the same files")
+    run("info", "f", told="  change.operation: append")
+    run("diff", "a", "d", "--json", told='"equal": false', code=1)
+    assert json.loads(shardio("select", "a", "g", "--label", "n01", "--json", cwd=tmp_path).stdout)["num_files"] == 12
+    for words, code, told in (
+        (("attach", out, "x", "--array", "clip"), 2, "expected NAME=FILE.npy"),
+        (("attach", out, "x", "--array", "clip=clip.npy", "--kind", "clip=picture"), 2, "of array, mask, boxes, image"),
+        (("attach", out, "x", "--array", "clip=clip.npy"), 1, "arrays are of one split, found train, val"),
+        (("select", out, "x"), 2, "say which samples"),
+        (("select", out, "x", "--where", "label ~ 1"), 2, "a condition must be"),
+        (("relabel", out, "x", "--by", "labels.csv"), 1, "--new-classes"),
+        (("merge", out, "x"), 0, ""),
+        (("merge", out, out, "x2"), 1, "--same-keys allow"),
+    ):
+        result = shardio(*words, cwd=tmp_path)
+        if code:
+            assert_one_clear_error(result, code, told)
+
+
+def test_the_folder_of_a_set_that_no_manifest_describes_is_told(tmp_path: Path, new: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for change in (
+        lambda: select(tmp_path / "out", new, labels="a"),
+        lambda: merge([tmp_path / "out"], new),
+        lambda: diff(tmp_path / "out", tmp_path / "out"),
+    ):
+        with pytest.raises(SetNotFoundError):
+            change()
+
+
+def test_names_of_files_in_a_parent_may_be_any(make_set: Callable[..., Path], new: Path) -> None:
+    from dataclasses import replace
+
+    out = make_set(25)
+    manifest = load_manifest(out)
+    split = manifest.splits["train"]
+    shards = tuple(replace(shard, file=f"x{i}") for i, shard in enumerate(split.shards))
+    for shard, named in zip(split.shards, shards, strict=True):
+        (out / shard.file).rename(out / named.file)
+    commit_manifest(out, replace(manifest, splits={"train": replace(split, shards=shards)}))
+    select(out, new, indices=[24, 3])
+    assert samples_of(new) == [24, 3]
+    assert {path.name for path in new.glob("train-0*")} == {"train-00000.npy", "train-00001.npy"}

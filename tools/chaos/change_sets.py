@@ -1,0 +1,452 @@
+#!/usr/bin/env python
+"""Changes sets at random, one change after the other, and compares each with a model in plain Python.
+
+    python tools/chaos/change_sets.py [--sequences 1000] [--seed 0] [--folder PATH]
+
+A sequence begins with small sets of one or two splits, and makes new ones by attach, select, drop, relabel, merge and
+append, of any set that it has so far. Each is read back by ShardSet, and by NumPy alone from its manifest, and must
+have the samples that the model has: keys, labels, columns, pixels and arrays. Some calls are killed by SIGKILL at a
+random call to the system: then the new set is whole or absent, and the same call must make it. No file of any set may
+ever change, and nothing may be left beside them.
+
+Exit code 1 if anything was otherwise. Linux only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import attack
+import numpy as np
+from attack import Child, Counts, Rounds, Say, hash_files, make_parser, verdict
+from numpy.typing import NDArray
+from PIL import Image
+
+import shardio
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.format.layout import ArrayKind
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+SHAPE = (4, 5, 3)
+CLASSES = [f"class{i}" for i in range(4)]
+# Sets of a sequence; a change makes one more.
+LENGTH = 6
+PATIENCE_SECONDS = 60
+
+Value = tuple[str, tuple[int, ...], bytes]
+"""An array's value of one sample: dtype, shape, bytes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample as the model knows it."""
+
+    key: bytes
+    label: str
+    pixels: bytes
+    year: int | None
+    """The number in the column of this name; None if the split has no such column."""
+    arrays: tuple[tuple[str, Value], ...] = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A set as it should be."""
+
+    classes: tuple[str, ...]
+    splits: Mapping[str, tuple[Row, ...]]
+
+
+@dataclass
+class ChangeCounts(Counts):
+    changes: Counter[str] = field(default_factory=Counter)
+    kills: int = 0
+    made_before_the_kill: int = 0
+
+
+# --- reading sets back -----------------------------------------------------------------------------------------------
+
+
+def read_by_shardset(folder: Path) -> Model:
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    splits = {}
+    for name in manifest["splits"]:
+        opened = open_shards(folder, name)
+        count = len(opened)
+        indices = np.arange(count)
+        pixels = np.empty((count, *SHAPE), np.uint8)
+        opened.gather(indices, pixels)
+        arrays = {}
+        for array, entry in opened.content.arrays.items():
+            arrays[array] = np.empty((count, *entry.row.shape), entry.row.dtype)
+            opened.gather_array(array, indices, arrays[array])
+        splits[name] = _rows(opened.index, opened.classes, pixels, arrays)
+    return Model(tuple(manifest["classes"]), splits)
+
+
+def read_by_numpy(folder: Path) -> Model:
+    """Reads a set as docs/format.md says, without shardio."""
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+
+    def stored(entry: Mapping[str, Any], orders: list[NDArray[np.int64]]) -> NDArray[Any]:
+        rows = np.concatenate([np.load(folder / shard["file"]) for shard in entry["shards"]])
+        return rows[orders[entry["order"]]] if "order" in entry else rows
+
+    splits = {}
+    for name, split in manifest["splits"].items():
+        orders = [np.load(folder / order["file"]) for order in split.get("orders", ())]
+        arrays = {array: stored(entry, orders) for array, entry in split.get("arrays", {}).items()}
+        index = np.load(folder / split["index"]["file"])
+        splits[name] = _rows(index, manifest["classes"], stored(split, orders), arrays)
+    return Model(tuple(manifest["classes"]), splits)
+
+
+def _rows(
+    index: NDArray[np.void], classes: Any, pixels: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
+) -> tuple[Row, ...]:
+    has_year = "year" in (index.dtype.names or ())
+    return tuple(
+        Row(
+            bytes(row["key"]),
+            classes[row["label"]],
+            pixels[i].tobytes(),
+            int(row["year"]) if has_year else None,
+            tuple(sorted((name, _value(values[i])) for name, values in arrays.items())),
+        )
+        for i, row in enumerate(index)
+    )
+
+
+def _value(value: NDArray[Any]) -> Value:
+    return (np.asarray(value).dtype.str, np.shape(value), np.asarray(value).tobytes())
+
+
+def different(folder: Path, model: Model) -> str:
+    """Returns what is wrong with the set in `folder`; "" if it is as the model says."""
+    for how, read in (("ShardSet", read_by_shardset), ("NumPy", read_by_numpy)):
+        found = read(folder)
+        if found.classes != model.classes:
+            return f"{how}: classes {found.classes}, not {model.classes}"
+        if found.splits != dict(model.splits):
+            counts = {name: (len(found.splits.get(name, ())), len(rows)) for name, rows in model.splits.items()}
+            return f"{how}: other samples; numbers found and expected: {counts}"
+    problems = verify(folder, workers=1).problems
+    return problems[0].detail if problems else ""
+
+
+# --- changes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Change:
+    """A call that makes a set, and what it should make."""
+
+    name: str
+    call: Callable[[Path], object]
+    model: Model
+
+
+class Drawer:
+    """Draws changes of sets: the call, and the model of the set that it should make."""
+
+    def __init__(self, rng: random.Random, sources: Mapping[str, tuple[Path, Model]]) -> None:
+        self._rng = rng
+        self._sources = sources
+        self._names = 0
+
+    def draw(self, sets: list[tuple[Path, Model]]) -> Change:
+        kinds = [self.attach, self.select, self.select_indices, self.drop, self.relabel, self.merge]
+        if self._sources:
+            kinds.append(self.append)
+        return self._rng.choice(kinds)(sets)
+
+    def _one(self, sets: list[tuple[Path, Model]]) -> tuple[Path, Model, str]:
+        folder, model = self._rng.choice(sets)
+        return folder, model, self._rng.choice(sorted(model.splits))
+
+    def attach(self, sets: list[tuple[Path, Model]]) -> Change:
+        folder, model, split = self._one(sets)
+        rows = model.splits[split]
+        self._names += 1
+        name = f"a{self._names}"
+        numpy_rng = np.random.default_rng(self._rng.getrandbits(32))
+        choices: list[tuple[ArrayKind, NDArray[Any]]] = [
+            ("array", numpy_rng.standard_normal((len(rows), 3)).astype("<f2")),
+            ("array", numpy_rng.integers(0, 100, len(rows))),
+            ("mask", numpy_rng.integers(0, 200, (len(rows), *SHAPE[:2])).astype(np.uint16)),
+        ]
+        kind, values = self._rng.choice(choices)
+        made = tuple(
+            Row(row.key, row.label, row.pixels, row.year, tuple(sorted((*row.arrays, (name, _value(values[i]))))))
+            for i, row in enumerate(rows)
+        )
+        by = None
+        if len({row.key for row in rows}) == len(rows) and self._rng.random() < 0.5:
+            shuffled = np.random.default_rng(self._rng.getrandbits(32)).permutation(len(rows))
+            by, values = [rows[i].key for i in shuffled], values[shuffled]
+        given: Any = values
+        if by is None and self._rng.random() < 0.3:
+            given = [values[start : start + 5] for start in range(0, len(values), 5)]
+        return Change(
+            "attach",
+            lambda new: shardio.attach(folder, new, {name: given}, kinds=kind, split=split, by=by),
+            Model(model.classes, {**model.splits, split: made}),
+        )
+
+    def _condition(self, model: Model, split: str) -> tuple[dict[str, Any], Callable[[Row], bool]]:
+        rows = model.splits[split]
+        row = self._rng.choice(rows)
+        some = {self._rng.choice(rows).key for _ in range(self._rng.randint(1, 12))}
+        choices: list[tuple[dict[str, Any], Callable[[Row], bool]]] = [
+            ({"labels": row.label}, lambda one: one.label == row.label),
+            ({"labels": [row.label, model.classes[0]]}, lambda one: one.label in (row.label, model.classes[0])),
+            ({"where": f"label != {model.classes.index(row.label)}"}, lambda one: one.label != row.label),
+            ({"keys": os.fsdecode(row.key[:-1]) + "*"}, lambda one: one.key.startswith(row.key[:-1])),
+            ({"listed": sorted(some)}, lambda one: one.key in some),
+        ]
+        if (year := row.year) is not None:
+            choices.append(({"where": f"year >= {year}"}, lambda one: one.year is not None and one.year >= year))
+        return self._rng.choice(choices)
+
+    def _chosen(self, sets: list[tuple[Path, Model]], *, drop: bool) -> Change:
+        for _ in range(100):
+            folder, model, split = self._one(sets)
+            options, holds = self._condition(model, split)
+            rows = tuple(row for row in model.splits[split] if holds(row) != drop)
+            if rows:
+                break
+        else:
+            return self.select_indices(sets)
+        change = shardio.drop if drop else shardio.select
+        return Change(
+            "drop" if drop else "select",
+            lambda new: change(folder, new, split=split, **options),
+            Model(model.classes, {**model.splits, split: rows}),
+        )
+
+    def select(self, sets: list[tuple[Path, Model]]) -> Change:
+        return self._chosen(sets, drop=False)
+
+    def drop(self, sets: list[tuple[Path, Model]]) -> Change:
+        return self._chosen(sets, drop=True)
+
+    def select_indices(self, sets: list[tuple[Path, Model]]) -> Change:
+        folder, model, split = self._one(sets)
+        rows = model.splits[split]
+        count = self._rng.randint(1, min(2 * len(rows), 60))
+        indices = [self._rng.randrange(len(rows)) for _ in range(count)]
+        if self._rng.random() < 0.5:
+            indices = sorted(set(indices))
+        used = self._rng.random() < 0.3
+        made = {**model.splits, split: tuple(rows[i] for i in indices)}
+        there = {row.label for part in made.values() for row in part}
+        classes = tuple(name for name in model.classes if name in there) if used else model.classes
+        return Change(
+            "select indices",
+            lambda new: shardio.select(folder, new, split=split, indices=indices, used_classes=used),
+            Model(classes, made),
+        )
+
+    def relabel(self, sets: list[tuple[Path, Model]]) -> Change:
+        folder, model, split = self._one(sets)
+        keys = {self._rng.choice(model.splits[split]).key for _ in range(self._rng.randint(1, 8))}
+        self._names += 1
+        choices = [*model.classes, f"new{self._names}"]
+        labels = {key: self._rng.choice(choices) for key in keys}
+        more = sorted(set(labels.values()) - set(model.classes))
+        made = {
+            name: tuple(Row(row.key, labels.get(row.key, row.label), row.pixels, row.year, row.arrays) for row in rows)
+            for name, rows in model.splits.items()
+        }
+        return Change(
+            "relabel",
+            lambda new: shardio.relabel(folder, new, labels, new_classes=True),
+            Model((*model.classes, *more), made),
+        )
+
+    def merge(self, sets: list[tuple[Path, Model]]) -> Change:
+        chosen = [self._rng.choice(sets) for _ in range(self._rng.randint(1, 3))]
+        return Change(
+            "merge",
+            lambda new: shardio.merge([folder for folder, _ in chosen], new, only_common=True, same_keys="allow"),
+            merged([model for _, model in chosen]),
+        )
+
+    def append(self, sets: list[tuple[Path, Model]]) -> Change:
+        folder, model = sets[0]
+        source = self._rng.choice(sorted(self._sources))
+        tree, added = self._sources[source]
+        return Change(
+            "append",
+            lambda new: shardio.append(folder, tree, new, only_common=True, same_keys="allow", workers=1),
+            merged([model, added]),
+        )
+
+
+def merged(models: list[Model]) -> Model:
+    classes = tuple(dict.fromkeys(name for model in models for name in model.classes))
+    splits: dict[str, tuple[Row, ...]] = {}
+    for name in dict.fromkeys(name for model in models for name in model.splits):
+        parts = [model.splits[name] for model in models if name in model.splits]
+        kinds = [{(array, value[:2]) for array, value in part[0].arrays} for part in parts]
+        common = set.intersection(*kinds)
+        has_year = all(part[0].year is not None for part in parts)
+        splits[name] = tuple(
+            Row(
+                row.key,
+                row.label,
+                row.pixels,
+                row.year if has_year else None,
+                tuple((array, value) for array, value in row.arrays if (array, value[:2]) in common),
+            )
+            for part in parts
+            for row in part
+        )
+    return Model(classes, splits)
+
+
+# --- the attack ------------------------------------------------------------------------------------------------------
+
+
+class Kill:
+    """Kills this process at its n-th call to the system that Python tells of."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        sys.addaudithook(self._count)
+
+    def _count(self, event: str, _: object) -> None:
+        if event == "open" or event.startswith(("os.", "fcntl.", "shutil.", "mmap.")):
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at(call: Callable[[], object], at: int) -> int:
+    """Calls in a child that is killed at this call to the system. Returns how it ended: 0 if it had ended before."""
+
+    def work(_: attack.Tell) -> None:
+        Kill(at)
+        call()
+
+    return Child(work, PATIENCE_SECONDS).finish()[1]
+
+
+class ChangeRounds(Rounds[ChangeCounts]):
+    def __init__(self, folder: Path, seed: int, say: Say) -> None:
+        super().__init__(folder, seed, say, ChangeCounts())
+        self._converted = folder / "converted"
+        self._sources = self._draw_sources()
+
+    def _draw_sources(self) -> dict[str, tuple[Path, Model]]:
+        """Draws images, and converts each folder of them for the model of it."""
+        rng = np.random.default_rng(self._random.getrandbits(32))
+        found = {}
+        for number in range(3):
+            tree = self.folder / f"images{number}"
+            for i in range(6):
+                path = tree / f"class{(i + 2 * number) % 5}" / f"{number}-{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(path)
+            out = self.folder / f"set{number}"
+            shardio.convert(tree, out, size=SHAPE[:2], workers=1, shard_size=4096 + 4 * 60)
+            found[str(number)] = (tree, read_by_numpy(out))
+        self._first = self.folder / "set0"
+        return found
+
+    def _write_set(self, folder: Path, seed: int) -> Model:
+        rng = np.random.default_rng(seed)
+        most = int(rng.integers(2, 12))
+        columns = {"year": int} if rng.random() < 0.7 else {}
+        with ShardWriter(folder, SHAPE, classes=CLASSES, columns=columns, shard_nbytes=4096 + most * 60) as writer:
+            for split in ("train", "val")[: int(rng.integers(1, 3))]:
+                for i in range(int(rng.integers(1, 40))):
+                    image = rng.integers(0, 256, SHAPE, dtype=np.uint8)
+                    numbers = {name: int(rng.integers(1990, 2030)) for name in columns}
+                    label, key = int(rng.integers(0, 4)), f"{seed % 1000}/{i:02d}.png"
+                    writer.append(image, label, split=split, key=key, columns=numbers)
+        return read_by_numpy(folder)
+
+    def run(self, sequences: int) -> ChangeCounts:
+        for _ in range(sequences):
+            self.counts.rounds += 1
+            root = self.folder / "sequence"
+            root.mkdir()
+            try:
+                self._sequence(root)
+            except Exception as error:
+                self._violation(f"{type(error).__name__}: {error}")
+            shutil.rmtree(root)
+        return self.counts
+
+    def _sequence(self, root: Path) -> None:
+        shutil.copytree(self._first, root / "0")
+        sets = [(root / "0", read_by_numpy(root / "0"))]
+        for number in range(1, 3):
+            sets.append((root / str(number), self._write_set(root / str(number), self._random.getrandbits(32))))
+        drawer = Drawer(self._random, self._sources)
+        for number in range(3, 3 + LENGTH):
+            before = hash_files(root)
+            change, new = drawer.draw(sets), root / str(number)
+            self.counts.changes[change.name] += 1
+            if self._random.random() < 0.2:
+                self._kill(change, new, before)
+            if not new.exists():
+                change.call(new)
+            sets.append((new, change.model))
+            after = hash_files(root)
+            if wrong := different(new, change.model):
+                self._violation(f"{change.name}: {wrong}")
+            if changed := [name for name in before if after.get(name) != before[name]]:
+                self._violation(f"{change.name}: changed {changed}")
+            if left := [name for name in after if name not in before and name.split("/")[0] != new.name]:
+                self._violation(f"{change.name}: left {left}")
+
+    def _kill(self, change: Change, new: Path, before: Mapping[str, str]) -> None:
+        code = killed_at(lambda: change.call(new), self._random.randint(1, 120))
+        if code not in (0, -signal.SIGKILL):
+            self._violation(f"{change.name}: exit code {code} in a child")
+        self.counts.kills += code != 0
+        after = hash_files(new.parent)
+        if changed := [name for name in before if after.get(name) != before[name]]:
+            self._violation(f"{change.name}, killed: changed {changed}")
+        if new.exists():
+            self.counts.made_before_the_kill += code != 0
+            if wrong := different(new, change.model):
+                self._violation(f"{change.name}, killed: not whole: {wrong}")
+            # What a killed call leaves beside the set goes with the next one into this folder.
+            shardio.select(new, new.with_name("next"), random=1.0)
+            shutil.rmtree(new.with_name("next"))
+            shutil.rmtree(new.with_name(f".{new.name}.added"), ignore_errors=True)
+
+
+def change_sets(folder: Path, sequences: int, seed: int, say: Say = print) -> ChangeCounts:
+    attack.never_sync()
+    return ChangeRounds(folder, seed, say).run(sequences)
+
+
+def main() -> int:
+    parser = make_parser(__doc__, "the changes")
+    parser.add_argument("--sequences", type=int, default=1000, help="default %(default)s")
+    options = parser.parse_args()
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        return verdict(change_sets(options.folder, options.sequences, options.seed))
+    with tempfile.TemporaryDirectory() as folder:
+        return verdict(change_sets(Path(folder), options.sequences, options.seed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
