@@ -48,7 +48,7 @@ def test_arrays_are_read_as_they_were_given_in_every_split(tmp_path: Path) -> No
     assert verify(tmp_path / "set").ok
     for split, numbers in (("train", [1, 2, 4, 5, 7, 8, 10]), ("val", [0, 3, 6, 9])):
         shards = open_shards(tmp_path / "set", split)
-        kinds = {name: array.kind for name, array in shards.arrays.items()}
+        kinds = {name: array.kind for name, array in shards.manifest.splits[split].arrays.items()}
         assert kinds == {name: kind for name, (kind, *_) in DECLARED.items()}
         for position, i in enumerate(numbers):
             sample = shards[position]
@@ -98,7 +98,7 @@ def test_wrong_values_add_nothing_and_their_array_is_named(
         writer.append(sample_pixels(0), 0, **values(0))
         with pytest.raises(error, match=message):
             writer.append(sample_pixels(1), 0, **{**values(1), **changed})
-        with pytest.raises(TypeError, match="found mask$"):
+        with pytest.raises(TypeError, match=r"found mask$"):
             writer.append(sample_pixels(1), 0, mask=values(1)["mask"])
         writer.append(sample_pixels(1), 0, **values(1))
     assert len(open_shards(tmp_path / "set")) == 2
@@ -142,7 +142,7 @@ def test_an_array_whose_files_would_be_called_like_another_splits_shards_is_refu
 
 @pytest.mark.parametrize("number", [0, 1, 7])
 def test_an_exception_leaves_nothing(tmp_path: Path, number: int) -> None:
-    with pytest.raises(RuntimeError, match="mine"):  # noqa: SIM117
+    with pytest.raises(RuntimeError, match="mine"):  # noqa: PT012, SIM117
         with ShardWriter(tmp_path / "set", SHAPE, arrays=DECLARED, shard_nbytes=4096 + 4 * 90) as writer:
             for i in range(number):
                 writer.append(sample_pixels(i), i, **values(i))
