@@ -9,6 +9,8 @@ number of ranks or threads, on the CPU and on a GPU. (Mixup, CutMix and RandomCh
 Crops, resizes and flips that follow each other are one pass over the pixels; on CUDA with Triton, and on the CPU with
 the kernel in C, normalising is part of it.
 
+Masks and boxes go through the same crops, flips and warps as their pictures (`masks=` and `boxes=` of the call).
+
 Pictures that were squashed to one shape (`shardio convert --fit squash`) are treated as if they had not been: crops are
 boxes of the true picture, in its own pixels, and the result is undistorted.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict, overload
 
@@ -21,6 +21,7 @@ from shardio.augment.description import Described
 from shardio.augment.pixels import normalized, run_steps
 from shardio.augment.resample import Interpolation, Statistics, resample
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
+from shardio.augment.targets import Targets
 from shardio.system.eager import eager, is_recorded
 from shardio.system.kernels import warn_of_missing_kernels
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
+Arrays = dict[str, Images]
+"""Masks and boxes by name, each a tensor, or one for each view."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,14 @@ class Batch:
 
     A new batch is what the images show, which may be squashed. The filter sees no pixel outside of `within`. Pictures
     are mirrored where `flips`, (B,), is true, go through `steps`, are normalised by `statistics`, mean and standard
-    deviation of each channel, and then cast to `dtype`. None leaves them as they are.
+    deviation of each channel, and then cast to `dtype`. None leaves them as they are. `targets` are those of `images`.
     """
 
     images: torch.Tensor
     draws: Draws
     sizes: NDArray[np.int64]
     labels: torch.Tensor | None = None
+    targets: Targets | None = None
     boxes: Boxes | None = None
     within: Boxes | None = None
     flips: NDArray[np.bool_] | None = None
@@ -131,9 +135,24 @@ class Batch:
         """The boxes of `images` that the pictures are."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
-    def holding(self, images: torch.Tensor) -> Batch:
-        """Returns a batch of other pictures of the same samples, with nothing noted."""
-        return Batch(images, self.draws, _sizes_of(images), self.labels)
+    def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
+        """Returns a batch of other pictures of the same samples, with nothing noted.
+
+        Masks and boxes are `targets`, or those of the finished batch, whose pictures must have had this size.
+        """
+        targets = targets or self._moved_targets()
+        if targets is not None and targets.size != (size := tuple(images.shape[2:])):
+            raise ValueError(f"expected masks and boxes of pictures of {size}, height and width; found {targets.size}")
+        return Batch(images, self.draws, _sizes_of(images), self.labels, targets)
+
+    def check_no_targets(self, what: str) -> None:
+        """Raises ValueError if there are masks or boxes, for which `what` leaves no place."""
+        if self.targets is not None:
+            names = ", ".join([*self.targets.masks, *self.targets.boxes]) or "none in a mapping"
+            raise ValueError(
+                f"{what} one picture of several, for which there are no masks and boxes; found {names}: leave "
+                "that out of the transform, or give images and labels only"
+            )
 
     def finished(self) -> Batch:
         """Computes the pixels. Raises ValueError if the pictures have several sizes."""
@@ -141,7 +160,15 @@ class Batch:
         if images is self.images:
             return self
         sizes = self.sizes if self.boxes is None else _sizes_of(images)
-        return Batch(images, self.draws, sizes, self.labels)
+        return Batch(images, self.draws, sizes, self.labels, self._moved_targets())
+
+    def _moved_targets(self) -> Targets | None:
+        if self.targets is None:
+            return None
+        if self.boxes is None and self.flips is None:
+            return self.targets.moved(None, None, self.size, self.steps)
+        flips = np.zeros(len(self), bool) if self.flips is None else self.flips
+        return self.targets.moved(self.region, flips, self.size, self.steps)
 
     def _done(self) -> torch.Tensor:
         if self.steps:
@@ -224,27 +251,54 @@ class _Samples(TypedDict, total=False):
     sizes: ArrayLike | None
 
 
+class _Alone(_Samples, total=False):
+    """The arguments of a call without masks and boxes."""
+
+    masks: None
+    boxes: None
+    mask_fill: float | Mapping[str, float]
+
+
+class _WithArrays(_Samples, total=False):
+    """The arguments of a call with masks, boxes or both."""
+
+    masks: Mapping[str, torch.Tensor] | None
+    boxes: Mapping[str, torch.Tensor] | None
+    mask_fill: float | Mapping[str, float]
+
+
 class Transform(Described, ABC):
     """A change of each picture of a batch. Any number of threads may use one at the same time."""
 
     @overload
-    def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Samples]) -> Images: ...
+    def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Alone]) -> Images: ...
     @overload
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, **samples: Unpack[_Samples]
+        self, images: torch.Tensor, labels: torch.Tensor, **samples: Unpack[_Alone]
     ) -> tuple[Images, torch.Tensor]: ...
+    @overload
+    def __call__(
+        self, images: torch.Tensor, labels: None = None, **samples: Unpack[_WithArrays]
+    ) -> tuple[Images, Arrays]: ...
+    @overload
+    def __call__(
+        self, images: torch.Tensor, labels: torch.Tensor, **samples: Unpack[_WithArrays]
+    ) -> tuple[Images, torch.Tensor, Arrays]: ...
     @eager
     def __call__(
         self,
         images: torch.Tensor,
         labels: torch.Tensor | None = None,
         *,
+        masks: Mapping[str, torch.Tensor] | None = None,
+        boxes: Mapping[str, torch.Tensor] | None = None,
+        mask_fill: float | Mapping[str, float] = 0,
         indices: ArrayLike | None = None,
         seed: int = 0,
         epoch: int = 0,
         view: int = 0,
         sizes: ArrayLike | None = None,
-    ) -> Images | tuple[Images, torch.Tensor]:
+    ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
         """Returns (B, C, *size) for uint8 images (B, C, H, W), on the same device, uint8 unless normalised or cast.
 
         The result is in channels_last memory if it is cropped, resized or mirrored, or if `images` are.
@@ -252,12 +306,23 @@ class Transform(Described, ABC):
         With `labels`, int64 (B,), returns the pair of images and labels. Mixup and CutMix make the labels float32
         (B, classes).
 
+        With `masks` or `boxes`, tensors by name, the result ends with a dict of all of them, which have moved as their
+        pictures have. Colours, erasing and casts leave them as they are.
+
+        - A mask, (B, H, W) or (B, H, W, C) of any dtype, is read by nearest neighbour, as torch's "nearest-exact".
+          Where the picture shows what is outside of it, masks are `mask_fill`: a number, or numbers by name.
+        - Boxes are float32 (B, K, 5): left, top, right and bottom in pixels of `images`, and the label, which is below
+          0 where there is no box. Those of the result are in its pixels, around the four moved corners, inside of the
+          picture. Row k is still row k: a box of which less than a pixel is left, in width or height, has become zeros
+          with the label -1.
+
         Random numbers depend on `seed`, `epoch`, `view` and each sample's number in `indices`, (B,), by default 0 to
         B - 1; another `view` is an independent augmentation of the same samples. `sizes`, (B, 2), are the heights and
         widths that the pictures had before they were squashed to one shape: with them, they are treated as if they had
-        never been. A ShardLoader gives all of that.
+        never been. Masks and boxes are those of the squashed pictures all the same. A ShardLoader gives samples and
+        sizes.
 
-        The images are only read. They are returned themselves if nothing is to be done to them.
+        All tensors are only read. Images and masks are returned themselves if nothing is to be done to them.
         """
         if not isinstance(images, torch.Tensor) or not isinstance(labels, torch.Tensor | None):
             found_types = f"{type(images).__name__} and {type(labels).__name__}"
@@ -277,18 +342,20 @@ class Transform(Described, ABC):
         if labels is not None and labels.shape != (count,):
             raise ValueError(f"labels must be of shape {(count,)}; found {tuple(labels.shape)}")
         draws = (_NoDraws if is_recorded(images) else Draws)(seed, epoch, numbers.astype(np.int64), view)
-        batch = Batch(images, draws, found, labels)
-        changed, targets = self._finish(batch)
-        return changed if targets is None else (changed, targets)
+        targets = Targets.of(images, masks, boxes, mask_fill)
+        changed, labels, arrays = self._finish(Batch(images, draws, found, labels, targets))
+        if arrays is None:
+            return changed if labels is None else (changed, labels)
+        return (changed, arrays) if labels is None else (changed, labels, arrays)
 
     @property
     def mixes(self) -> bool:
         """True if pictures of the result are made of several pictures of the batch, and labels likewise."""
         return False
 
-    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None]:
+    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
         done = self.apply(batch, type(self).__name__).finished()
-        return done.images, done.labels
+        return done.images, done.labels, None if done.targets is None else {**done.targets.arrays()}
 
     @abstractmethod
     def apply(self, batch: Batch, purpose: str) -> Batch:
@@ -350,13 +417,17 @@ class Views(Transform):
         if not self.transforms:
             raise ValueError("Views takes one or more transforms; found none")
 
-    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None]:
+    def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
         count = len(self.transforms)
-        views = []
+        views, several = [], []
         for number, transform in enumerate(self.transforms):
             draws = replace(batch.draws, view=batch.draws.view * count + number)
-            views.append(transform.apply(replace(batch, draws=draws, labels=None), "Views").finished().images)
-        return tuple(views), batch.labels
+            done = transform.apply(replace(batch, draws=draws, labels=None), "Views").finished()
+            views.append(done.images)
+            if done.targets is not None:
+                several.append(done.targets.arrays())
+        arrays: Arrays = {name: tuple(each[name] for each in several) for name in several[0]} if several else {}
+        return tuple(views), batch.labels, None if batch.targets is None else arrays
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         raise ValueError("Views comes last, around all other transforms")

@@ -15,6 +15,7 @@ from shardio.augment.boxes import MOST_DRAWS, Boxes
 from shardio.augment.checks import check_number, check_probability
 from shardio.augment.resample import to_device
 from shardio.augment.steps import merged
+from shardio.augment.targets import Targets
 
 Numbers = NDArray[np.int64]
 
@@ -52,21 +53,26 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 def _are_alike(base: Batch, first: Batch, other: Batch) -> bool:
     """Returns whether both have only noted what is wanted of `base`, and differ in boxes, flips and steps alone."""
     same = [(b.resized, b.interpolation, b.antialias, b.statistics, b.dtype) for b in (first, other)]
-    noted = other.images is base.images and other.steps[: len(base.steps)] == base.steps
+    noted = (
+        other.images is base.images and other.targets is base.targets and other.steps[: len(base.steps)] == base.steps
+    )
     return noted and other.labels is base.labels and same[0] == same[1]
 
 
 def _computed(alternatives: Sequence[Batch], numbers: Numbers) -> Batch:
     # Some may have undone that pictures were squashed, as what looks at neighbours does.
     done = [other.unsquashed().finished() for other in alternatives]
-    images = done[0].images
+    images, targets = done[0].images, [other.targets for other in done if other.targets is not None]
     for number, other in enumerate(done[1:], start=1):
         if other.images.shape != images.shape or other.images.dtype != images.dtype:
             found = " and ".join(f"{some.dtype} {tuple(some.shape)}" for some in (images, other.images))
             raise ValueError(f"transforms to choose from must give pictures of one size and dtype; found {found}")
         mine = to_device(torch.from_numpy(numbers == number), images.device)
         images = torch.where(mine[:, None, None, None], other.images, images)
-    return replace(done[0], images=images)
+    if not targets:
+        return replace(done[0], images=images)
+    chosen = to_device(torch.from_numpy(numbers), images.device)
+    return replace(done[0], images=images, targets=Targets.chosen(targets, chosen))
 
 
 def _parts(kind: str, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
@@ -120,6 +126,8 @@ class RandomChoice(Transform):
         return any(transform.mixes for transform in self.transforms)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
+        if self.mixes:
+            batch.check_no_targets("Mixup and CutMix make")
         if not len(batch):
             return self.transforms[0].apply(batch, purpose)
         shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)

@@ -77,6 +77,7 @@ class _Mix(Transform):
             raise ValueError(f"partner must be one of {', '.join(get_args(Partner))}; found {self.partner!r}")
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
+        batch.check_no_targets("Mixup and CutMix make")
         batch = batch.finished()
         labels = _labels_of(batch)
         if not len(batch):

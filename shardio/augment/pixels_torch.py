@@ -283,39 +283,27 @@ def _bilinear(x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor) -> Tensor:
 
 
 def _pillow_bilinear(x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor) -> Tensor:
-    return _as_pillow(x, columns, rows, fill, lambda d: (None, 1.0 - d, d, None))
+    return _as_pillow(x, columns, rows, fill, range(2), lambda a, b, t: a + (b - a) * t)
 
 
 def _pillow_bicubic(x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor) -> Tensor:
-    # Keys, "Cubic convolution interpolation for digital image processing", 1981, with a = -1.
-    def weights(d: Tensor) -> tuple[Tensor, ...]:
-        return (
-            d * (-1.0 + d * (2.0 - d)),
-            1.0 + d * d * (d - 2.0),
-            d * (1.0 + d * (1.0 - d)),
-            d * d * (d - 1.0),
-        )
+    # Keys, "Cubic convolution interpolation for digital image processing", 1981, with a = -1: between b and c. What is
+    # the same everywhere stays so, however it is rounded.
+    def between(a: Tensor, b: Tensor, c: Tensor, d: Tensor, t: Tensor) -> Tensor:
+        return b + ((c - a) + (((a - b) * 2 + (c - d)) + ((b - a) + (d - c)) * t) * t) * t
 
-    return _as_pillow(x, columns, rows, fill, weights)
+    return _as_pillow(x, columns, rows, fill, range(-1, 3), between)
 
 
 def _as_pillow(
-    x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor, weights: Callable[[Tensor], tuple[Tensor | None, ...]]
+    x: Tensor, columns: Tensor, rows: Tensor, fill: Tensor, taps: range, between: Callable[..., Tensor]
 ) -> Tensor:
     inside = _are_inside(x, columns >> _BITS, rows >> _BITS)
     columns, rows = columns - _ONE // 2, rows - _ONE // 2
-    along, across = weights(_fraction(rows)), weights(_fraction(columns))
+    right, low = _fraction(columns), _fraction(rows)
     columns, rows = columns >> _BITS, rows >> _BITS
-    total = torch.zeros_like(x, dtype=torch.float32)
-    for down, by_row in enumerate(along, start=-1):
-        if by_row is None:
-            continue
-        line = torch.zeros_like(total)
-        for right, by_column in enumerate(across, start=-1):
-            if by_column is not None:
-                line += _pixels_at(x, columns + right, rows + down) * by_column
-        total += line * by_row
-    return _to_bytes(torch.where(inside, total, torch.nan_to_num(fill)))
+    line = [between(*(_pixels_at(x, columns + across, rows + down) for down in taps), low) for across in taps]
+    return _to_bytes(torch.where(inside, between(*line, right), torch.nan_to_num(fill)))
 
 
 _SAMPLINGS: dict[Sampling, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {

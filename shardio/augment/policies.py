@@ -240,6 +240,7 @@ class AugMix(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch = batch.unsquashed()
+        batch.check_no_targets("AugMix makes")
         names = _SPACE if self.all_ops else tuple(name for name in _SPACE if name not in _COLOURS)
         height, width = batch.size
         space = _Bins(10, translate=(width / 3, height / 3), bits=(4, 0))

@@ -120,7 +120,7 @@ class Pad(Transform):
         left, above, right, below = self._sides
         batch.check_uint8()
         batch = batch.unsquashed().finished()
-        images = batch.images
+        images, targets = batch.images, batch.targets
         (height, width), channels = batch.size, images.shape[1]
         if self.padding_mode == "constant":
             fill = torch.tensor(fill_of(self.fill or 0, channels), dtype=images.dtype)
@@ -137,11 +137,22 @@ class Pad(Transform):
             ):
                 raise ValueError(f"padding must be less than the picture's size, {batch.size}; found {self.padding!r}")
             rows, columns = (
-                to_device(torch.from_numpy(np.pad(np.arange(size), sides, self.padding_mode)), images.device)
-                for size, sides in ((height, (above, below)), (width, (left, right)))
+                to_device(torch.from_numpy(places[0]), images.device) for places in self._places(height, width)
             )
             padded = images.index_select(2, rows).index_select(3, columns)
-        return batch.holding(padded)
+        if targets is not None:
+            targets = targets.padded(*self._places(height, width), left, above)
+        return batch.holding(padded, targets)
+
+    def _places(self, height: int, width: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Returns the numbers of the rows and columns, (1, length), of which the result is made; -1 is the border."""
+        left, above, right, below = self._sides
+        options = {"constant_values": -1} if self.padding_mode == "constant" else {}
+        rows, columns = (
+            np.pad(np.arange(size, dtype=np.int32), sides, self.padding_mode, **options)[None]  # type: ignore[call-overload]
+            for size, sides in ((height, (above, below)), (width, (left, right)))
+        )
+        return rows, columns
 
 
 @dataclass(frozen=True, repr=False)
@@ -266,6 +277,11 @@ class Normalize(Transform):
             if len({len(numbers) for numbers in values} - {1}) > 1:
                 raise ValueError(f"expected as many numbers in std as in mean, or one; found {self.mean}, {self.std}")
         object.__setattr__(self, "_values", values)
+
+    @property
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation, each one number or one for each channel."""
+        return self._values
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         channels = batch.images.shape[1]

@@ -32,8 +32,10 @@ from shardio.cli.output import say
 from shardio.cli.plan import plan
 from shardio.cli.publish import publish
 from shardio.cli.repair import repair
+from shardio.cli.replay import replay
 from shardio.cli.stage import stage
 from shardio.cli.verify import verify
+from shardio.cli.view import view
 from shardio.cli.warm import warm
 from shardio.errors import ShardioError, printable
 from shardio.version import __version__
@@ -52,7 +54,10 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 
 @click.group(
-    commands=[bench, check_shuffle, convert, demo, evict, info, list_sets, plan, publish, repair, stage, verify, warm],
+    commands=[
+        *(bench, check_shuffle, convert, demo, evict, info, list_sets, plan),
+        *(publish, repair, replay, stage, verify, view, warm),
+    ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.option(
@@ -70,6 +75,7 @@ def cli() -> None:
     shardio plan imagenet/ out/        what would convert do, and how long would it take?
     shardio convert imagenet/ out/     decode and resize once, offline
     shardio info out/                  what is in a set
+    shardio view out/                  show samples
     shardio verify out/                is it still what was published?
     shardio repair out/ imagenet/      if not, make the damaged files again
     shardio bench out/                 how fast does this machine read it?
@@ -77,6 +83,7 @@ def cli() -> None:
     shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
     shardio evict /nvme/cache          remove unused copies from there
     shardio check-shuffle 1281167      how random is the order?
+    shardio replay out/ --batch-size 256 --step 9   what did the model see there?
     shardio publish out/ /sets/name    share it with the other users of a cluster
     shardio list /sets                 which sets are there
     """

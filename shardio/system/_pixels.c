@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The loops are left to the compiler, which makes all of it for two generations of processors: `run` below. Products are
+/* The loops are left to the compiler, which makes all of it for three generations of processors: `run` below. Products are
    rounded before they are added, as torch's operations do it one by one, unless it is said otherwise. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_TWO_GENERATIONS
+#define FOR_GENERATIONS
 #include <immintrin.h>
 #pragma GCC optimize("O3", "no-trapping-math", "no-math-errno", "fp-contract=off")
 #elif defined(__SSE2__)
@@ -79,16 +79,22 @@ struct job {
 struct room {
     uint8_t *image, *other, *spare, *kept;
     float *sum;             /* of weighted pictures */
-    float *line, *grey;     /* a line of the picture in floats, with room on both sides for blur; grey of a line */
+    float *line;            /* a line of the picture in floats, with room on both sides for blur */
     float *sum_line;
-    float *planes[3];       /* the channels of a line */
     uint16_t *thirds;       /* sums of three pixels above each other, and a smoothed line */
     float *ring, *weights;  /* blurred lines, number n in place n modulo the kernel's height; weights of both axes */
     int64_t *columns, *rows;
+    float *wide; /* the pixels of three channels, and a fourth number that is not used */
     uint32_t (*counts)[256]; /* four of each channel */
     uint8_t (*table)[256], (*next)[256];
     int tables, same; /* whether `table` waits to be applied; whether it is the first channel's for all of them */
 };
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__SSE2__)
+/* Vectors that GCC makes of what the processor has, in each generation. */
+#define VECTORS
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+#endif
 
 INLINE uint8_t to_byte(float x)
 {
@@ -111,7 +117,7 @@ INLINE uint8_t level_of(double x)
 
 /* --- Tables --- */
 
-#ifdef FOR_TWO_GENERATIONS
+#ifdef FOR_GENERATIONS
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi"))) static inline __m512i look_up(__m512i x, const __m512i *table)
 {
     __m512i low = _mm512_permutex2var_epi8(table[0], x, table[1]);
@@ -152,7 +158,7 @@ static void apply_tables(const struct job *job, struct room *room)
     if (!room->tables)
         return;
     room->tables = 0;
-#ifdef FOR_TWO_GENERATIONS
+#ifdef FOR_GENERATIONS
     if ((room->same || channels == 3) && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl"))
         done = apply_wide(pixels, n, room->table, room->same ? 1 : channels);
@@ -323,125 +329,175 @@ INLINE float add_product(float sum, float x, float y, int fused)
     return fused ? __builtin_fmaf(x, y, sum) : sum + x * y;
 }
 
-INLINE void grey_of_line(float *restrict grey, const uint8_t *restrict pixels, size_t n, int fused)
+/* Whole grey levels: what is below 2^31 and not negative is cut down as by floor. */
+INLINE float grey_of(float red, float green, float blue, int fused)
 {
-    for (size_t i = 0; i < n; i++) {
-        float red = pixels[3 * i], green = pixels[3 * i + 1], blue = pixels[3 * i + 2];
-        /* Whole grey levels; what is below 2^31 and not negative is cut down as by floor. */
-        grey[i] = (float)(int32_t)add_product(add_product(red * 0.2989f, green, 0.587f, fused), blue, 0.114f, fused);
+    return (float)(int32_t)add_product(add_product(red * 0.2989f, green, 0.587f, fused), blue, 0.114f, fused);
+}
+
+/* So many pixels at a time are taken apart into planes, one for each channel, which the compiler can make much of. */
+#define TILE 512
+
+struct tile {
+    uint8_t reds[TILE], greens[TILE], blues[TILE];
+};
+
+#ifdef VECTORS
+INLINE bytes16 picked(bytes16 a, bytes16 b, bytes16 c, bytes16 of_two, bytes16 with_third)
+{
+    return __builtin_shuffle(__builtin_shuffle(a, b, of_two), c, with_third);
+}
+#endif
+
+INLINE void split(struct tile *restrict to, const uint8_t *restrict from, size_t n)
+{
+    size_t x = 0;
+#ifdef VECTORS
+    for (; x + 16 <= n; x += 16) {
+        bytes16 a, b, c;
+        memcpy(&a, from + 3 * x, 16);
+        memcpy(&b, from + 3 * x + 16, 16);
+        memcpy(&c, from + 3 * x + 32, 16);
+        bytes16 red = picked(a, b, c, (bytes16){0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 0, 0, 0, 0, 0},
+                             (bytes16){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 17, 20, 23, 26, 29});
+        bytes16 green = picked(a, b, c, (bytes16){1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 31, 0, 0, 0, 0, 0},
+                               (bytes16){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 18, 21, 24, 27, 30});
+        bytes16 blue = picked(a, b, c, (bytes16){2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 0, 0, 0, 0, 0, 0},
+                              (bytes16){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 19, 22, 25, 28, 31});
+        memcpy(to->reds + x, &red, 16);
+        memcpy(to->greens + x, &green, 16);
+        memcpy(to->blues + x, &blue, 16);
+    }
+#endif
+    for (; x < n; x++) {
+        to->reds[x] = from[3 * x];
+        to->greens[x] = from[3 * x + 1];
+        to->blues[x] = from[3 * x + 2];
     }
 }
 
-INLINE uint64_t sum_of_grey(const struct job *job, struct room *room, int fused)
+INLINE void join(uint8_t *restrict to, const uint8_t *restrict reds, const uint8_t *restrict greens,
+                 const uint8_t *restrict blues, size_t n)
 {
-    uint64_t sum = 0;
-    size_t width = job->width, n = job->height * width;
-    if (job->channels == 1) {
-        for (size_t i = 0; i < n; i++)
-            sum += room->image[i];
-        return sum;
+    size_t x = 0;
+#ifdef VECTORS
+    for (; x + 16 <= n; x += 16) {
+        bytes16 r, g, b;
+        memcpy(&r, reds + x, 16);
+        memcpy(&g, greens + x, 16);
+        memcpy(&b, blues + x, 16);
+        bytes16 first = picked(r, g, b, (bytes16){0, 16, 0, 1, 17, 0, 2, 18, 0, 3, 19, 0, 4, 20, 0, 5},
+                               (bytes16){0, 1, 16, 3, 4, 17, 6, 7, 18, 9, 10, 19, 12, 13, 20, 15});
+        bytes16 second = picked(r, g, b, (bytes16){21, 0, 6, 22, 0, 7, 23, 0, 8, 24, 0, 9, 25, 0, 10, 26},
+                                (bytes16){0, 21, 2, 3, 22, 5, 6, 23, 8, 9, 24, 11, 12, 25, 14, 15});
+        bytes16 third = picked(r, g, b, (bytes16){0, 11, 27, 0, 12, 28, 0, 13, 29, 0, 14, 30, 0, 15, 31, 0},
+                               (bytes16){26, 1, 2, 27, 4, 5, 28, 7, 8, 29, 10, 11, 30, 13, 14, 31});
+        memcpy(to + 3 * x, &first, 16);
+        memcpy(to + 3 * x + 16, &second, 16);
+        memcpy(to + 3 * x + 32, &third, 16);
     }
-    for (size_t y = 0; y < job->height; y++) {
-        uint32_t part = 0; /* of at most 2^20 pixels */
-        grey_of_line(room->grey, room->image + y * width * 3, width, fused);
-        for (size_t x = 0; x < width; x++)
-            part += (uint32_t)(int32_t)room->grey[x];
-        sum += part;
+#endif
+    for (; x < n; x++) {
+        to[3 * x] = reds[x];
+        to[3 * x + 1] = greens[x];
+        to[3 * x + 2] = blues[x];
     }
+}
+
+INLINE uint32_t sum_tile(const struct tile *restrict tile, size_t n, int fused)
+{
+    uint32_t sum = 0;
+    for (size_t x = 0; x < n; x++)
+        sum += (uint32_t)(int32_t)grey_of(tile->reds[x], tile->greens[x], tile->blues[x], fused);
     return sum;
 }
 
-/* Grey of each pixel, as often as there are channels. */
-INLINE void spread_grey(uint8_t *restrict to, const float *restrict grey, size_t n)
+INLINE void grey_tile(uint8_t *restrict greys, const struct tile *restrict tile, size_t n, int fused)
 {
     for (size_t x = 0; x < n; x++)
-        to[3 * x] = to[3 * x + 1] = to[3 * x + 2] = (uint8_t)(int32_t)grey[x];
+        greys[x] = (uint8_t)(int32_t)grey_of(tile->reds[x], tile->greens[x], tile->blues[x], fused);
 }
 
-INLINE void blend_line(uint8_t *restrict to, const uint8_t *restrict other, float share, float rest, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        to[i] = to_byte((float)to[i] * share + (float)other[i] * rest);
-}
-
-INLINE void saturate(const struct job *job, struct room *room, double factor, int fused)
-{
-    float share = (float)factor, rest = (float)(1.0 - factor);
-    for (size_t y = 0; y < job->height; y++) {
-        uint8_t *at = room->image + y * job->width * 3;
-        grey_of_line(room->grey, at, job->width, fused);
-        spread_grey(room->other, room->grey, job->width);
-        blend_line(at, room->other, share, rest, 3 * job->width);
-    }
-}
-
-INLINE void make_grey(const struct job *job, struct room *room, int fused)
-{
-    for (size_t y = 0; y < job->height; y++) {
-        uint8_t *at = room->image + y * job->width * 3;
-        grey_of_line(room->grey, at, job->width, fused);
-        spread_grey(at, room->grey, job->width);
-    }
-}
-
-INLINE float channel_of(float phase, float hue, float most, float chroma)
-{
-    float place = phase + hue * 6;
-    place = place >= 6 ? place - 6 : place;
-    float far = 4 - place;
-    place = place < far ? place : far;
-    place = place > 0 ? place : 0;
-    return most - chroma * (place < 1 ? place : 1);
-}
-
-INLINE void split_line(float *restrict reds, float *restrict greens, float *restrict blues, const uint8_t *restrict from,
-                       size_t n)
+INLINE void saturate_tile(uint8_t *restrict reds, uint8_t *restrict greens, uint8_t *restrict blues, float share,
+                          float rest, size_t n, int fused)
 {
     for (size_t x = 0; x < n; x++) {
-        reds[x] = (float)from[3 * x] * (1.0f / 255);
-        greens[x] = (float)from[3 * x + 1] * (1.0f / 255);
-        blues[x] = (float)from[3 * x + 2] * (1.0f / 255);
+        float red = reds[x], green = greens[x], blue = blues[x];
+        float other = grey_of(red, green, blue, fused) * rest;
+        reds[x] = to_byte(red * share + other);
+        greens[x] = to_byte(green * share + other);
+        blues[x] = to_byte(blue * share + other);
     }
+}
+
+/* The share of the chroma at `distance` sixths of the circle from a channel's own hue. */
+INLINE float share_of(float distance)
+{
+    float share = 2 - fabsf(distance);
+    share = share > 0 ? share : 0;
+    return share < 1 ? share : 1;
 }
 
 /* `by` is less than LARGEST, and need not fit into an int. */
-INLINE void turn_line(float *restrict reds, float *restrict greens, float *restrict blues, float by, size_t n)
+INLINE void turn_tile(uint8_t *restrict reds, uint8_t *restrict greens, uint8_t *restrict blues, float by, size_t n)
 {
+    const float scale = 255.999f / 255;
     for (size_t x = 0; x < n; x++) {
         float red = reds[x], green = greens[x], blue = blues[x];
         float most = red > green ? red : green, least = red < green ? red : green;
         most = most > blue ? most : blue;
         least = least < blue ? least : blue;
         float chroma = most - least;
-        float from = most == green ? blue - red : red - green, third = most == green ? 2.0f : 4.0f;
-        from = most == red ? green - blue : from;
+        float gap = most == green ? blue - red : red - green, third = most == green ? 2.0f : 4.0f;
+        gap = most == red ? green - blue : gap;
         third = most == red ? 0.0f : third;
-        float hue = (third + from / (chroma > 0 ? chroma : 1)) * (1.0f / 6) + by;
-        hue -= floorf(hue);
-        reds[x] = channel_of(5, hue, most, chroma) * 255.999f;
-        greens[x] = channel_of(3, hue, most, chroma) * 255.999f;
-        blues[x] = channel_of(1, hue, most, chroma) * 255.999f;
+        float hue = (third + gap / (chroma > 0 ? chroma : 1)) * (1.0f / 6) + by;
+        hue = (hue - floorf(hue)) * 6;
+        reds[x] = (uint8_t)(int32_t)((most - chroma * share_of(hue - 3)) * scale);
+        greens[x] = (uint8_t)(int32_t)((least + chroma * share_of(hue - 2)) * scale);
+        blues[x] = (uint8_t)(int32_t)((least + chroma * share_of(hue - 4)) * scale);
     }
 }
 
-INLINE void join_line(uint8_t *restrict to, const float *restrict reds, const float *restrict greens,
-                      const float *restrict blues, size_t n)
+INLINE uint64_t sum_of_grey(const struct job *job, struct room *room, int fused)
 {
-    for (size_t x = 0; x < n; x++) {
-        to[3 * x] = to_byte(reds[x]);
-        to[3 * x + 1] = to_byte(greens[x]);
-        to[3 * x + 2] = to_byte(blues[x]);
+    uint64_t sum = 0;
+    size_t n = job->height * job->width;
+    struct tile tile;
+    if (job->channels == 1) {
+        for (size_t i = 0; i < n; i++)
+            sum += room->image[i];
+        return sum;
     }
+    for (size_t i = 0, some; i < n; i += some) {
+        some = n - i < TILE ? n - i : TILE;
+        split(&tile, room->image + 3 * i, some);
+        sum += sum_tile(&tile, some, fused);
+    }
+    return sum;
 }
 
-INLINE void turn_hue(const struct job *job, struct room *room, double turn)
+/* SATURATION, HUE and GRAYSCALE of three channels. */
+INLINE void change_colours(const struct job *job, struct room *room, int code, double value, int fused)
 {
-    float *reds = room->planes[0], *greens = room->planes[1], *blues = room->planes[2];
-    for (size_t y = 0; y < job->height; y++) {
-        uint8_t *at = room->image + y * job->width * 3;
-        split_line(reds, greens, blues, at, job->width);
-        turn_line(reds, greens, blues, (float)turn, job->width);
-        join_line(at, reds, greens, blues, job->width);
+    size_t n = job->height * job->width;
+    float share = (float)value, rest = (float)(1.0 - value);
+    struct tile tile;
+    uint8_t greys[TILE];
+    for (size_t i = 0, some; i < n; i += some) {
+        uint8_t *at = room->image + 3 * i;
+        some = n - i < TILE ? n - i : TILE;
+        split(&tile, at, some);
+        if (code == HUE) {
+            turn_tile(tile.reds, tile.greens, tile.blues, share, some);
+        } else if (code == SATURATION) {
+            saturate_tile(tile.reds, tile.greens, tile.blues, share, rest, some, fused);
+        } else {
+            grey_tile(greys, &tile, some, fused);
+            join(at, greys, greys, greys, some);
+            continue;
+        }
+        join(at, tile.reds, tile.greens, tile.blues, some);
     }
 }
 
@@ -705,40 +761,6 @@ INLINE int64_t inner(int64_t at, size_t limit)
 }
 
 #ifdef __SSE2__
-/* Pixels of three channels in floats, and of a fourth number that is not used. */
-INLINE __m128 to_four_floats(int32_t bytes)
-{
-    __m128i zero = _mm_setzero_si128(), wide = _mm_unpacklo_epi8(_mm_cvtsi32_si128(bytes), zero);
-    return _mm_cvtepi32_ps(_mm_unpacklo_epi16(wide, zero));
-}
-
-/* The pixel at `at`, and four bytes may be read there. */
-INLINE __m128 floats_at(const uint8_t *at)
-{
-    int32_t bytes;
-    memcpy(&bytes, at, 4);
-    return to_four_floats(bytes);
-}
-
-/* The pixel behind `at`: no byte is read behind it. */
-INLINE __m128 floats_behind(const uint8_t *at)
-{
-    uint32_t bytes;
-    memcpy(&bytes, at + 2, 4);
-    return to_four_floats((int32_t)(bytes >> 8));
-}
-
-/* No byte is read that is not before `end`. */
-INLINE __m128 floats_of(const uint8_t *at, const uint8_t *end)
-{
-    int32_t bytes;
-    if (at + 4 <= end)
-        memcpy(&bytes, at, 4);
-    else
-        bytes = at[0] | at[1] << 8 | at[2] << 16;
-    return to_four_floats(bytes);
-}
-
 /* Whole numbers are cut down to grey levels. */
 INLINE void store_levels(uint8_t *to, __m128i values)
 {
@@ -753,7 +775,7 @@ INLINE void store_levels(uint8_t *to, __m128i values)
 INLINE void read_bilinear(const struct job *job, const uint8_t *image, uint8_t *to, int64_t u, int64_t v,
                           const float *fill, size_t channels)
 {
-    float right = fraction_of(u -= HALF), low = fraction_of(v -= HALF);
+    float right = fraction_of(u), low = fraction_of(v);
     int64_t column = u >> 32, row = v >> 32;
     float by_row[2] = {1 - low, low}, by_column[2] = {1 - right, right}, shares[4], covered = 0;
     const uint8_t *from[4];
@@ -773,63 +795,77 @@ INLINE void read_bilinear(const struct job *job, const uint8_t *image, uint8_t *
     }
 }
 
-INLINE void bilinear_line(const struct job *job, const struct room *room, uint8_t *to, const float *fill)
+INLINE float between(float a, float b, float t)
 {
-    size_t channels = job->channels, width = job->width;
-    const uint8_t *image = room->image;
-#ifdef __SSE2__
-    __m128 fills = _mm_setzero_ps(), filled = fills;
-    if (channels == 3) {
-        __m128 given = _mm_set_ps(0, fill[2], fill[1], fill[0]);
-        filled = _mm_cmpeq_ps(given, given);
-        fills = _mm_and_ps(filled, given);
-    }
-#endif
-    for (size_t x = 0; x < width; x++, to += channels) {
-        int64_t u = room->columns[x], v = room->rows[x];
-#ifdef __SSE2__
-        int64_t column = (u - HALF) >> 32, row = (v - HALF) >> 32;
-        if (channels == 3 && is_inside(column, width - 1) && is_inside(row, job->height - 1)) {
-            float right = fraction_of(u - HALF), low = fraction_of(v - HALF), left = 1 - right, high = 1 - low;
-            float a = high * left, b = high * right, c = low * left, d = low * right;
-            const uint8_t *at = image + ((size_t)row * width + (size_t)column) * 3, *under = at + 3 * width;
-            __m128 total = _mm_mul_ps(floats_at(at), _mm_set1_ps(a));
-            total = _mm_add_ps(total, _mm_mul_ps(floats_behind(at), _mm_set1_ps(b)));
-            total = _mm_add_ps(total, _mm_mul_ps(floats_at(under), _mm_set1_ps(c)));
-            total = _mm_add_ps(total, _mm_mul_ps(floats_behind(under), _mm_set1_ps(d)));
-            __m128 full = _mm_add_ps(_mm_mul_ps(_mm_sub_ps(total, fills), _mm_set1_ps(a + b + c + d)), fills);
-            total = _mm_or_ps(_mm_and_ps(filled, full), _mm_andnot_ps(filled, total));
-            store_levels(to, _mm_cvtps_epi32(total));
-            continue;
-        }
-#endif
-        if (!is_inside((u - HALF) >> 32, width) && !is_inside(((u - HALF) >> 32) + 1, width)) {
-            for (size_t c = 0; c < channels; c++)
-                to[c] = rounded(fill[c]);
-            continue;
-        }
-        read_bilinear(job, image, to, u, v, fill, channels);
-    }
+    return a + (b - a) * t;
 }
 
-INLINE void find_cubic(float *w, float d)
+/* Keys, "Cubic convolution interpolation for digital image processing", 1981, with a = -1: between b and c. */
+INLINE float cubic(float a, float b, float c, float d, float t)
 {
-    /* Keys, "Cubic convolution interpolation for digital image processing", 1981, with a = -1. */
-    w[0] = d * (-1 + d * (2 - d));
-    w[1] = 1 + d * d * (d - 2);
-    w[2] = d * (1 + d * (1 - d));
-    w[3] = d * d * (d - 1);
+    return b + ((c - a) + (((a - b) * 2 + (c - d)) + ((b - a) + (d - c)) * t) * t) * t;
+}
+
+#ifdef __SSE2__
+INLINE __m128 between_four(__m128 a, __m128 b, __m128 t)
+{
+    return _mm_add_ps(a, _mm_mul_ps(_mm_sub_ps(b, a), t));
+}
+
+INLINE __m128 cubic_four(__m128 a, __m128 b, __m128 c, __m128 d, __m128 t)
+{
+    __m128 ab = _mm_sub_ps(a, b), cd = _mm_sub_ps(c, d), twice = _mm_add_ps(ab, ab);
+    __m128 last = _mm_sub_ps(_mm_sub_ps(_mm_setzero_ps(), ab), cd);
+    __m128 sum = _mm_add_ps(_mm_add_ps(twice, cd), _mm_mul_ps(last, t));
+    return _mm_add_ps(b, _mm_mul_ps(_mm_add_ps(_mm_sub_ps(c, a), _mm_mul_ps(sum, t)), t));
+}
+
+/* `at`: pixels as `widen` makes them, in lines of `stride` floats. */
+INLINE __m128 bicubic_of(const float *at, size_t stride, float right, float low)
+{
+    __m128 columns[4], t = _mm_set1_ps(low);
+    for (size_t i = 0; i < 4; i++, at += 4)
+        columns[i] = cubic_four(_mm_loadu_ps(at), _mm_loadu_ps(at + stride), _mm_loadu_ps(at + 2 * stride),
+                                _mm_loadu_ps(at + 3 * stride), t);
+    return cubic_four(columns[0], columns[1], columns[2], columns[3], _mm_set1_ps(right));
+}
+
+INLINE __m128 bilinear_of(const float *at, size_t stride, float right, float low)
+{
+    __m128 t = _mm_set1_ps(low);
+    return between_four(between_four(_mm_loadu_ps(at), _mm_loadu_ps(at + stride), t),
+                        between_four(_mm_loadu_ps(at + 4), _mm_loadu_ps(at + stride + 4), t), _mm_set1_ps(right));
+}
+#endif
+
+INLINE void bilinear_line(const struct job *job, const struct room *room, uint8_t *to, const float *fill)
+{
+    size_t channels = job->channels, width = job->width, height = job->height;
+    for (size_t x = 0; x < width; x++, to += channels) {
+        int64_t u = room->columns[x] - HALF, v = room->rows[x] - HALF, column = u >> 32, row = v >> 32;
+#ifdef __SSE2__
+        /* All four pixels are there, so that no fill is seen. */
+        if (channels == 3 && is_inside(column, width - 1) && is_inside(row, height - 1)) {
+            const float *at = room->wide + ((size_t)row * width + (size_t)column) * 4;
+            store_levels(to, _mm_cvtps_epi32(bilinear_of(at, 4 * width, fraction_of(u), fraction_of(v))));
+            continue;
+        }
+#endif
+        if (is_inside(column + 1, width + 1) && is_inside(row + 1, height + 1)) {
+            read_bilinear(job, room->image, to, u, v, fill, channels);
+            continue;
+        }
+        for (size_t c = 0; c < channels; c++)
+            to[c] = rounded(fill[c]);
+    }
 }
 
 /* As Pillow has it: `taps` pixels along each axis, of which those at the edge go on outside. */
 INLINE void pillow_line_of(const struct job *job, const struct room *room, uint8_t *to, const uint8_t *fill, int taps,
                            size_t channels)
 {
-    size_t width = job->width, height = job->height;
+    size_t width = job->width, height = job->height, stride = width * channels;
     const uint8_t *image = room->image;
-#ifdef __SSE2__
-    const uint8_t *stop = image + height * width * channels;
-#endif
     for (size_t x = 0; x < width; x++, to += channels) {
         int64_t u = room->columns[x], v = room->rows[x];
         if (!is_inside(u >> 32, width) || !is_inside(v >> 32, height)) {
@@ -837,43 +873,31 @@ INLINE void pillow_line_of(const struct job *job, const struct room *room, uint8
                 to[c] = fill[c];
             continue;
         }
-        float right = fraction_of(u -= HALF), low = fraction_of(v -= HALF), across[4] = {1 - right, right},
-              along[4] = {1 - low, low};
-        int64_t column = u >> 32, row = v >> 32;
-        if (taps == 4) {
-            find_cubic(across, right);
-            find_cubic(along, low);
-            column--;
-            row--;
-        }
-        size_t columns[4];
-        const uint8_t *lines[4];
-        for (int k = 0; k < taps; k++) {
-            columns[k] = (size_t)inner(column + k, width) * channels;
-            lines[k] = image + (size_t)inner(row + k, height) * width * channels;
-        }
+        float right = fraction_of(u -= HALF), low = fraction_of(v -= HALF);
+        int64_t column = (u >> 32) - taps / 4, row = (v >> 32) - taps / 4;
 #ifdef __SSE2__
-        if (channels == 3) {
-            __m128 total = _mm_setzero_ps();
-            for (int j = 0; j < taps; j++) {
-                __m128 line = _mm_setzero_ps();
-                for (int i = 0; i < taps; i++)
-                    line = _mm_add_ps(line, _mm_mul_ps(floats_of(lines[j] + columns[i], stop), _mm_set1_ps(across[i])));
-                total = _mm_add_ps(total, _mm_mul_ps(line, _mm_set1_ps(along[j])));
-            }
+        if (channels == 3 && column >= 0 && row >= 0 && column + taps <= (int64_t)width && row + taps <= (int64_t)height) {
+            const float *at = room->wide + ((size_t)row * width + (size_t)column) * 4;
+            __m128 total = taps == 4 ? bicubic_of(at, 4 * width, right, low) : bilinear_of(at, 4 * width, right, low);
             store_levels(to, _mm_cvttps_epi32(total));
             continue;
         }
 #endif
+        size_t columns[4];
+        const uint8_t *lines[4];
+        for (int k = 0; k < taps; k++) {
+            columns[k] = (size_t)inner(column + k, width) * channels;
+            lines[k] = image + (size_t)inner(row + k, height) * stride;
+        }
         for (size_t c = 0; c < channels; c++) {
-            float total = 0;
-            for (int j = 0; j < taps; j++) {
-                float line = 0;
-                for (int i = 0; i < taps; i++)
-                    line += (float)lines[j][columns[i] + c] * across[i];
-                total += line * along[j];
+            float line[4];
+            for (int i = 0; i < taps; i++) {
+                const size_t at = columns[i] + c;
+                line[i] = taps == 4 ? cubic(lines[0][at], lines[1][at], lines[2][at], lines[3][at], low)
+                                    : between(lines[0][at], lines[1][at], low);
             }
-            to[c] = to_byte(total);
+            to[c] = to_byte(taps == 4 ? cubic(line[0], line[1], line[2], line[3], right)
+                                      : between(line[0], line[1], right));
         }
     }
 }
@@ -901,6 +925,16 @@ INLINE void nearest_line(const struct job *job, const struct room *room, uint8_t
     }
 }
 
+INLINE void widen(float *restrict to, const uint8_t *restrict from, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        to[4 * i] = from[3 * i];
+        to[4 * i + 1] = from[3 * i + 1];
+        to[4 * i + 2] = from[3 * i + 2];
+        to[4 * i + 3] = 0;
+    }
+}
+
 INLINE void warp(const struct job *job, struct room *room, int code, const double *values)
 {
     int sampling = (int)values[SAMPLING_AT];
@@ -917,6 +951,8 @@ INLINE void warp(const struct job *job, struct room *room, int code, const doubl
         warp_nearest(job, room, map, levels);
         return;
     }
+    if (job->channels == 3 && sampling != NEAREST)
+        widen(room->wide, room->image, job->height * job->width);
     for (size_t y = 0; y < job->height; y++) {
         uint8_t *to = room->other + y * job->width * job->channels;
         find_places(job, room, values, code == AFFINE ? &map : NULL, y);
@@ -1008,16 +1044,16 @@ INLINE void run_step(const struct job *job, struct room *room, int code, const d
         add_tables(job, room, 1);
         break;
     case SATURATION:
-        saturate(job, room, values[0], fused);
+        change_colours(job, room, SATURATION, values[0], fused);
         break;
     case HUE:
-        turn_hue(job, room, values[0]);
+        change_colours(job, room, HUE, values[0], fused);
         break;
     case SHARPNESS:
         sharpen(job, room, values[0]);
         break;
     case GRAYSCALE:
-        make_grey(job, room, fused);
+        change_colours(job, room, GRAYSCALE, 0, fused);
         break;
     case BLUR:
         blur(job, room, values);
@@ -1054,10 +1090,7 @@ INLINE int run_all(const struct job *job, int fused)
     memset(&room, 0, sizeof room);
     size_t line = job->width * job->channels, n = job->height * line, done = 0;
     size_t reach = job->blur / 2 * job->channels;
-    if ((room.spare = malloc(n)) && (room.grey = malloc(job->width * sizeof(float))) &&
-        (room.planes[0] = malloc(job->width * sizeof(float))) &&
-        (room.planes[1] = malloc(job->width * sizeof(float))) &&
-        (room.planes[2] = malloc(job->width * sizeof(float))) && (room.thirds = malloc(2 * line * sizeof(uint16_t))) &&
+    if ((room.spare = malloc(n)) && (room.thirds = malloc(2 * line * sizeof(uint16_t))) &&
         (room.counts = malloc(4 * job->channels * sizeof *room.counts)) &&
         (room.table = malloc(job->channels * sizeof *room.table)) &&
         (room.next = malloc(job->channels * sizeof *room.next)) &&
@@ -1066,7 +1099,8 @@ INLINE int run_all(const struct job *job, int fused)
                         (room.ring = malloc(job->blur * line * sizeof(float))) &&
                         (room.weights = malloc(2 * job->blur * sizeof(float))))) &&
         (!job->warps || ((room.columns = malloc(job->width * sizeof(int64_t))) &&
-                         (room.rows = malloc(job->width * sizeof(int64_t))))) &&
+                         (room.rows = malloc(job->width * sizeof(int64_t))) &&
+                         (room.wide = malloc(job->height * job->width * 4 * sizeof(float))))) &&
         (!job->keeps || ((room.kept = malloc(n)) && (room.sum = malloc(n * sizeof(float)))))) {
         for (size_t i = 0; i < job->count; i++) {
             uint8_t *pixels = job->pixels + i * n;
@@ -1087,12 +1121,10 @@ INLINE int run_all(const struct job *job, int fused)
     free(room.sum);
     free(room.line);
     free(room.sum_line);
-    free(room.grey);
-    for (size_t c = 0; c < 3; c++)
-        free(room.planes[c]);
     free(room.thirds);
     free(room.ring);
     free(room.weights);
+    free(room.wide);
     free(room.columns);
     free(room.rows);
     free(room.counts);
@@ -1101,8 +1133,13 @@ INLINE int run_all(const struct job *job, int fused)
     return (int)done;
 }
 
-#ifdef FOR_TWO_GENERATIONS
+#ifdef FOR_GENERATIONS
 __attribute__((target("avx2,fma"))) static int run_on_newer(const struct job *job)
+{
+    return run_all(job, 1);
+}
+
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma"))) static int run_on_newest(const struct job *job)
 {
     return run_all(job, 1);
 }
@@ -1110,7 +1147,9 @@ __attribute__((target("avx2,fma"))) static int run_on_newer(const struct job *jo
 
 static int run(const struct job *job)
 {
-#ifdef FOR_TWO_GENERATIONS
+#ifdef FOR_GENERATIONS
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        return run_on_newest(job);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
         return run_on_newer(job);
     return run_all(job, 0);
@@ -1248,7 +1287,7 @@ static inline void normalize_pixels(float *restrict to, const uint8_t *restrict 
     }
 }
 
-#ifdef FOR_TWO_GENERATIONS
+#ifdef FOR_GENERATIONS
 __attribute__((target_clones("avx2", "default")))
 #endif
 static void normalize_all(float *to, const uint8_t *from, size_t n, const float *affine, size_t channels)

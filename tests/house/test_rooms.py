@@ -20,13 +20,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "system": set(),
     "format": {"system"},
     "order": set(),
+    "viewing": set(),
     "sets": {"format", "order", "system"},
     "reading": {"sets", "format", "order", "system"},
     "augment": {"order", "system"},
     "loading": {"reading", "augment", "format", "order", "system"},
     "conversion": {"sets", "format", "system"},
     "measure": {"loading", "reading", "format", "order", "system"},
-    "cli": {"measure", "conversion", "loading", "augment", "reading", "sets", "format", "order", "system"},
+    "cli": {
+        "measure",
+        "conversion",
+        "loading",
+        "augment",
+        "reading",
+        "viewing",
+        "sets",
+        "format",
+        "order",
+        "system",
+    },
 }
 HAVE_CODE_IN_INIT = {"augment"}
 """Packages that users import from."""

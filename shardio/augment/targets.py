@@ -1,0 +1,318 @@
+"""Masks and boxes of a batch, which move as their pictures do.
+
+A mask is moved by nearest neighbour: its lines and columns are taken where those of the picture are, and then its bytes
+are the channels of a picture that goes through the same steps. Boxes go through the matrices of the same maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shardio.augment.boxes import Boxes
+from shardio.augment.checks import check_number
+from shardio.augment.native import in_slices
+from shardio.augment.pixels import run_steps
+from shardio.augment.resample import to_device
+from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Steps
+from shardio.system.eager import is_recorded
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int32]
+"""Numbers of rows or columns: (B, length), or (1, length) for all pictures. -1 is outside of the picture."""
+
+MOVES = (Op.AFFINE, Op.PERSPECTIVE, Op.MIRROR, Op.FLIP)
+"""Operations after which pixels lie elsewhere."""
+
+# So many channels go through the kernel of steps at once.
+_CHANNELS = 64
+# Masks are copied as these, by the size of an element: torch can do less with other dtypes.
+_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+# A box of which less is left becomes no box. Its sides have been multiplied and divided, so that 1 may be a bit less.
+_LEAST = 1 - 1e-6
+
+
+def nearest_places(starts: Floats, lengths: Floats, size: int, limit: int) -> Places:
+    """Returns for each pixel of `size` the one of `limit` whose middle is nearest, in parts of a line, (B,) each.
+
+    The part begins at `starts`. Of two that are as near, the latter is taken, as in torch's "nearest-exact".
+    """
+    middles = starts[:, None] + (2 * np.arange(size) + 1) * lengths[:, None] / (2 * size)
+    # A place that rounding has put beside a whole pixel is that pixel.
+    return np.clip(np.floor(middles + 1e-9), 0, limit - 1).astype(np.int32)
+
+
+def crop_matrices(boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int]) -> Floats:
+    """Returns (B, 3, 3): where the points of boxes lie, once these are resized to `size`, and mirrored."""
+    height, width = size
+    across, down = width / boxes.widths, height / boxes.heights
+    matrices = np.zeros((len(flips), 3, 3))
+    matrices[:, 0, 0] = np.where(flips, -across, across)
+    matrices[:, 0, 2] = np.where(flips, width + boxes.lefts * across, -boxes.lefts * across)
+    matrices[:, 1, 1] = down
+    matrices[:, 1, 2] = -boxes.tops * down
+    matrices[:, 2, 2] = 1
+    return matrices
+
+
+def step_matrices(step: Step, size: tuple[int, int]) -> Floats:
+    """Returns (B, 3, 3): where the points of pictures of `size` lie after a step."""
+    height, width = size
+    matrices = np.tile(np.eye(3), (len(step), 1, 1))
+    matrices[step.codes == Op.MIRROR, 0] = -1, 0, width
+    matrices[step.codes == Op.FLIP, 1] = 0, -1, height
+    warps = (step.codes == Op.AFFINE) | (step.codes == Op.PERSPECTIVE)
+    # These tell where the pixels of the result are read.
+    read = np.concatenate([step.values[warps, :8], np.ones((warps.sum(), 1))], axis=1).reshape(-1, 3, 3)
+    rows = read.transpose(1, 0, 2)
+    # The inverse times the determinant. That of a map onto a line is zeros, through which no box gets.
+    inverse = np.stack([np.cross(rows[i - 2], rows[i - 1]) for i in range(3)], axis=2)
+    affine = ~read[:, 2, :2].any(axis=1)
+    with np.errstate(all="ignore"):
+        inverse[affine] /= inverse[affine][:, 2:, 2:]
+    matrices[warps] = inverse
+    return matrices
+
+
+def boxes_through(boxes: Tensor, matrices: Floats, size: tuple[int, int]) -> Tensor:
+    """Returns the boxes, (B, K, 5), around what maps, (B, 3, 3), make of boxes: their parts in a picture of `size`."""
+    numbers = to_device(torch.from_numpy(matrices).to(boxes.dtype), boxes.device)
+    left, top, right, bottom = boxes[..., :4].unbind(2)
+    across, down = torch.stack([left, right, right, left], dim=2), torch.stack([top, top, bottom, bottom], dim=2)
+    # All (B, K, 4): the corners' places are x and y, divided by the depth.
+    x, y, depth = (row[:, 0] * across + row[:, 1] * down + row[:, 2] for row in numbers[:, :, :, None, None].unbind(1))
+    if not matrices[:, 2, :2].any():  # the depth is 1
+        return settled(torch.stack([x.amin(2), y.amin(2), x.amax(2), y.amax(2), boxes[..., 4]], dim=2), size)
+    # A box may cross the horizon, where the depth is 0. It has two parts then, which go on to infinity.
+    further = depth.roll(-1, 2)
+    crosses = depth * further < 0
+    share = depth / torch.where(crosses, depth - further, 1)
+    parts = []
+    for side in (1, -1):
+        sides: list[Tensor] = []
+        for place in (x, y):
+            there = torch.where(side * depth > 0, place / depth, torch.nan)
+            end = torch.sign(place + share * (place.roll(-1, 2) - place)) * (side * torch.inf)
+            places = torch.cat([there, torch.where(crosses, end, torch.nan)], dim=2)
+            missing = places.isnan()
+            sides += torch.where(missing, torch.inf, places).amin(2), torch.where(missing, -torch.inf, places).amax(2)
+        low_x, high_x, low_y, high_y = sides
+        parts.append(settled(torch.stack([low_x, low_y, high_x, high_y, boxes[..., 4]], dim=2), size))
+    one, other = parts
+    lows, highs = torch.minimum(one, other)[..., :2], torch.maximum(one, other)[..., 2:]
+    both = torch.cat([lows, highs], dim=2)
+    return torch.where(one[..., 4:] < 0, other, torch.where(other[..., 4:] < 0, one, both))
+
+
+def settled(boxes: Tensor, size: tuple[int, int], least: float = _LEAST) -> Tensor:
+    """Returns the parts of boxes, (B, K, 5), in a picture of `size`; no box where less than `least` pixels are left.
+
+    No box is zeros with the label -1.
+    """
+    height, width = size
+    x, y = boxes[..., 0:4:2].clamp(0, width), boxes[..., 1:4:2].clamp(0, height)
+    # NaN is not at least anything.
+    kept = (x[..., 1] - x[..., 0] >= least) & (y[..., 1] - y[..., 0] >= least) & (boxes[..., 4] >= 0)
+    inside = torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1], boxes[..., 4]], dim=2)
+    nothing = torch.zeros_like(inside)
+    nothing[..., 4] = -1
+    return torch.where(kept[..., None], inside, nothing)
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Masks (B, H, W, ...) of pictures of `size`, H and W, with what they get outside; and boxes (B, K, 5).
+
+    Boxes are of the float type in which they are computed, and lie inside of the picture. Tensors are only read.
+    """
+
+    size: tuple[int, int]
+    masks: Mapping[str, Tensor]
+    fills: Mapping[str, float]
+    boxes: Mapping[str, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        images: Tensor,
+        masks: Mapping[str, Tensor] | None,
+        boxes: Mapping[str, Tensor] | None,
+        mask_fill: float | Mapping[str, float],
+    ) -> Targets | None:
+        """Returns those of `images`, or None if there are neither. Raises unless they fit."""
+        if masks is None and boxes is None:
+            return None
+        masks, boxes = _checked("masks", masks, images), _checked("boxes", boxes, images)
+        if both := sorted(masks.keys() & boxes.keys()):
+            raise ValueError(f"masks and boxes must have different names; found {', '.join(both)} in both")
+        count, _, height, width = images.shape
+        for name, mask in masks.items():
+            if mask.ndim not in (3, 4) or mask.shape[:3] != (count, height, width):
+                expected = f"({count}, {height}, {width}) or ({count}, {height}, {width}, C)"
+                raise ValueError(f"masks[{name!r}] must be {expected}, as the images are; found {tuple(mask.shape)}")
+        for name, some in boxes.items():
+            if some.dtype != torch.float32 or some.ndim != 3 or some.shape[::2] != (count, 5):
+                raise ValueError(
+                    f"boxes[{name!r}] must be float32 ({count}, K, 5), left, top, right, bottom and label; found "
+                    f"{some.dtype} {tuple(some.shape)}"
+                )
+        # MPS has no float64.
+        exact = torch.float32 if images.device.type == "mps" else torch.float64
+        size = height, width
+        inside = {name: settled(some.to(exact), size, least=1e-9) for name, some in boxes.items()}
+        return cls(size, masks, _fills(masks, mask_fill), inside)
+
+    def moved(
+        self, boxes: Boxes | None, flips: NDArray[np.bool_] | None, size: tuple[int, int], steps: Steps
+    ) -> Targets:
+        """Returns those of the pictures of `size` that `boxes` of these become, mirrored where `flips`, after steps.
+
+        None for `boxes` and `flips` stands for pictures that are neither cut, resized nor mirrored.
+        """
+        moving = tuple(step for step in map(_moving, steps) if not step.does_nothing)
+        rows = columns = None
+        matrices = []
+        if boxes is None or flips is None:
+            if not moving:
+                return self
+        else:
+            rows = nearest_places(boxes.tops, boxes.heights, size[0], self.size[0])
+            columns = nearest_places(boxes.lefts, boxes.widths, size[1], self.size[1])
+            columns = np.where(flips[:, None], columns[:, ::-1], columns)
+            matrices = [crop_matrices(boxes, flips, size)]
+        return self._moved(size, rows, columns, matrices, moving)
+
+    def padded(self, rows: Places, columns: Places, left: int, above: int) -> Targets:
+        """Returns those of pictures made of these rows and columns, (1, length), of which the first has moved."""
+        matrix = np.array([[[1.0, 0.0, left], [0.0, 1.0, above], [0.0, 0.0, 1.0]]])
+        return self._moved((rows.shape[1], columns.shape[1]), rows, columns, [matrix], ())
+
+    def _moved(
+        self, size: tuple[int, int], rows: Places | None, columns: Places | None, matrices: list[Floats], moving: Steps
+    ) -> Targets:
+        """Returns those of pictures that are made of rows and columns, or of all, and then go through steps."""
+        boxes = dict(self.boxes)
+        for some in [*matrices, *(step_matrices(step, size) for step in moving)]:
+            boxes = {name: boxes_through(tensor, some, size) for name, tensor in boxes.items()}
+        masks = {}
+        for name, mask in self.masks.items():
+            kept = mask.detach().view(_BYTES[mask.element_size()])
+            fill = torch.full((1,), self.fills[name], dtype=mask.dtype, device="cpu").view(kept.dtype)
+            if rows is not None and columns is not None:
+                kept = _taken(kept, rows, columns, fill)
+            if moving:
+                kept = _stepped(kept.clone() if rows is None else kept, moving, fill)
+            masks[name] = kept.view(mask.dtype)
+        return replace(self, size=size, masks=masks, boxes=boxes)
+
+    @staticmethod
+    def chosen(alternatives: Sequence[Targets], numbers: Tensor) -> Targets:
+        """Returns for each picture those of the alternative whose number is in `numbers`, (B,)."""
+        first = alternatives[0]
+        masks, boxes = dict(first.masks), dict(first.boxes)
+        for number, other in enumerate(alternatives[1:], start=1):
+            for mine, theirs in ((masks, other.masks), (boxes, other.boxes)):
+                for name, tensor in theirs.items():
+                    chosen, bits = (numbers == number).view(-1, *[1] * (tensor.ndim - 1)), _BYTES[tensor.element_size()]
+                    mine[name] = torch.where(chosen, tensor.view(bits), mine[name].view(bits)).view(tensor.dtype)
+        return replace(first, masks=masks, boxes=boxes)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Returns all of them by their names, boxes as float32."""
+        return {**self.masks, **{name: settled(some, self.size).float() for name, some in self.boxes.items()}}
+
+
+def _taken(mask: Tensor, rows: Places, columns: Places, fill: Tensor) -> Tensor:
+    """Returns a mask that is made of rows and columns, with `fill`, (1,), where they are -1."""
+    count, has_outside = len(mask), min(rows.min(initial=0), columns.min(initial=0)) < 0
+    rows, columns = (np.broadcast_to(places, (count, places.shape[1])) for places in (rows, columns))
+    if mask.device.type != "cpu" or is_recorded(mask):
+        down, across = (to_device(torch.from_numpy(np.array(places)), mask.device).long() for places in (rows, columns))
+        down, across = down[:, :, None], across[:, None, :]
+        numbers = torch.arange(count, device=mask.device)[:, None, None]
+        taken = mask[numbers, down.clamp(min=0), across.clamp(min=0)]
+        if not has_outside:
+            return taken
+        outside = ((down < 0) | (across < 0)).view(*taken.shape[:3], *[1] * (mask.ndim - 3))
+        return torch.where(outside, to_device(fill, mask.device), taken)
+    # On the CPU, NumPy takes a third of the time.
+    pixels, level = mask.numpy(), fill.numpy()
+    out = np.empty((count, rows.shape[1], columns.shape[1], *pixels.shape[3:]), pixels.dtype)
+
+    def work(some: slice) -> None:
+        for to, picture, down, across in zip(out[some], pixels[some], rows[some], columns[some], strict=True):
+            to[:] = picture.take(down, axis=0).take(across, axis=1)
+            if has_outside:
+                to[down < 0] = level
+                to[:, across < 0] = level
+
+    in_slices(count, work)
+    return torch.from_numpy(out)
+
+
+def _stepped(mask: Tensor, steps: Steps, fill: Tensor) -> Tensor:
+    """Returns a mask after steps, with `fill`, (1,), outside. The caller gives it up."""
+    picture = (mask if mask.ndim == 4 else mask[..., None]).contiguous().view(torch.uint8)
+    levels = fill.view(torch.uint8).tolist() * (picture.shape[3] // fill.element_size())
+    parts = []
+    for first in range(0, picture.shape[3], _CHANNELS):
+        some = slice(first, first + _CHANNELS)
+        colour = np.tile(np.array(levels[some], np.float64), (len(mask), 1))
+        filled = [replace(step, values=np.concatenate([step.values, colour], axis=1)) for step in steps]
+        parts.append(run_steps(picture[..., some].permute(0, 3, 1, 2), tuple(filled)).permute(0, 2, 3, 1))
+    changed = parts[0] if len(parts) == 1 else torch.cat(parts, dim=3)
+    return changed.contiguous().view(mask.dtype).view(mask.shape)
+
+
+def _moving(step: Step) -> Step:
+    """Returns what a step does to masks, without the fill."""
+    values = step.values[:, :FILL_AT].copy()
+    values[:, SAMPLING_AT] = Sampling.NEAREST
+    return replace(step.where(np.isin(step.codes, MOVES)), values=values)
+
+
+def _checked(kind: str, tensors: object, images: Tensor) -> dict[str, Tensor]:
+    """Returns tensors by name, none for None. Raises unless they lie where the images lie."""
+    if tensors is None:
+        return {}
+    if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in tensors):
+        raise TypeError(f"{kind} must be a mapping of names to tensors; found {tensors!r:.200}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{kind}[{name!r}] must be a tensor; found {type(tensor).__name__}")
+        if tensor.device != images.device:
+            raise ValueError(f"{kind}[{name!r}] must be on {images.device}, as the images are; found {tensor.device}")
+    return dict(tensors)
+
+
+def _fills(masks: Mapping[str, Tensor], mask_fill: float | Mapping[str, float]) -> dict[str, float]:
+    """Returns the fill of each mask. Raises unless its dtype can hold it."""
+    if isinstance(mask_fill, Mapping):
+        if unknown := [name for name in mask_fill if name not in masks]:
+            raise ValueError(f"mask_fill must name some of the masks {sorted(masks)}; found {unknown}")
+        fills = {name: mask_fill.get(name, 0) for name in masks}
+    else:
+        fills = dict.fromkeys(masks, mask_fill)
+    for name, fill in fills.items():
+        check_number("mask_fill", fill)
+        if not _holds(masks[name].dtype, fill):
+            raise ValueError(
+                f"mask_fill must be a number that masks[{name!r}], {masks[name].dtype}, can hold; found {fill!r}: give "
+                "{name: number} for masks of several dtypes"
+            )
+    return fills
+
+
+def _holds(dtype: torch.dtype, number: float) -> bool:
+    if dtype is torch.bool:
+        return number in (0, 1)
+    if dtype.is_floating_point or dtype.is_complex:
+        largest = torch.finfo(dtype).max
+        return not np.isfinite(number) or -largest <= number <= largest
+    limits = torch.iinfo(dtype)
+    return limits.min <= number <= limits.max and number == int(number)

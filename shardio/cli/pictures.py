@@ -1,0 +1,129 @@
+"""What commands that show samples share: captions, chains of transforms, and where the sheet goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.cli.output import say
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+
+    from shardio.augment import Transform
+    from shardio.reading.shardset import ShardSet
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+output_option = click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the sheet there, as a PNG."
+)
+
+
+def sheet_options(command: Command) -> Command:
+    """Adds what all commands that draw a sheet have alike."""
+    for option in reversed(
+        [
+            click.option("--columns", type=click.IntRange(1), help="Pictures in a row.  [default: at most 8]"),
+            click.option("--side", type=click.IntRange(1, 4096), help="Longer side of a picture on the sheet."),
+            output_option,
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def captions_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:
+    """Returns for each sample its number, its class as people call it, and the end of its key."""
+    captions = []
+    for index in indices:
+        row = shards.index[index]
+        label = int(row["label"])
+        name = shards.class_names[label] if 0 <= label < len(shards.class_names) else str(label)
+        key = os.fsdecode(bytes(row["key"]))
+        captions.append(f"{index} {name}\n{key.rpartition('/')[2]}")
+    return captions
+
+
+def read_chain(text: str, num_classes: int) -> Transform:
+    """Returns the transform in a JSON file that `Transform.to_dict` made, or the recipe of that name. Raises ValueError
+    if it is neither."""
+    from shardio.augment import Transform, from_dict, recipe
+    from shardio.system.opening import read_untrusted
+
+    if not text.endswith(".json") and not os.path.exists(text):
+        return recipe(text, num_classes=num_classes)
+    try:
+        made = from_dict(json.loads(read_untrusted(Path(text))))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{text}: expected what `to_dict` of a transform returned, as JSON; found: {error}") from None
+    if not isinstance(made, Transform):
+        raise ValueError(f"{text}: expected a transform, found {type(made).__name__}")
+    return made
+
+
+def normalizes(transform: object) -> Iterator[Any]:
+    """Yields the transforms in a chain that normalise."""
+    from shardio.augment import Normalize
+
+    if isinstance(transform, Normalize):
+        yield transform
+    if is_dataclass(transform):
+        for field in fields(transform):
+            value = getattr(transform, field.name)
+            for part in value if isinstance(value, tuple) else (value,):
+                yield from normalizes(part)
+
+
+def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint8]:
+    """Returns pictures, (B, C, H, W) of any type, as people see them: uint8 (B, H, W, C).
+
+    Normalising by the transform is undone. Other numbers are taken for shares of white.
+    """
+    import torch
+
+    if images.dtype != torch.uint8:
+        images = images.float()
+        for normalize in normalizes(transform):
+            mean, std = (torch.tensor(numbers)[:, None, None] for numbers in normalize.statistics)
+            images = images * std + mean
+            break
+        images = (images * 255).round().clamp(0, 255).to(torch.uint8)
+    levels: NDArray[np.uint8] = images.permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    return levels
+
+
+def show_sheet(image: Image.Image, output: Path | None) -> None:
+    """Writes the sheet, or draws it in the terminal. Raises ValueError if there is neither a file nor a terminal."""
+    from shardio.viewing.terminal import graphics_of, in_terminal
+
+    if output is not None:
+        write_png(image, output)
+        say(f"{output}: {image.width} x {image.height} pixels")
+    elif sys.stdout.isatty():
+        for line in in_terminal(image, graphics_of(os.environ), shutil.get_terminal_size().columns):
+            click.echo(line)
+    else:
+        raise ValueError("expected a terminal, or a file for the sheet: --output sheet.png")
+
+
+def write_png(image: Image.Image, path: Path) -> None:
+    """Writes a picture, whole or not at all."""
+    import io
+
+    from shardio.system.files import write_atomic
+
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    write_atomic(path, buffer.getvalue())

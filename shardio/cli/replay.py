@@ -1,0 +1,184 @@
+"""`shardio replay`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from shardio.cli.options import folder, json_option, set_argument
+from shardio.cli.output import Column, say, show, table
+from shardio.cli.pictures import captions_of, levels_of, read_chain, sheet_options, show_sheet
+
+if TYPE_CHECKING:
+    from shardio.loading.loader import ShardLoader
+
+
+def _parse_shuffle(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text, text)
+
+
+@click.command(short_help="Show the batch that a training process had at a step.")
+@set_argument
+@click.option("--split", default="train", help="Split that was trained on.")
+@click.option("--batch-size", type=click.IntRange(1), required=True, help="That of one rank.")
+@click.option("--epoch", type=click.IntRange(0), default=0)
+@click.option("--step", type=click.IntRange(0), help="Batches of this rank before it in the epoch.  [default: 0]")
+@click.option("--consumed", type=click.IntRange(0), help="Samples of all ranks before it in the epoch, instead.")
+@click.option("--state", type=folder, metavar="FILE", help="A loader's state instead: JSON, or a checkpoint of torch.")
+@click.option("--rank", type=click.IntRange(0), default=0)
+@click.option("--world-size", type=click.IntRange(1), default=1)
+@click.option("--seed", type=click.IntRange(0), default=0)
+@click.option("--shuffle", type=click.Choice(["true", "false", "block"]), default="true")
+@click.option("--block-size", type=click.IntRange(1), help="That of the loader, with --shuffle block.")
+@click.option("--window-blocks", type=click.IntRange(1), help="That of the loader, with --shuffle block.")
+@click.option("--tail", type=click.Choice(["drop", "pad", "short"]), default="drop", help="That of the loader.")
+@click.option("--crop", type=click.IntRange(1), help="That of the loader, if it was square.")
+@click.option("--crop-at", type=click.Choice(["center", "random"]), default="center", help="That of the loader.")
+@click.option("--transform", "chain", metavar="CHAIN", help="A recipe, or a JSON file of the transform's to_dict().")
+@click.option("--save", type=click.Path(path_type=Path, dir_okay=False), help="Write the batch there, as an NPZ.")
+@sheet_options
+@json_option
+def replay(
+    out: Path,
+    split: str,
+    state: Path | None,
+    step: int | None,
+    consumed: int | None,
+    epoch: int,
+    chain: str | None,
+    save: Path | None,
+    columns: int | None,
+    side: int | None,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show which samples a training process had in its hands at one step, and what the model saw of them.
+
+    Order and augmentation follow from the seed, the epoch and the sample alone, so that no log is needed: give the
+    arguments of the ShardLoader as they were. After a resume on another number of ranks, --consumed or --state says
+    where the batch is; --state is what `state_dict()` of the loader gave before it, also inside of a checkpoint. It has
+    the order's seed; with --shuffle false, --seed still says what the transform drew by.
+
+    \b
+    shardio replay out/ --batch-size 256 --seed 1 --epoch 3 --step 1234 --rank 3 --world-size 64
+    shardio replay out/ --batch-size 256 --state checkpoint.pt --transform deit3 -o batch.png
+    """
+    from shardio.loading.loader import ShardLoader
+    from shardio.viewing.sheet import sheet
+
+    if [step, consumed, state].count(None) < 2:
+        raise click.UsageError("--step, --consumed and --state say the same thing: give one of them")
+    there = None if state is None else _read_state(state)
+    options["shuffle"] = _parse_shuffle(options["shuffle"])
+    if there is not None:
+        options |= {name: there[name] for name in ("seed", "shuffle", "block_size", "window_blocks") if name in there}
+        split = there.get("split", split)
+    with ShardLoader(
+        out, split=split, device="cpu", prefetch=0, num_threads=1, return_indices=True, **options
+    ) as loader:
+        if chain is not None:
+            loader.transform = read_chain(chain, len(loader.shards.classes))
+        _go_to(loader, there, epoch, step or 0, consumed)
+        found = loader.state_dict()
+        batch = next(iter(loader), None)
+        if batch is None:
+            raise ValueError(f"expected a step of the epoch, which has {len(loader)} for each rank; found none there")
+        images, labels, indices = batch[:3]
+        numbers = indices.tolist()
+        if save is not None:
+            _save(save, images, labels, indices)
+        if output is not None:
+            views = images if isinstance(images, tuple) else (images,)
+            pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
+            captions = captions_of(loader.shards, numbers) * len(views)
+            show_sheet(sheet(pictures, captions, columns=columns, side=side), output)
+        _tell(loader, found, numbers, as_json)
+
+
+def _read_state(path: Path) -> Mapping[str, Any]:
+    """Returns the loader's state in a file: JSON, or what torch.save wrote, in which the first one that is found."""
+    from shardio.system.opening import read_untrusted
+
+    try:
+        document = json.loads(read_untrusted(path)) if path.suffix == ".json" else _load_checkpoint(path)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: expected JSON, or a checkpoint of torch; found: {error}") from None
+    for found in _states_in(document):
+        return found
+    raise ValueError(f"{path}: expected what state_dict() of a ShardLoader returned, in it or inside; found none")
+
+
+def _load_checkpoint(path: Path) -> Any:
+    import torch
+
+    try:
+        return torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except OSError:
+        raise
+    except Exception as error:  # of a dozen types, as a file is no checkpoint in many ways
+        raise ValueError(str(error).partition("\n")[0]) from None
+
+
+def _states_in(value: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, Mapping) and depth < 10:
+        if {"digest", "order_version", "epoch", "consumed"} <= value.keys():
+            yield value
+        for part in value.values():
+            yield from _states_in(part, depth + 1)
+
+
+def _go_to(loader: ShardLoader, state: Mapping[str, Any] | None, epoch: int, step: int, consumed: int | None) -> None:
+    if state is None:
+        if consumed is None and step >= len(loader):
+            raise ValueError(f"--step: expected one of the {len(loader)} of an epoch, from 0 on; found {step}")
+        before = step * loader.batch_size * loader.world.world_size if consumed is None else consumed
+        state = {**loader.state_dict(), "epoch": epoch, "consumed": before}
+    loader.load_state_dict(state)
+
+
+def _save(path: Path, images: Any, labels: Any, indices: Any) -> None:
+    import io
+
+    from shardio.system.files import write_atomic
+
+    views = images if isinstance(images, tuple) else (images,)
+    names = ["images"] if len(views) == 1 else [f"images_{number}" for number in range(len(views))]
+    buffer = io.BytesIO()
+    arrays = {name: _as_numpy(view) for name, view in zip(names, views, strict=True)}
+    np.savez(buffer, labels=_as_numpy(labels), indices=_as_numpy(indices), **arrays)
+    write_atomic(path, buffer.getvalue())
+
+
+def _as_numpy(tensor: Any) -> Any:
+    import torch
+
+    # NumPy has no bfloat16, and float32 holds all of its numbers.
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _tell(loader: ShardLoader, state: Mapping[str, Any], numbers: Sequence[int], as_json: bool) -> None:
+    shards = loader.shards
+    rows = shards.index[numbers]
+    keys = [os.fsdecode(key) for key in rows["key"].tolist()]
+    labels = rows["label"].tolist()
+    if as_json:
+        show({**state, "rank": loader.world.rank, "indices": list(numbers), "labels": labels, "keys": keys})
+        return
+    names = shards.class_names
+    columns = [
+        Column("sample", [str(number) for number in numbers], right=True),
+        Column("class", [names[label] if 0 <= label < len(names) else str(label) for label in labels]),
+        Column("key", keys),
+    ]
+    show(table(columns))
+    say(
+        f"epoch {state['epoch']}, after {state['consumed']:,} samples of all ranks; rank {loader.world.rank} of "
+        f"{loader.world.world_size}"
+    )

@@ -1,0 +1,610 @@
+"""Masks and boxes move as their pictures do: a picture that is its own mask stays so, and boxes stay around theirs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from math import floor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transforms import COLOURED, FIXED, RANDOM
+
+import shardio.augment.batch
+import shardio.augment.targets
+import shardio.augment.transforms
+from shardio.augment import (
+    AlternatingFlip,
+    AugMix,
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    CutMix,
+    GaussianBlur,
+    HorizontalFlip,
+    Mixup,
+    Normalize,
+    Pad,
+    RandomAffine,
+    RandomApply,
+    RandomChoice,
+    RandomCrop,
+    RandomErasing,
+    RandomInvert,
+    RandomOrder,
+    RandomPerspective,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+    TimmRandAugment,
+    ToDtype,
+    TrivialAugmentWide,
+    VerticalFlip,
+    Views,
+    recipe,
+)
+from shardio.augment.batch import Batch, Transform
+from shardio.augment.boxes import Boxes
+from shardio.augment.pixels import run_steps
+from shardio.augment.recipes import RECIPES
+from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Step, Steps
+from shardio.augment.targets import MOVES, boxes_through, step_matrices
+
+COUNT, HEIGHT, WIDTH = 12, 18, 17
+NO_BOX = [0.0, 0, 0, 0, -1]
+
+
+def random_images(count: int = COUNT, height: int = HEIGHT, width: int = WIDTH, seed: int = 5) -> Tensor:
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(rng.integers(1, 256, (count, 3, height, width), np.uint8))
+
+
+IMAGES = random_images()
+
+
+def moved(transform: Transform, images: Tensor, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns what a transform makes of images, and of its arrays."""
+    changed, arrays = transform(images, **options)
+    assert isinstance(arrays, dict)
+    return changed, arrays
+
+
+def as_mask(images: Tensor) -> Tensor:
+    return images.permute(0, 2, 3, 1)
+
+
+def box_of(*rows: list[float], count: int = 1) -> Tensor:
+    """Returns the same boxes for each of `count` pictures."""
+    return torch.tensor(rows, dtype=torch.float32).reshape(1, -1, 5).repeat(count, 1, 1)
+
+
+def by_parts(
+    images: Tensor, boxes: Boxes, flips: NDArray[np.bool_], size: tuple[int, int], *args: Any, **options: Any
+) -> Tensor:
+    """Does what `resample` does, by nearest neighbour: with fractions, one line and column after the other."""
+    result = torch.zeros(len(images), images.shape[1], *size, dtype=torch.uint8)
+    for number, picture in enumerate(images):
+        lines = []
+        for start, length, side, limit in (
+            (boxes.tops[number], boxes.heights[number], size[0], images.shape[2]),
+            (boxes.lefts[number], boxes.widths[number], size[1], images.shape[3]),
+        ):
+            part = Fraction(length).limit_denominator(10**6)
+            middles = [
+                Fraction(start).limit_denominator(10**6) + (at + Fraction(1, 2)) * part / side for at in range(side)
+            ]
+            lines.append([min(max(floor(middle), 0), limit - 1) for middle in middles])
+        rows, columns = lines
+        result[number] = picture[:, rows][:, :, columns[::-1] if flips[number] else columns]
+    return result.contiguous(memory_format=torch.channels_last)
+
+
+def only_moves(images: Tensor, steps: Steps) -> Tensor:
+    """Does those steps that move pixels, by nearest neighbour; what lies outside is black."""
+    parts = []
+    for step in steps:
+        values = step.values.copy()
+        values[:, SAMPLING_AT] = 0
+        values[:, FILL_AT:] = 0
+        parts.append(Step(np.where(np.isin(step.codes, MOVES), step.codes, np.uint8(0)), values))
+    return run_steps(images, tuple(parts))
+
+
+@pytest.fixture
+def nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are read by nearest neighbour everywhere, are black outside, and keep their colours."""
+
+    def stays(self: Transform, batch: Batch, purpose: str) -> Batch:
+        return batch.unsquashed().finished()
+
+    monkeypatch.setattr(shardio.augment.batch, "resample", by_parts)
+    monkeypatch.setattr(shardio.augment.batch, "run_steps", only_moves)
+    monkeypatch.setattr(shardio.augment.transforms, "fill_of", lambda fill, channels: (0.0,) * channels)
+    for kind in (Normalize, ToDtype):
+        monkeypatch.setattr(kind, "apply", lambda self, batch, purpose: batch)
+    monkeypatch.setattr(RandomErasing, "apply", stays)
+
+
+def is_its_own_mask(transform: Transform, images: Tensor, **options: Any) -> None:
+    changed, arrays = moved(transform, images, masks={"mask": as_mask(images)}, **options)
+    views = zip(changed, arrays["mask"], strict=True) if isinstance(changed, tuple) else [(changed, arrays["mask"])]
+    for view, mask in views:
+        assert torch.equal(as_mask(view), mask)
+
+
+SINGLE = [*FIXED, *(transform for transform in RANDOM if not isinstance(transform, AugMix)), *COLOURED]
+each = pytest.mark.parametrize("transform", SINGLE, ids=lambda transform: type(transform).__name__)
+
+# Those that need no other definition of nearest neighbours: pixels stay whole.
+EXACT: list[Transform] = [
+    AlternatingFlip(),
+    HorizontalFlip(),
+    VerticalFlip(),
+    CenterCrop((7, 12)),
+    Compose([RandomCrop(9), HorizontalFlip(), RandomCrop((5, 8))]),
+    Pad((1, 2, 3, 4)),
+    Pad(3, padding_mode="edge"),
+    Pad((2, 5), padding_mode="reflect"),
+    Pad(4, padding_mode="symmetric"),
+    RandomCrop(15, (2, 1), padding_mode="symmetric"),
+    RandomCrop((20, 19), 4),
+    RandomRotation(180),
+    RandomAffine(40, (0.3, 0.3), (0.4, 3), (-20, 20, -20, 20)),
+    RandomAffine(0, scale=(1e-9, 1e-8)),
+    RandomPerspective(1.0, 0.8, "nearest"),
+    Compose([VerticalFlip(), RandomRotation(30), RandomCrop(11), Pad(2), RandomPerspective(0.5, 1, "nearest")]),
+    RandomApply([HorizontalFlip(), RandomCrop((HEIGHT, WIDTH), 5), RandomRotation(90)]),
+    RandomChoice([Compose([RandomCrop(13), VerticalFlip(1.0)]), CenterCrop(13), Compose([Pad(2), CenterCrop(13)])]),
+    RandomOrder([RandomRotation(30), HorizontalFlip(), RandomPerspective(0.3, 1, "nearest")]),
+    Views([RandomCrop(9), Compose([VerticalFlip(), RandomRotation(45)])]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", EXACT, ids=repr)
+def test_a_picture_whose_pixels_stay_whole_is_its_own_mask(transform: Transform) -> None:
+    for epoch in range(4):
+        is_its_own_mask(transform, IMAGES, epoch=epoch)
+
+
+@pytest.mark.parametrize("size", [(18, 17), (36, 51), (9, 20), (7, 5), 31, 6, (1, 1)])
+def test_a_resize_takes_the_pixels_that_torch_calls_nearest_exact(size: Any) -> None:
+    _, arrays = moved(Resize(size), IMAGES, masks={"mask": as_mask(IMAGES)})
+    shape = arrays["mask"].shape[1:3]
+    expected = torch.nn.functional.interpolate(IMAGES, shape, mode="nearest-exact")
+    assert torch.equal(arrays["mask"], as_mask(expected))
+
+
+@pytest.mark.usefixtures("nearest")
+@each
+def test_a_picture_read_by_nearest_neighbour_is_its_own_mask(transform: Transform) -> None:
+    images = IMAGES
+    for epoch in range(3):
+        is_its_own_mask(transform, images, epoch=epoch)
+    sizes = np.stack([np.arange(20, 20 + COUNT), np.arange(40, 40 - COUNT, -1)], axis=1)
+    try:
+        is_its_own_mask(transform, images, sizes=sizes)
+    except ValueError as error:
+        assert "must have one size" in str(error)  # noqa: PT017 - some want all pictures of one size
+    is_its_own_mask(transform, images, sizes=np.tile([33, 25], (COUNT, 1)))
+
+
+@pytest.mark.usefixtures("nearest")
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_picture_is_its_own_mask_through_a_recipe(name: str) -> None:
+    chain = recipe(name, 16, 5)
+    if isinstance(chain, Compose):
+        chain = Compose([transform for transform in chain.transforms if not transform.mixes])
+    images = random_images(6, 21, 30)
+    for epoch in range(2):
+        is_its_own_mask(chain, images, epoch=epoch)
+
+
+PARTS: list[Callable[[int], Transform]] = [
+    lambda n: RandomResizedCrop((9 + n, 14 - n)),
+    lambda n: Compose([Resize(16 + n, antialias=False), CenterCrop(12)]),
+    lambda n: HorizontalFlip(),
+    lambda n: VerticalFlip(),
+    lambda n: RandomCrop(8 + n, padding=n),
+    lambda n: Pad((n, 1), padding_mode="edge"),
+    lambda n: RandomRotation(20 * n),
+    lambda n: RandomPerspective(0.2 * n, 0.7),
+    lambda n: TimmRandAugment(f"rand-m{2 * n}-n3-p0.8"),
+    lambda n: TrivialAugmentWide(),
+    lambda n: RandomApply([RandomAffine(10 * n, (0.2, 0.1)), ColorJitter(0.3)]),
+    lambda n: RandomChoice([RandomCrop(8), Compose([RandomRotation(10), RandomCrop(8)])]),
+    lambda n: RandomErasing(0.5),
+    lambda n: GaussianBlur(3),
+]
+
+
+@pytest.mark.usefixtures("nearest")
+@pytest.mark.parametrize("seed", range(40))
+def test_a_picture_is_its_own_mask_through_random_chains(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parts = [PARTS[kind](int(rng.integers(1, 5))) for kind in rng.integers(len(PARTS), size=rng.integers(1, 7))]
+    chain = Compose(parts)
+    print(seed, chain)
+    images = random_images(5, *rng.integers(14, 30, 2).tolist(), seed)
+    sizes = np.tile(rng.integers(14, 40, 2), (5, 1)) if seed % 2 else None
+    try:
+        chain(images, seed=seed, sizes=sizes)
+    except ValueError as error:
+        assert "does not fit" in str(error)  # noqa: PT017 - what is left of the picture may be too small
+        return
+    is_its_own_mask(chain, images, seed=seed, sizes=sizes)
+
+
+@each
+def test_masks_and_boxes_change_no_pixel(transform: Transform) -> None:
+    expected = transform(IMAGES, seed=3, epoch=1)
+    masks, boxes = {"mask": IMAGES[:, 0]}, {"boxes": box_of([1, 2, 9, 8, 3], count=COUNT)}
+    for given in ({"masks": masks}, {"boxes": boxes}, {"masks": masks, "boxes": boxes}):
+        changed, arrays = moved(transform, IMAGES, seed=3, epoch=1, **given)
+        assert torch.equal(changed, expected)
+        assert arrays.keys() == {name for some in given.values() for name in some}
+    assert arrays["mask"].shape[1:] == changed.shape[2:]
+    assert arrays["boxes"].shape == (COUNT, 1, 5)
+    assert arrays["boxes"].dtype == torch.float32
+
+
+@each
+def test_a_sample_has_the_same_masks_and_boxes_in_any_batch_and_thread(transform: Transform) -> None:
+    indices = np.random.default_rng(1).permutation(1000)[:COUNT]
+    masks, boxes = as_mask(IMAGES), box_of([1, 2, 9, 8, 3], [0, 0, 17, 18, 1], count=COUNT)
+
+    def part(some: Any) -> dict[str, Any]:
+        return moved(
+            transform, IMAGES[some], masks={"m": masks[some]}, boxes={"b": boxes[some]}, indices=indices[some], epoch=2
+        )[1]
+
+    whole = part(slice(None))
+    somes = [slice(0, 1), slice(3, 10), [11, 2, 2, 7]] * 4
+    with ThreadPoolExecutor(4) as threads:
+        for some, found in zip(somes, threads.map(part, somes), strict=True):
+            for name in whole:
+                assert torch.equal(found[name], whole[name][some])
+                assert found[name].dtype == whole[name].dtype
+
+
+@each
+def test_without_kernels_the_masks_are_the_same(transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = moved(transform, IMAGES, masks={"m": as_mask(IMAGES)})[1]["m"]
+    monkeypatch.setattr(shardio.augment.targets, "run_steps", functools.partial(run_steps, native=False))
+    assert torch.equal(moved(transform, IMAGES, masks={"m": as_mask(IMAGES)})[1]["m"], expected)
+
+
+def test_masks_of_many_channels_and_any_layout() -> None:
+    chain = Compose([RandomResizedCrop(9), RandomRotation(30), Pad(1)])
+    rng = np.random.default_rng(0)
+    mask = torch.from_numpy(rng.normal(size=(COUNT, HEIGHT, WIDTH, 21)).astype(np.float32))  # more bytes than channels
+    options: dict[str, Any] = {"mask_fill": -0.5}
+    found = moved(chain, IMAGES, masks={"m": mask}, **options)[1]["m"]
+    lying = mask.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    assert torch.equal(moved(chain, IMAGES, masks={"m": lying}, **options)[1]["m"], found)
+    for channel in (0, 15, 16, 20):
+        one = moved(chain, IMAGES, masks={"m": mask[..., channel]}, **options)[1]["m"]
+        assert torch.equal(found[..., channel], one)
+        assert (one == -0.5).any()
+
+
+def test_masks_of_any_dtype_keep_their_values() -> None:
+    choice = RandomChoice([Pad(1), Compose([VerticalFlip(), Pad(1)])])
+    chain = Compose([Resize((30, 24)), RandomRotation(40), RandomCrop(20), choice])
+    levels = IMAGES[:, 0]
+    expected = moved(chain, IMAGES, masks={"m": levels})[1]["m"]
+    for dtype in (
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+    ):
+        found = moved(chain, IMAGES, masks={"m": levels.to(dtype)})[1]["m"]
+        assert found.dtype == dtype
+        assert torch.equal(found, expected.to(dtype))
+    special = torch.where(levels > 128, torch.nan, levels.float()).masked_fill(levels < 20, torch.inf)
+    found = moved(chain, IMAGES, masks={"m": special})[1]["m"]
+    assert torch.equal(found.isnan(), expected > 128)
+    assert torch.equal(found.isinf(), (expected < 20) & (expected > 0))
+
+
+def test_outside_of_the_picture_masks_are_filled() -> None:
+    ones = torch.ones(COUNT, HEIGHT, WIDTH, dtype=torch.uint8)
+    masks = {"classes": ones, "depth": ones.double(), "kept": ones.bool()}
+    fills = {"classes": 255, "depth": float("nan")}
+    turn = RandomRotation((45, 45))
+    _, arrays = moved(turn, IMAGES, masks=masks, mask_fill=fills)
+    outside = arrays["classes"] == 255
+    assert 0.05 < outside.float().mean() < 0.5
+    assert torch.equal(arrays["depth"].isnan(), outside)
+    assert torch.equal(~arrays["kept"], outside)
+    _, arrays = moved(Compose([turn, Pad(2), turn]), IMAGES, masks={"m": ones}, mask_fill=9)
+    assert sorted(arrays["m"].unique().tolist()) == [1, 9]
+    assert (arrays["m"][:, :1] == 9).all()
+
+
+def test_flips_crops_and_pads_move_boxes() -> None:
+    images = torch.zeros(1, 3, 10, 20, dtype=torch.uint8)
+    boxes = {"boxes": box_of([2, 3, 7, 9, 4], [0, 0, 20, 10, 0], NO_BOX)}
+
+    def after(*transforms: Transform, **options: Any) -> list[list[float]]:
+        found: list[list[float]] = moved(Compose(transforms), images, boxes=boxes, **options)[1]["boxes"][0].tolist()
+        return found
+
+    assert after() == [[2, 3, 7, 9, 4], [0, 0, 20, 10, 0], NO_BOX]
+    assert after(HorizontalFlip(1.0)) == [[13, 3, 18, 9, 4], [0, 0, 20, 10, 0], NO_BOX]
+    assert after(VerticalFlip(1.0)) == [[2, 1, 7, 7, 4], [0, 0, 20, 10, 0], NO_BOX]
+    assert after(RandomInvert(1.0), HorizontalFlip(1.0)) == after(HorizontalFlip(1.0))
+    assert after(Resize((20, 10))) == [[1, 6, 3.5, 18, 4], [0, 0, 10, 20, 0], NO_BOX]
+    assert after(CenterCrop((4, 16))) == [[0, 0, 5, 4, 4], [0, 0, 16, 4, 0], NO_BOX]
+    assert after(CenterCrop((10, 4))) == [NO_BOX, [0, 0, 4, 10, 0], NO_BOX]
+    assert after(Pad((1, 2, 3, 4))) == [[3, 5, 8, 11, 4], [1, 2, 21, 12, 0], NO_BOX]
+    assert after(Resize((20, 40)), CenterCrop(20), HorizontalFlip(1.0)) == [
+        [16, 6, 20, 18, 4],
+        [0, 0, 20, 20, 0],
+        NO_BOX,
+    ]
+    # Squashed from 40 x 40: boxes are those of the stored picture.
+    assert after(CenterCrop((40, 20)), sizes=[(40, 40)]) == [[0, 12, 4, 36, 4], [0, 0, 20, 40, 0], NO_BOX]
+    assert after(RandomInvert(), Normalize(), sizes=[(40, 40)]) == after()
+    assert np.allclose(after(RandomRotation((180, 180))), [[13, 1, 18, 7, 4], [0, 0, 20, 10, 0], NO_BOX])
+    # A quarter turn, clockwise about (10, 5): (x, y) moves to (10 - (y - 5), 5 + (x - 10)).
+    assert np.allclose(after(RandomRotation((-90, -90))), [[6, 0, 12, 2, 4], [5, 0, 15, 10, 0], NO_BOX])
+    assert np.allclose(after(RandomAffine((0, 0), scale=(2, 2))), [[0, 1, 4, 10, 4], [0, 0, 20, 10, 0], NO_BOX])
+
+
+def test_rows_of_boxes_stay_where_they_are() -> None:
+    rows = [[9.0, 9, 12, 12, 1], NO_BOX, [0, 0, 2, 2, 2], [4, 5, 11, 9, 3], [1, 1, 5, 5, -7], [8, 8, 8, 9, 4]]
+    images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
+    _, arrays = moved(CenterCrop(8), images, boxes={"b": box_of(*rows, count=2), "none": box_of(count=2)})
+    assert arrays["b"].tolist() == [[[5, 5, 8, 8, 1], NO_BOX, NO_BOX, [0, 1, 7, 5, 3], NO_BOX, NO_BOX]] * 2
+    assert arrays["none"].shape == (2, 0, 5)
+
+
+def test_a_box_of_less_than_a_pixel_is_no_box() -> None:
+    images = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
+    nan, inf = float("nan"), float("inf")
+    sides = [
+        (3, 3, 4, 4),
+        (3, 3, 3.9, 9),
+        (3, 3, 9, 3.9),
+        (9, 3, 3, 9),
+        (nan, 3, 9, 9),
+        (-inf, 4, inf, 5),
+        (-9, -9, -1, 8),
+    ]
+    boxes = box_of(*[[*box, 1.0] for box in sides], [3, 3, 9, 9, nan])
+
+    def left(transform: Transform) -> list[int]:
+        found = moved(transform, images, boxes={"b": boxes})[1]["b"][0]
+        assert torch.equal(found[found[:, 4] < 0], torch.tensor([NO_BOX] * int((found[:, 4] < 0).sum())))
+        return np.flatnonzero(found[:, 4] >= 0).tolist()
+
+    for transform in (Normalize(), HorizontalFlip(0.0), HorizontalFlip(1.0), VerticalFlip(), RandomRotation((90, 90))):
+        assert left(transform) == [0, 5]
+    assert left(Resize(15)) == []
+    assert left(Resize(32)) == [0, 1, 2, 5]
+    # What a crop has left of a box is turned no larger again.
+    assert left(Compose([CenterCrop((16, 9)), RandomRotation((45, 45))])) == [5]
+
+
+def with_corners(rng: np.random.Generator, height: int, width: int, known: int) -> tuple[Tensor, Tensor]:
+    """Returns a mask and random boxes: the pixels in the corners of box k are k + 1."""
+    mask, boxes = torch.zeros(height, width, dtype=torch.int16), torch.zeros(known, 5)
+    number = 0
+    while number < known:
+        left, right = np.sort(rng.choice(width, 2, replace=False)).tolist()
+        top, low = np.sort(rng.choice(height, 2, replace=False)).tolist()
+        corners = [top, top, low, low], [left, right, left, right]
+        if not mask[corners].any():
+            mask[corners] = number + 1
+            boxes[number] = torch.tensor([left, top, right + 1, low + 1, number])
+            number += 1
+    return mask, boxes
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_boxes_are_around_their_moved_corners(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, known = 8, 5
+    height, width = rng.integers(30, 50, 2).tolist()
+    masks, boxes = map(torch.stack, zip(*(with_corners(rng, height, width, known) for _ in range(count)), strict=True))
+    whole: list[Transform] = [VerticalFlip(), HorizontalFlip(), Pad((5, 0, 12, 9))]
+    slanted: list[Transform] = [
+        RandomRotation(180),
+        RandomAffine(30, (0.1, 0.1), (0.7, 1.3), (-20, 20, -20, 20)),
+        RandomPerspective(0.5, 0.9),
+    ]
+    # Corners are nine pixels, so that none is lost; and none is cut off before the picture is slanted.
+    first = [Resize((3 * height, 3 * width)), RandomCrop((3 * height + 50, 3 * width + 50), 50)]
+    parts = [whole[number] for number in rng.permutation(3)]
+    chain = Compose([*first, *parts, slanted[seed % 3], HorizontalFlip(), VerticalFlip()])
+    print(seed, chain)
+    images = random_images(count, height, width, seed)
+    _, arrays = moved(chain, images, masks={"m": masks}, boxes={"b": boxes}, seed=seed)
+    size = torch.tensor(arrays["m"].shape[1:])
+    compared = 0
+    for mask, some in zip(arrays["m"], arrays["b"], strict=True):
+        for number, (left, top, right, low, label) in enumerate(some.tolist()):
+            assert label in (-1, number)
+            pixels = (mask == number + 1).nonzero()
+            is_whole = label >= 0 and min(left, top) > 0 and right < size[1] and low < size[0]
+            if is_whole:
+                compared += 1
+                found = [*pixels.amin(dim=0).tolist(), *(pixels.amax(dim=0) + 1).tolist()]
+                assert np.abs(np.array(found) - [top, left, low, right]).max() < 1 + 1e-4
+            elif label >= 0 and len(pixels):
+                first, last = pixels.amin(dim=0) + 0.5, pixels.amax(dim=0) + 0.5
+                assert (torch.tensor([top, left]) <= first + 1e-4).all()
+                assert (last <= torch.tensor([low, right]) + 1e-4).all()
+    assert compared >= 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_boxes_in_perspective_hold_all_that_is_seen_of_them(seed: int) -> None:
+    """With a distortion near 1 the horizon crosses the picture, and boxes."""
+    rng = np.random.default_rng(seed)
+    images = random_images(8, 40, 50)
+    boxes = torch.zeros(8, 1, 5)
+    masks = torch.zeros(8, 40, 50, dtype=torch.bool)
+    for picture in range(8):
+        left, right = np.sort(rng.choice(51, 2, replace=False)).tolist()
+        top, low = np.sort(rng.choice(41, 2, replace=False)).tolist()
+        boxes[picture, 0] = torch.tensor([left, top, right, low, 1])
+        masks[picture, top:low, left:right] = True
+    chain = RandomPerspective(1.0, 1.0)
+    _, arrays = moved(chain, images, masks={"m": masks}, boxes={"b": boxes}, seed=seed)
+    for mask, (left, top, right, low, label) in zip(arrays["m"], arrays["b"][:, 0].tolist(), strict=True):
+        rows, columns = np.nonzero(mask.numpy())
+        if len(rows) and np.ptp(rows) and np.ptp(columns):
+            assert label == 1
+            # The middles of these pixels are in the box.
+            for pixels, first, last in ((columns, left, right), (rows, top, low)):
+                assert first <= pixels.min() + 0.5 + 1e-3
+                assert pixels.max() + 0.5 <= last + 1e-3
+
+
+def test_a_map_onto_a_line_leaves_no_box() -> None:
+    zeros = np.zeros((1, 9 + FILL_AT))
+    for code in (Op.AFFINE, Op.PERSPECTIVE):
+        matrices = step_matrices(Step(np.array([code], np.uint8), zeros), (8, 8))
+        boxes = torch.tensor([[[1.0, 1, 5, 5, 3]]], dtype=torch.float64)
+        assert boxes_through(boxes, matrices, (8, 8)).tolist() == [[NO_BOX]]
+
+
+def test_views_have_a_mask_each() -> None:
+    transform = Views([RandomCrop(9), RandomCrop(8), VerticalFlip(0.0)])
+    masks, boxes, labels = {"m": as_mask(IMAGES)}, {"b": box_of([1, 2, 9, 8, 3], count=COUNT)}, torch.arange(COUNT)
+    images, found, arrays = transform(IMAGES, labels, masks=masks, boxes=boxes)
+    assert torch.equal(found, labels)
+    assert isinstance(arrays["m"], tuple)
+    assert [mask.shape for mask in arrays["m"]] == [(COUNT, 9, 9, 3), (COUNT, 8, 8, 3), (COUNT, 18, 17, 3)]
+    for image, mask in zip(images, arrays["m"], strict=True):
+        assert torch.equal(as_mask(image), mask)
+    assert [len(some) for some in arrays["b"]] == [COUNT] * 3
+    assert transform(IMAGES, labels, masks={}, boxes={})[2] == {}
+
+
+def test_the_result_has_arrays_only_if_they_were_given() -> None:
+    labels = torch.arange(COUNT)
+    flip = HorizontalFlip()
+    assert isinstance(flip(IMAGES), Tensor)
+    assert isinstance(flip(IMAGES, masks=None, boxes=None), Tensor)
+    assert len(flip(IMAGES, labels)) == 2
+    assert len(flip(IMAGES, labels, masks=None, boxes=None)) == 2
+    assert flip(IMAGES, masks={})[1] == flip(IMAGES, boxes={})[1] == flip(IMAGES, labels, masks={})[2] == {}
+
+
+def test_tensors_are_only_read() -> None:
+    masks, boxes = as_mask(IMAGES).contiguous(), box_of([1, 2, 9, 8, 3], [0, 0, 0, 0, -2], count=COUNT)
+    before = masks.clone(), boxes.clone()
+    for transform in SINGLE:
+        _, arrays = moved(transform, IMAGES, masks={"m": masks}, boxes={"b": boxes})
+        if arrays["m"] is not masks:
+            arrays["m"].zero_()
+        arrays["b"].zero_()
+        assert torch.equal(masks, before[0])
+        assert torch.equal(boxes, before[1])
+    assert moved(Normalize(), IMAGES, masks={"m": masks})[1]["m"] is masks
+
+
+@pytest.mark.parametrize(
+    "transform", [HorizontalFlip(), RandomResizedCrop(8), RandomPerspective(), Pad(2), Normalize()]
+)
+def test_a_batch_of_nothing(transform: Transform) -> None:
+    masks, boxes = {"m": as_mask(IMAGES[:0])}, {"b": box_of([1, 2, 9, 8, 3], count=0)}
+    images, arrays = moved(transform, IMAGES[:0], masks=masks, boxes=boxes)
+    assert arrays["m"].shape == as_mask(images).shape
+    assert arrays["b"].shape == (0, 1, 5)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        CutMix(5),
+        Compose([ToDtype(torch.float32), Mixup(5)]),
+        RandomChoice([HorizontalFlip(), CutMix(5)], (1, 1e-9)),
+        AugMix(),
+        RandomApply([AugMix()], 0.0),
+        recipe("torchvision-v2", 16, 5),
+    ],
+    ids=lambda transform: type(transform).__name__,
+)
+def test_a_picture_made_of_several_has_no_mask(transform: Transform) -> None:
+    labels = torch.arange(COUNT) % 5
+    with pytest.raises(
+        ValueError, match=r"one picture of several.*found m, b: leave that out of the transform, or give"
+    ):
+        transform(IMAGES, labels, masks={"m": IMAGES[:, 0]}, boxes={"b": box_of(count=COUNT)})
+
+
+def test_targets_that_do_not_fit_are_refused() -> None:
+    flip = HorizontalFlip()
+    mask, boxes = IMAGES[:, 0], box_of([1, 2, 9, 8, 3], count=COUNT)
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"masks": mask}, TypeError, "masks must be a mapping of names to tensors; found tensor"),
+        ({"masks": {1: mask}}, TypeError, "masks must be a mapping of names to tensors"),
+        ({"boxes": [boxes]}, TypeError, "boxes must be a mapping of names to tensors"),
+        ({"masks": {"m": mask.numpy()}}, TypeError, r"masks\['m'\] must be a tensor; found ndarray"),
+        ({"boxes": {"b": None}}, TypeError, r"boxes\['b'\] must be a tensor; found NoneType"),
+        ({"masks": {"m": mask.to("meta")}}, ValueError, r"masks\['m'\] must be on cpu, as the images are; found meta"),
+        ({"boxes": {"b": boxes.to("meta")}}, ValueError, r"boxes\['b'\] must be on cpu, as the images are; found meta"),
+        (
+            {"masks": {"m": IMAGES}},
+            ValueError,
+            r"masks\['m'\] must be \(12, 18, 17\) or \(12, 18, 17, C\), as the images are; found",
+        ),
+        ({"masks": {"m": mask[1:]}}, ValueError, r"found \(11, 18, 17\)"),
+        ({"masks": {"m": mask[..., None, None]}}, ValueError, r"found \(12, 18, 17, 1, 1\)"),
+        ({"boxes": {"b": boxes.double()}}, ValueError, r"must be float32 \(12, K, 5\), left, .*; found torch.float64"),
+        ({"boxes": {"b": boxes[..., :4]}}, ValueError, r"found torch.float32 \(12, 1, 4\)"),
+        ({"boxes": {"b": boxes[:3]}}, ValueError, r"found torch.float32 \(3, 1, 5\)"),
+        ({"masks": {"x": mask}, "boxes": {"x": boxes}}, ValueError, "must have different names; found x in both"),
+        (
+            {"masks": {"m": mask}, "mask_fill": 256},
+            ValueError,
+            r"that masks\['m'\], torch.uint8, can hold; found 256: give",
+        ),
+        ({"masks": {"m": mask}, "mask_fill": 0.5}, ValueError, "can hold; found 0.5"),
+        ({"masks": {"m": mask}, "mask_fill": float("nan")}, ValueError, "can hold; found nan"),
+        ({"masks": {"m": mask.half()}, "mask_fill": 1e5}, ValueError, "torch.float16, can hold; found 100000.0"),
+        ({"masks": {"m": mask.bool()}, "mask_fill": 255}, ValueError, "torch.bool, can hold; found 255"),
+        ({"masks": {"m": mask}, "mask_fill": {"n": 1}}, ValueError, r"some of the masks \['m'\]; found \['n'\]"),
+        ({"masks": {"m": mask}, "mask_fill": "0"}, TypeError, "mask_fill must be a number; found '0'"),
+    ]
+    for options, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            flip(IMAGES, **options)
+
+
+def test_a_transform_of_the_users_that_changes_the_size_must_move_masks_itself() -> None:
+    class Halved(Transform):
+        def apply(self, batch: Batch, purpose: str) -> Batch:
+            return batch.holding(batch.finished().images[:, :, ::2])
+
+    class Inverted(Transform):
+        def apply(self, batch: Batch, purpose: str) -> Batch:
+            return batch.finished().holding(255 - batch.finished().images)
+
+    assert isinstance(Halved()(IMAGES), Tensor)
+    with pytest.raises(ValueError, match=r"expected masks and boxes of pictures of \(9, 17\), .*; found \(18, 17\)"):
+        Halved()(IMAGES, masks={"m": IMAGES[:, 0]})
+    images, arrays = moved(Compose([RandomCrop(9), VerticalFlip(), Inverted()]), IMAGES, masks={"m": IMAGES[:, 0]})
+    assert torch.equal(images[:, 0], 255 - arrays["m"])
+
+
+@pytest.mark.parametrize("transform", FIXED, ids=repr)
+def test_masks_and_boxes_are_exported(transform: Transform) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, images: Tensor, mask: Tensor, boxes: Tensor) -> Any:
+            return transform(images, masks={"m": mask}, boxes={"b": boxes})
+
+    boxes = box_of([1, 2, 9, 8, 3], NO_BOX, count=8)
+    program = torch.export.export(Model(), (IMAGES[:4], as_mask(IMAGES[:4]), boxes[:4]), strict=False).module()
+    _, expected = moved(transform, IMAGES[4:8], masks={"m": as_mask(IMAGES[4:8])}, boxes={"b": boxes[4:]})
+    _, found = program(IMAGES[4:8], as_mask(IMAGES[4:8]), boxes[4:])
+    assert torch.equal(found["m"], expected["m"])
+    assert torch.equal(found["b"], expected["b"])

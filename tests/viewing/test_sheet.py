@@ -1,0 +1,103 @@
+"""Contact sheets: pictures side by side with captions, as an image and in a terminal."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.viewing.sheet import sheet
+from shardio.viewing.terminal import graphics_of, in_terminal
+
+
+def flat(colour: tuple[int, ...], height: int = 128, width: int = 128) -> NDArray[np.uint8]:
+    return np.broadcast_to(np.array(colour, np.uint8), (height, width, len(colour))).copy()
+
+
+def holds(image: Image.Image, colour: tuple[int, int, int]) -> int:
+    """Returns how many pixels have this colour."""
+    return int((np.asarray(image) == colour).all(axis=2).sum())
+
+
+def test_every_picture_is_on_the_sheet_in_its_own_pixels() -> None:
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (0, 255, 255)]
+    drawn = sheet([flat(colour) for colour in colours], columns=3)
+    assert all(holds(drawn, colour) == 128 * 128 for colour in colours)
+    assert drawn.size == (3 * 134 + 6, 2 * 134 + 6)
+
+
+@pytest.mark.parametrize(("size", "shown"), [((32, 32), 96), ((96, 96), 96), ((200, 100), 200), ((500, 100), 224)])
+def test_small_pictures_are_enlarged_in_whole_multiples_and_large_ones_reduced(
+    size: tuple[int, int], shown: int
+) -> None:
+    drawn = sheet([flat((9, 200, 9), *size)])
+    assert drawn.height == shown + 12
+    assert holds(drawn, (9, 200, 9)) == shown * round(shown * size[1] / size[0])
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
+def test_pictures_of_any_channels_are_shown(channels: int) -> None:
+    drawn = sheet([flat((70,) * channels)])
+    assert holds(drawn, (70, 70, 70)) == 128 * 128
+
+
+def test_captions_are_cut_to_the_width_of_a_picture() -> None:
+    without = sheet([flat((0, 0, 0))] * 2)
+    lines = sheet([flat((0, 0, 0))] * 2, ["one\ntwo", "x" * 500])
+    assert lines.width == without.width
+    assert lines.height == without.height + 2 * 14
+    # The second caption ends within its picture.
+    right = np.asarray(lines)[-20:, -6:]
+    assert (right == right[0, 0]).all()
+
+
+def test_text_that_the_font_lacks_is_shown_as_question_marks() -> None:
+    assert sheet([flat((0, 0, 0))], ["\udcff\u4e2d\x07"]).height > 0
+
+
+def test_wrong_pictures_and_captions_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one picture"):
+        sheet([])
+    with pytest.raises(ValueError, match="a caption for each of the 2 pictures, found 1"):
+        sheet([flat((0, 0, 0))] * 2, ["one"])
+    with pytest.raises(ValueError, match=r"expected uint8 pictures .*, found float64 \(2, 2, 3\)"):
+        sheet([np.zeros((2, 2, 3))])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("variables", "graphics"),
+    [
+        ({"TERM": "xterm-256color"}, "blocks"),
+        ({}, "blocks"),
+        ({"TERM": "xterm-kitty"}, "kitty"),
+        ({"TERM_PROGRAM": "iTerm.app"}, "iterm"),
+        ({"TERM_PROGRAM": "iTerm.app", "TMUX": "/tmp/x"}, "blocks"),
+    ],
+)
+def test_a_terminal_is_known_by_its_variables(variables: dict[str, str], graphics: str) -> None:
+    assert graphics_of(variables) == graphics
+
+
+def test_half_blocks_fit_the_terminal_and_show_the_colours() -> None:
+    lines = list(in_terminal(Image.fromarray(flat((10, 20, 30), 100, 200)), "blocks", 80))
+    assert len(lines) == 20
+    for line in lines:
+        assert line.count("\u2580") == 80
+        assert line.startswith("\x1b[38;2;10;20;30m\x1b[48;2;10;20;30m")
+        assert line.endswith("\x1b[0m")
+
+
+def test_graphics_carry_the_whole_picture() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (80, 90, 3), dtype=np.uint8)
+    (kitty,) = in_terminal(Image.fromarray(noise), "kitty", 80)
+    chunks = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", kitty)
+    assert [keys[-1] for keys, _ in chunks] == ["1"] * (len(chunks) - 1) + ["0"]
+    assert max(len(data) for _, data in chunks) <= 4096
+    (iterm,) = in_terminal(Image.fromarray(noise), "iterm", 80)
+    for data in ("".join(data for _, data in chunks), iterm.partition(":")[2].rstrip("\x07")):
+        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), noise)
