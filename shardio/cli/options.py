@@ -64,7 +64,8 @@ masks_option = click.option(
     "--masks",
     type=folder,
     metavar="DIR",
-    help="A mask for each picture: a PNG or lossless WebP at the same path below DIR. They become the array `mask`.",
+    help="A mask for each picture, for the array `mask`: a PNG or lossless WebP at the same path below DIR. A picture "
+    "without its mask is refused.",
 )
 size_option = click.option(
     "--size",
