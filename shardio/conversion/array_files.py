@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ from shardio.system.threads import ThreadPool
 # Values, or the pixels that they are made of, that are in memory at a time; more only if all threads are to have some.
 _BLOCK_NBYTES = 8 << 20
 _PER_THREAD = 2
+# Samples that a thread takes at a time, at most: see `task`.
+_PER_HANDOVER = 4
 
 
 def make_arrays(
@@ -78,24 +81,13 @@ def make_array(
     If `expected_sha256` is given, the file is published only if it has this checksum. Raises ConvertError if a source
     is not what it was when the shard was made.
     """
-    sources = {source.key: source for source in task.sources}
-    most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(task.options.sample_shape)))
     crc32s: list[int] = []
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(RowsFile(task.out / task.array_name(spec), spec.row, len(rows)))
-        run: Callable[..., Iterator[NDArray[Any]]] = map
-        if threads > 1:
-            run = stack.enter_context(ThreadPool(threads, "shardio-arrays")).map
-        shard = stack.enter_context(_opened(task)) if spec.source == "pixels" else None
-        for start in range(0, len(rows), most):
-            on_block()
-            some = rows[start : start + most]
-            pixels = _read_pixels(task, shard, start, some)
-            values = np.empty((len(some), *spec.row.shape), spec.dtype)
-
-            for number, value in enumerate(run(partial(_value, task, spec, sources), zip(some, pixels, strict=True))):
-                values[number] = value
-            content = values.reshape(len(some), -1).view(np.uint8)
+    with (
+        RowsFile(task.out / task.array_name(spec), spec.row, len(rows)) as file,
+        contextlib.closing(_make_values(task, spec, rows, threads, on_block)) as blocks,
+    ):
+        for values in blocks:
+            content = values.reshape(len(values), -1).view(np.uint8)
             crc32s += map(crc32, content)
             file.write(content)
         entry = file.complete()
@@ -104,11 +96,40 @@ def make_array(
     return ArrayPart(entry, np.array(crc32s, np.uint32))
 
 
-def _value(
-    task: ShardTask, spec: ArraySpec, sources: Mapping[bytes, Source], sample: tuple[np.void, NDArray[np.uint8]]
-) -> NDArray[Any]:
-    row, pixels = sample
-    source = sources[row["key"]]
+_Sample = tuple[np.void, NDArray[np.uint8]]
+"""A row of the index, and the pixels if the values are made of them."""
+
+
+def _make_values(
+    task: ShardTask, spec: ArraySpec, rows: NDArray[np.void], threads: int, on_block: Callable[[], None]
+) -> Generator[NDArray[Any], None, None]:
+    """Yields the values for these samples in blocks. While one is used, the threads make the next."""
+    sources = {source.key: source for source in task.sources}
+    most = max(_PER_THREAD * threads, _BLOCK_NBYTES // max(spec.row.nbytes, sample_nbytes(task.options.sample_shape)))
+
+    def make(samples: Sequence[_Sample]) -> list[NDArray[Any]]:
+        return [_value(task, spec, sources[row["key"]], row, pixels) for row, pixels in samples]
+
+    with contextlib.ExitStack() as stack:
+        run: Callable[..., Iterator[list[NDArray[Any]]]] = map
+        if threads > 1:
+            run = stack.enter_context(ThreadPool(threads, "shardio-arrays")).map
+        shard = stack.enter_context(_opened(task)) if spec.source == "pixels" else None
+        under_way: deque[Iterator[list[NDArray[Any]]]] = deque()
+        for start in range(0, len(rows), most):
+            on_block()
+            some = rows[start : start + most]
+            samples = list(zip(some, _read_pixels(task, shard, start, some), strict=True))
+            step = max(1, min(_PER_HANDOVER, len(samples) // threads))
+            handovers = [samples[i : i + step] for i in range(0, len(samples), step)]
+            under_way.append(run(make, handovers))
+            if len(under_way) > 1:
+                yield np.stack(list(chain.from_iterable(under_way.popleft())))
+        for block in under_way:
+            yield np.stack(list(chain.from_iterable(block)))
+
+
+def _value(task: ShardTask, spec: ArraySpec, source: Source, row: np.void, pixels: NDArray[np.uint8]) -> NDArray[Any]:
     size = int(row["source_height"]), int(row["source_width"])
     try:
         with KeptWarnings():  # the shard's record has them

@@ -133,7 +133,7 @@ class Plan:
 def _describe_arrays(arrays: Iterable[ArraySpec]) -> dict[str, Any]:
     """Returns what the options do not say of the arrays; {} if there are none."""
     given = {spec.name: spec.describe() for spec in arrays if spec.source == "item"}
-    masks = [spec.row.dtype for spec in arrays if spec.source == "file"]
+    masks = [spec.dtype.name for spec in arrays if spec.source == "file"]
     return {**({"arrays": given} if given else {}), **({"masks": masks[0]} if masks else {})}
 
 

@@ -101,7 +101,8 @@ def repair(
     sweep_temporaries(folder)
     damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)
     lacking = _without_columns(manifest, plan) & damaged
-    lacking_masks = _without_masks(manifest, plan) & damaged
+    masks_files = _without_masks(manifest, plan)
+    lacking_masks = masks_files & damaged
     work = _Repair(manifest, plan, damaged - lacking - lacking_masks, workers)
     try:
         if work.damaged:
@@ -111,10 +112,13 @@ def repair(
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
     if work.faults:
         faults = "; ".join(f"{file}: {fault}" for file, fault in work.faults.items())
+        hint = (
+            ". Images were refused for their masks, too: give the folder of these by `--masks`" if masks_files else ""
+        )
         raise ConvertError(
             f"{folder}: {len(work.faults)} files cannot be made again, and are left as they are: {faults}. Images have "
             f"changed since, or the libraries have: the set was made with {manifest.provenance.get('libraries')}, and "
-            f"these are {library_versions()}"
+            f"these are {library_versions()}{hint}"
         )
     if lacking:
         raise ConvertError(

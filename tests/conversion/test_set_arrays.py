@@ -102,8 +102,8 @@ def test_another_choice_of_arrays_is_another_conversion(
     convert(src, tmp_path / "out", **options)
     before = everything(tmp_path / "out")
     convert(src, tmp_path / "out", **options)
-    for change, message in (({"also": (8,)}, "also"), ({"masks": None}, "masks '|u1', here None")):
-        with pytest.raises(ConvertError, match="finished set of another conversion .*" + message.replace("|", r"\|")):
+    for change, message in (({"also": (8,)}, "also"), ({"masks": None}, "masks 'uint8', here None")):
+        with pytest.raises(ConvertError, match=f"finished set of another conversion .*{message}"):
             convert(src, tmp_path / "out", **{**options, **change})
     assert everything(tmp_path / "out") == before
 
