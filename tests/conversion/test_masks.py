@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import assert_one_clear_error, shardio
 from conversions import rejects
 from folders import hashes
 from numpy.typing import NDArray
@@ -307,3 +308,27 @@ def test_a_mask_that_claims_to_be_huge_is_refused_before_memory_is_asked_for() -
     data[16:24] = (1 << 30).to_bytes(4, "big") * 2
     with pytest.raises(DecodeError, match="too large: mask: expected at most"):
         decode_mask(bytes(data))
+
+
+def test_odd_images_as_masks_are_decoded_or_refused(bad_images: Path) -> None:
+    files = [path for path in sorted(bad_images.rglob("*")) if path.is_file()]
+    for path in files:
+        with contextlib.suppress(DecodeError):
+            assert decode_mask(path.read_bytes()).ndim == 2
+
+
+def test_the_command_line_takes_masks_and_other_sizes(tmp_path: Path) -> None:
+    src, folder, masks = make_tree(tmp_path)
+    options = ["--size", 16, "--masks", folder, "--also", 8, "--also", "4x6"]
+    planned = shardio("plan", src, *options, "--seconds", 0.05)
+    assert planned.returncode == 0, planned.stderr
+    converted = shardio("convert", src, tmp_path / "out", *options, "--workers", 1)
+    assert converted.returncode == 0, converted.stderr
+    assert open_shards(tmp_path / "out")[0].arrays.keys() == {"mask", "image8", "image4x6"}
+    convert(src, tmp_path / "same", masks=folder, also=(8, (4, 6)), size=16, workers=1)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "same")
+    assert masks_of(open_shards(tmp_path / "out")).keys() == masks.keys()
+    repaired = shardio("repair", tmp_path / "out", src, "--masks", folder, "--json")
+    assert repaired.returncode == 0, repaired.stderr
+    assert_one_clear_error(shardio("convert", src, tmp_path / "no", "--masks", tmp_path / "x"), 1, "folder of masks")
+    assert_one_clear_error(shardio("convert", src, tmp_path / "no", "--size", 16, "--also", 32), 2, "smaller than size")
