@@ -104,7 +104,7 @@ class SourceOptions:
         if self.masks is None:
             return collection, ()
         collection, dtype = with_masks(collection, Path(os.path.abspath(self.masks)))
-        return collection, (ArraySpec(MASK, "mask", RowType(dtype.str, options.fit.size), "file"),)
+        return collection, (ArraySpec(MASK, "mask", RowType(dtype.str, options.sample_shape[:2]), "file"),)
 
     def _collect(self, src: str | os.PathLike[str], out: Path | None) -> Collection:
         """Returns what is in SRC, for a set in `out`.
@@ -225,7 +225,7 @@ def make_options(
         seed,
         DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
         quality,
-        tuple(_sides("also", one) for one in also),
+        tuple((height, width) for height, width in (_sides("also", one) for one in also)),
     )
 
 

@@ -50,7 +50,7 @@ def make_value(
         return fit.apply_nearest(raw)
     if spec.kind == "boxes":
         return fit.apply_boxes(raw, *source_size)
-    return raw
+    return raw.copy()  # the dataset may use its memory again for the next item
 
 
 def _raw(

@@ -81,6 +81,8 @@ def test_the_pixels_and_the_index_are_those_of_a_set_without_arrays(image_tree: 
 @pytest.mark.parametrize(
     ("also", "message"),
     [
+        (([16, 16],), "also must be smaller"),
+        (((8, 8, 8),), "values to unpack"),
         ((16,), r"also must be smaller than size \(16, 16\); found \(16, 16\)"),
         (((8, 17),), "also must be smaller"),
         ((8, "8x8"), "each size once"),
@@ -374,6 +376,20 @@ def test_boxes_are_moved_with_the_picture(tmp_path: Path) -> None:
         assert sample.arrays["boxes"].tolist() == expected
         left, top, right, bottom = (int(n) for n in sample.arrays["boxes"][0, :4])
         assert sample.image[top + 1 : bottom - 1, left + 1 : right - 1].min() > 200
+
+
+def test_a_dataset_may_use_its_memory_again(tmp_path: Path) -> None:
+    class Reused(Items):
+        def __init__(self, count: int) -> None:
+            super().__init__(count)
+            self.clip = np.zeros(4, np.float16)
+
+        def __getitem__(self, i: int) -> dict[str, Any]:
+            self.clip[:] = i
+            return {**item(i), "clip": self.clip}
+
+    convert(Reused(9), tmp_path / "out", size=SIZE, order="source", arrays={"clip": DECLARED["clip"]})
+    assert [sample.arrays["clip"].tolist() for sample in open_shards(tmp_path / "out")] == [[i] * 4 for i in range(9)]
 
 
 def test_pil_masks_and_dicts_without_arrays_are_taken(tmp_path: Path) -> None:

@@ -78,6 +78,6 @@ def _decode_webp(data: bytes) -> NDArray[np.uint8]:
             raise DecodeError("unsupported", f"{_TAKEN}, found a WebP with alpha")
         colours = np.asarray(image)
     mask = colours[:, :, 0].copy()
-    if (colours != mask[:, :, np.newaxis]).any():
+    if any((colours[:, :, channel] != mask).any() for channel in (1, 2)):
         raise DecodeError("unsupported", f"{_TAKEN}, found a WebP of colour")
     return mask
