@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.boxes import Boxes, Draws
 from shardio.augment.description import Described
-from shardio.augment.pixels import normalized, run_steps
+from shardio.augment.pixels import fused, normalized, run_steps
 from shardio.augment.resample import Interpolation, Statistics, resample
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
 from shardio.augment.targets import Targets
@@ -173,11 +173,18 @@ class Batch:
     def _done(self) -> torch.Tensor:
         if self.steps:
             images = replace(self, steps=(), statistics=None, dtype=None)._done()
+            if (made := fused(images, self.steps, self.statistics, self.dtype)) is not None:
+                return made
             if images is self.images:
                 images = images.clone(memory_format=torch.channels_last)
             return replace(self, images=run_steps(images, self.steps), boxes=None, flips=None, steps=())._done()
         images = self.images
         if self.boxes is None and self.flips is None:
+            # The result has the memory format of the images, as that of torch's operations.
+            if self.is_cast and images.is_contiguous(memory_format=torch.channels_last):
+                made = fused(images, (), self.statistics, self.dtype)
+                if made is not None:
+                    return made
             if self.statistics is not None:
                 images = normalized(images, self.statistics)
             return images if self.dtype is None else images.to(self.dtype)

@@ -130,6 +130,11 @@ def _erased(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[
                 colour = noise(key, (top, left, height, width), images.shape)[0].to(images.dtype)
             images[number, :, top : top + height, left : left + width] = colour
         return images
+    return _erased_at_once(images, boxes, colours)
+
+
+def _erased_at_once(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[np.int64]) -> Tensor:
+    """Returns new images, by as many operations as there would be for one picture: launches cost more than pixels."""
     if not isinstance(colours, Tensor):
         keys = to_device(torch.from_numpy(colours), images.device)
         colours = noise(keys, (0, 0, *images.shape[2:]), images.shape).to(images.dtype)
@@ -138,7 +143,9 @@ def _erased(images: Tensor, boxes: NDArray[np.int64], colours: Tensor | NDArray[
         places = np.arange(size)
         inside.append((places >= first[:, None]) & (places < (first + length)[:, None]))
     rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
-    return torch.where(rows[:, None, :, None] & columns[:, None, None, :], colours, images)
+    is_erased = rows[:, None, :, None] & columns[:, None, None, :]
+    # The images come first: the result has the memory format of the first that is as large as it.
+    return torch.where(~is_erased, images, colours)
 
 
 def noise(keys: Tensor, box: tuple[int, int, int, int], shape: Sequence[int]) -> Tensor:

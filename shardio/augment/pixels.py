@@ -1,4 +1,4 @@
-"""The steps of a batch, and its normalising: by the kernel in C on the CPU, or by operations of torch anywhere."""
+"""The steps of a batch, and its normalising: by kernels on the CPU and on CUDA, or by operations of torch anywhere."""
 
 from __future__ import annotations
 
@@ -53,3 +53,15 @@ def normalized(images: Tensor, statistics: Statistics, *, native: bool = _native
 
     in_slices(len(pixels), work)
     return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+def fused(images: Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None) -> Tensor | None:
+    """Returns what is left to be done to these images, all of it by kernels on CUDA; None where these cannot be had.
+
+    The images are only read. The result is in channels_last memory.
+    """
+    if not images.is_cuda:
+        return None
+    from shardio.augment.pixels_cuda import can_fuse, run_steps_fused  # Triton takes its time to import
+
+    return run_steps_fused(images, steps, statistics=statistics, dtype=dtype) if can_fuse(images) else None

@@ -25,6 +25,7 @@ _FAR = float(1 << 24)
 _GREY = (0.2989, 0.587, 0.114)
 
 _Operation = Callable[[Tensor, NDArray[np.float64]], Tensor]
+_Table = Callable[[NDArray[np.float32], NDArray[np.float64], int], NDArray[np.floating]]
 
 
 def run_steps(images: Tensor, steps: Steps) -> Tensor:
@@ -128,16 +129,19 @@ def _sharpness(x: Tensor, values: NDArray[np.float64]) -> Tensor:
     return result
 
 
-def _by_table(table: Callable[[NDArray[np.float32], NDArray[np.float64], int], NDArray[np.floating]]) -> _Operation:
+def _by_table(table: _Table) -> _Operation:
     """Makes an operation of a function that returns the new grey levels, (n, 256) or (n, C, 256), of 0 to 255."""
 
     def operation(x: Tensor, values: NDArray[np.float64]) -> Tensor:
-        count, channels = x.shape[:2]
-        made = np.clip(table(np.arange(256, dtype=np.float32), values, channels), 0, 255).astype(np.uint8)
-        levels = np.broadcast_to(made if made.ndim == 3 else made[:, None], (count, channels, 256))
-        return _looked_up(x, to_device(torch.from_numpy(levels.copy()), x.device))
+        return _looked_up(x, to_device(torch.from_numpy(_levels(table, values, x.shape[1])), x.device))
 
     return operation
+
+
+def _levels(table: _Table, values: NDArray[np.float64], channels: int) -> NDArray[np.uint8]:
+    """Returns the new grey levels of each channel, (n, C, 256)."""
+    made = np.clip(table(np.arange(256, dtype=np.float32), values, channels), 0, 255).astype(np.uint8)
+    return np.broadcast_to(made if made.ndim == 3 else made[:, None], (len(values), channels, 256)).copy()
 
 
 def _looked_up(x: Tensor, levels: Tensor) -> Tensor:
@@ -197,14 +201,20 @@ def _blur(x: Tensor, values: NDArray[np.float64]) -> Tensor:
     return _to_bytes(result.round_())
 
 
-def _affine(x: Tensor, values: NDArray[np.float64]) -> Tensor:
-    """Reads the pixel (x, y) at (a (x + 1/2) + b (y + 1/2) + c, d (x + 1/2) + e (y + 1/2) + f)."""
+def fixed_affine(values: NDArray[np.float64], height: int, width: int) -> NDArray[np.int64]:
+    """Returns (n, 2, 3): for column and row of the place that is read, how far it moves with each column and with each
+    row of the result, and where the first pixel reads."""
     matrix = values[:, :6].reshape(-1, 2, 3)
-    limit = _FAR * np.array([1 / max(x.shape[2:]), 1 / max(x.shape[2:]), 1])
+    limit = _FAR * np.array([1 / max(height, width), 1 / max(height, width), 1])
     matrix = np.clip(matrix, -limit, limit)
     steps = np.rint(matrix[:, :, :2] * _ONE).astype(np.int64)
     first = np.rint((matrix[:, :, 0] / 2 + matrix[:, :, 1] / 2 + matrix[:, :, 2]) * _ONE).astype(np.int64)
-    fixed = to_device(torch.from_numpy(np.concatenate([steps, first[:, :, None]], axis=2)), x.device)
+    return np.concatenate([steps, first[:, :, None]], axis=2)
+
+
+def _affine(x: Tensor, values: NDArray[np.float64]) -> Tensor:
+    """Reads the pixel (x, y) at (a (x + 1/2) + b (y + 1/2) + c, d (x + 1/2) + e (y + 1/2) + f)."""
+    fixed = to_device(torch.from_numpy(fixed_affine(values, *x.shape[2:])), x.device)
     height, width = x.shape[2:]
     across = torch.arange(width, device=x.device)
     down = torch.arange(height, device=x.device)[:, None]
@@ -333,20 +343,46 @@ def _added(levels: NDArray[np.float32], values: NDArray[np.float64], channels: i
     return np.rint(levels + values[:, :channels, None])
 
 
+def _brightened(levels: NDArray[np.float32], values: NDArray[np.float64], channels: int) -> NDArray[np.floating]:
+    return levels * values[:, :1].astype(np.float32)
+
+
+def _inverted(levels: NDArray[np.float32], values: NDArray[np.float64], channels: int) -> NDArray[np.floating]:
+    return np.broadcast_to(255 - levels, (len(values), 256))
+
+
+_TABLES: dict[Op, _Table] = {
+    Op.BRIGHTNESS: _brightened,
+    Op.POSTERIZE: _posterized,
+    Op.SOLARIZE: _solarized,
+    Op.SOLARIZE_ADD: _solarized_by_adding,
+    Op.INVERT: _inverted,
+    Op.ADD: _added,
+}
+
+TABLES = frozenset(_TABLES)
+"""Operations that replace each grey level by another, whatever the picture is."""
+
+
+def levels_by(op: Op, values: NDArray[np.float64], channels: int) -> NDArray[np.uint8]:
+    """Returns what one of TABLES makes of each grey level in each channel, (n, C, 256)."""
+    return _levels(_TABLES[op], values, channels)
+
+
 _OPERATIONS: dict[Op, _Operation] = {
     Op.BRIGHTNESS: _brightness,
     Op.CONTRAST: _contrast,
     Op.SATURATION: _saturation,
     Op.HUE: _hue,
     Op.SHARPNESS: _sharpness,
-    Op.POSTERIZE: _by_table(_posterized),
-    Op.SOLARIZE: _by_table(_solarized),
-    Op.SOLARIZE_ADD: _by_table(_solarized_by_adding),
+    Op.POSTERIZE: _by_table(_TABLES[Op.POSTERIZE]),
+    Op.SOLARIZE: _by_table(_TABLES[Op.SOLARIZE]),
+    Op.SOLARIZE_ADD: _by_table(_TABLES[Op.SOLARIZE_ADD]),
     Op.INVERT: lambda x, values: 255 - x,
     Op.AUTOCONTRAST: _autocontrast,
     Op.EQUALIZE: _equalize,
     Op.GRAYSCALE: _grayscale,
-    Op.ADD: _by_table(_added),
+    Op.ADD: _by_table(_TABLES[Op.ADD]),
     Op.BLUR: _blur,
     Op.AFFINE: _affine,
     Op.PERSPECTIVE: _perspective,

@@ -60,6 +60,7 @@ def _summary(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
         yield f"damaged: {problem.detail}"
     what = "sizes and headers" if quick else "every checksum"
     if report.subset is not None:
-        what = f"{report.subset.num_samples:,} samples (seed {report.subset.seed}), sizes, headers and indexes"
+        values = f" and {report.subset.num_values:,} values of arrays" if report.subset.num_values else ""
+        what = f"{report.subset.num_samples:,} samples{values} (seed {report.subset.seed}), sizes, headers and indexes"
     verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
     yield f"{out}: {verdict}: {what} of {report.num_files:,} files, {bytes_text(report.nbytes)}"

@@ -174,6 +174,15 @@ class Split:
         return (self.index, *self.orders, *self.shards, *chain.from_iterable(array.files for array in arrays))
 
     @property
+    def num_rows(self) -> int:
+        """The number of stored rows of pixels; without an order that of the samples."""
+        return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def crc32s(self) -> tuple[Crc32Entry, ...]:
+        return tuple(array.crc32 for array in self.arrays.values())
+
+    @property
     def is_version_1(self) -> bool:
         return not self.orders and not self.arrays
 

@@ -132,7 +132,7 @@ def check_array_name(name: object) -> str:
         found = str(name)[:80]
         raise ValueError(f"an array's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {found!r}")
     if name in RESERVED_NAMES:
-        raise ValueError(f"an array must not be called {name!r}, as other parts of a sample are")
+        raise ValueError(f"an array's name must not be that of another part of a sample; found {name!r}")
     return name
 
 

@@ -103,6 +103,8 @@ class Manifest:
         total = sum(shard.num_samples for shard in split.shards)
         if split.order is None and total != split.num_samples:
             raise FormatError(f"splits.{name}.num_samples: expected the shards' sum {total}, found {split.num_samples}")
+        if not split.shards:
+            raise FormatError(f"splits.{name}.shards: expected at least one, found none")
         for shard in split.shards:
             expected = shard_nbytes(shard.num_samples, self.sample_shape)
             if shard.nbytes != expected:
@@ -114,6 +116,7 @@ class Manifest:
         _check_nbytes(f"splits.{name}", split.index, expected)
         self._check_orders(name, split)
         for array_name, array in split.arrays.items():
+            _array_name(array_name, f"splits.{name}.arrays")
             self._check_array(f"splits.{name}.arrays.{array_name}", array_name, array, split)
 
     def _check_orders(self, name: str, split: Split) -> None:
@@ -131,7 +134,6 @@ class Manifest:
 
     def _check_array(self, where: str, name: str, array: ArrayEntry, split: Split) -> None:
         try:
-            check_array_name(name)
             check_kind(array.kind, array.row, self.sample_shape)
         except ValueError as error:
             raise FormatError(f"{where}: {error}") from None
@@ -237,8 +239,18 @@ def _split(value: object, where: str, version: int) -> Split:
         shards=tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),
         orders=tuple(_order(order, f"{where}.orders[{i}]") for i, order in enumerate(orders)),
         order=_order_number(fields, where),
-        arrays={name: _array(array, f"{where}.arrays.{parse.show(name)}") for name, array in arrays.items()},
+        arrays={
+            _array_name(name, f"{where}.arrays"): _array(array, f"{where}.arrays.{name}")
+            for name, array in arrays.items()
+        },
     )
+
+
+def _array_name(name: object, where: str) -> str:
+    try:
+        return check_array_name(name)
+    except ValueError as error:
+        raise FormatError(f"{where}: {error}") from None
 
 
 def _order(value: object, where: str) -> OrderEntry:
@@ -257,11 +269,13 @@ def _array(value: object, where: str) -> ArrayEntry:
     except ValueError as error:
         raise FormatError(f"{where}: {error}") from None
     crc32 = Crc32Entry(**_file(parse.fields(fields["crc32"], f"{where}.crc32", _FILE_KEYS), f"{where}.crc32"))
-    shards = [_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(parse.filled(fields["shards"], where))]
+    shards = parse.filled(fields["shards"], f"{where}.shards")
     return ArrayEntry(
         kind=fields["kind"],  # the manifest checks it, which knows the samples' shape
         row=row,
-        shards=tuple(ArrayShard(**vars(shard), row=row) for shard in shards),
+        shards=tuple(
+            ArrayShard(**vars(_shard(shard, f"{where}.shards[{i}]")), row=row) for i, shard in enumerate(shards)
+        ),
         crc32=crc32,
         order=_order_number(fields, where),
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from shardio.format.layout import SampleShape
-from shardio.loading.prefetch import Tensors
+from shardio.format.layout import RowType, SampleShape
+from shardio.loading.prefetch import Tensors, torch_dtype
 from shardio.loading.ring import Slot
 from shardio.system.direct import ALIGNMENT
 from shardio.system.numa import node_of_pci_device, preferring_node
@@ -17,10 +19,13 @@ from shardio.system.numa import node_of_pci_device, preferring_node
 class PinnedSlot(Slot):
     """A slot in pinned memory, with the two events between which it is copied on the side stream."""
 
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor) -> None:
-        super().__init__(images.numpy(), labels.numpy(), indices.numpy())
+    def __init__(
+        self, images: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor, more: Mapping[str, torch.Tensor]
+    ) -> None:
+        arrays = {name: tensor.numpy() for name, tensor in more.items()}
+        super().__init__(images.numpy(), labels.numpy(), indices.numpy(), arrays)
         # The memory is torch's own: if the slot is dropped, torch keeps it until copies from it are done.
-        self.tensors = (images, labels, indices)
+        self.tensors = (images, labels, indices, *more.values())
         self.begin = torch.cuda.Event(enable_timing=True)
         # A host that is ahead of its device waits for this one for most of each step. It sleeps, as spinning, the
         # default, takes a core that the gather threads may need.
@@ -40,12 +45,15 @@ class CudaCopier:
         self._stream = torch.cuda.Stream(device)
         self._node = numa_node(device)
 
-    def new_slot(self, batch_size: int, sample_shape: SampleShape) -> PinnedSlot:
+    def new_slot(
+        self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = MappingProxyType({})
+    ) -> PinnedSlot:
         with preferring_node(self._node):
             return PinnedSlot(
                 _pinned((batch_size, *sample_shape), torch.uint8),
                 _pinned((batch_size,), torch.int64),
                 _pinned((batch_size,), torch.int64),
+                {name: _pinned((batch_size, *row.shape), torch_dtype(row.dtype)) for name, row in more.items()},
             )
 
     def reserve(self, slot: Slot) -> CudaTransfer:
@@ -67,6 +75,7 @@ class CudaTransfer:
         self._done = False
         self._copy_stream = copy_stream
         self._owner = torch.cuda.current_stream(device)
+        self._names = tuple(slot.more)
         self._memory = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in slot.tensors]
         # When it is done, so is everything that used this memory before. It comes after the allocation, which may
         # itself fill the memory (torch.use_deterministic_algorithms).
@@ -101,7 +110,7 @@ class CudaTransfer:
             self.done()
 
     def hand_over(self) -> Tensors:
-        images, labels, indices = self._memory
+        images, labels, indices, *more = self._memory
         consumer = torch.cuda.current_stream(images.device)
         if not self._done:  # else the event may be that of another batch by now
             consumer.wait_event(self._end)
@@ -110,7 +119,8 @@ class CudaTransfer:
             # of the consumer's. This has the allocator wait for the consumer's, too.
             for memory in self._memory:
                 memory.record_stream(consumer)
-        tensors = Tensors(images.permute(0, 3, 1, 2), labels, indices)
+        named = dict(zip(self._names, more, strict=True))
+        tensors = Tensors(images.permute(0, 3, 1, 2), labels, indices, named)
         self._memory = []  # the caller's alone now, so that it returns when the caller drops it
         return tensors
 

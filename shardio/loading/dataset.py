@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from shardio.loading.parts import as_names, find_parts
 from shardio.reading.shardset import ShardSet, open_shards, position_of
 from shardio.system.eager import eager
 
@@ -21,11 +22,12 @@ ImageKind = Literal["tensor", "pil"]
 _PIL_CHANNELS = (1, 2, 3, 4)
 
 
-class ShardDataset(Dataset[tuple[Any, Any]]):
+class ShardDataset(Dataset[tuple[Any, ...]]):
     """Samples (image, label): `image` a copy, uint8 (C, H, W), or what `transform` makes of it; `label` an int, or what
     `target_transform` makes of it.
 
-    With image="pil" images are PIL images, as torchvision's ImageFolder gives them to its transforms.
+    With image="pil" images are PIL images, as torchvision's ImageFolder gives them to its transforms. With `arrays`,
+    names of arrays of the split, samples are (image, label, values): a dict of tensors by name, which are copies.
 
     Works in forked and in spawned DataLoader workers: what is pickled is the path, and each process maps the set anew.
     """
@@ -38,6 +40,7 @@ class ShardDataset(Dataset[tuple[Any, Any]]):
         target_transform: Callable[[int], Any] | None = None,
         *,
         image: ImageKind = "tensor",
+        arrays: Sequence[str] = (),
     ) -> None:
         if image not in get_args(ImageKind):
             raise ValueError(f"image must be one of {', '.join(get_args(ImageKind))}; found {image!r}")
@@ -47,6 +50,8 @@ class ShardDataset(Dataset[tuple[Any, Any]]):
         self.target_transform = target_transform
         self.image = image
         self.shards: ShardSet = open_shards(path, split)
+        self.arrays = as_names("arrays", arrays)
+        find_parts(self.shards, self.arrays)
         channels = self.shards.sample_shape[2]
         if image == "pil" and channels not in _PIL_CHANNELS:
             raise ValueError(f'image="pil": expected samples of 1 to 4 channels, found {channels}; use image="tensor"')
@@ -71,24 +76,37 @@ class ShardDataset(Dataset[tuple[Any, Any]]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.shards}>"
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         return self.__getitems__([position_of(index, len(self))])[0]
 
     @eager
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         """Many samples with one gather; DataLoader calls this with a whole batch of indices."""
         wanted = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
         pixels = np.empty((len(wanted), *self.shards.sample_shape), np.uint8)
         self.shards.gather(wanted, pixels)
         labels = self.shards.labels_of(wanted).tolist()
         images = _as_pil(pixels) if self.image == "pil" else torch.from_numpy(pixels).permute(0, 3, 1, 2).unbind()
-        return [
+        samples: list[tuple[Any, ...]] = [
             (
                 image if self.transform is None else self.transform(image),
                 label if self.target_transform is None else self.target_transform(label),
             )
             for image, label in zip(images, labels, strict=True)
         ]
+        if not self.arrays:
+            return samples
+        columns = [self._values(name, wanted).unbind() for name in self.arrays]
+        return [
+            (*sample, dict(zip(self.arrays, values, strict=True)))
+            for sample, *values in zip(samples, *columns, strict=True)
+        ]
+
+    def _values(self, name: str, indices: NDArray[np.int64]) -> torch.Tensor:
+        row = self.shards.array(name).row
+        values = np.empty((len(indices), *row.shape), row.dtype)
+        self.shards.gather_array(name, indices, values)
+        return torch.from_numpy(values)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "targets"}

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.loading.parts import Parts
 from shardio.loading.ring import Slot
 from shardio.order.windows import Windows
 from shardio.reading.reader import Reader
@@ -162,17 +163,19 @@ class GatherThreads:
         slot: Slot,
         windows: Windows | None = None,
         finish: Finish | None = None,
+        parts: Parts | None = None,
     ) -> Pending:
-        """Begins to copy the samples `indices` or windows of them, their labels and the indices into the slot.
+        """Begins to copy the samples `indices` or windows of them, their labels and the indices into the slot: their
+        pixels, or the `parts` of them.
 
         `finish` is then called with the slot and the number of samples, in one of the threads, unless a part failed.
         """
         size = len(indices)
-        parts = max(1, min(self.num_threads, size))
-        bounds = [size * part // parts for part in range(parts + 1)]
-        pending = Pending(slot, size, parts, finish)
+        shares = max(1, min(self.num_threads, size))
+        bounds = [size * share // shares for share in range(shares + 1)]
+        pending = Pending(slot, size, shares, finish)
         for start, stop in pairwise(bounds):
-            self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop, windows)))
+            self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop, windows, parts)))
         if self._closed.is_set():  # perhaps since a moment ago, and no thread serves the queue any more
             _refuse_queued(self._jobs)
         return pending
@@ -193,10 +196,21 @@ class GatherThreads:
 
 
 def _copy(
-    reader: Reader, indices: NDArray[np.int64], slot: Slot, start: int, stop: int, windows: Windows | None
+    reader: Reader,
+    indices: NDArray[np.int64],
+    slot: Slot,
+    start: int,
+    stop: int,
+    windows: Windows | None,
+    parts: Parts | None,
 ) -> None:
     part = indices[start:stop]
-    reader.read(part, slot.images[start:stop], None if windows is None else windows[start:stop])
+    some = None if windows is None else windows[start:stop]
+    if parts is None:
+        reader.read(part, slot.images[start:stop], some)
+    else:
+        more = {name: array[start:stop] for name, array in slot.more.items()}
+        parts.read(reader, part, some, slot.images[start:stop], more)
     slot.labels[start:stop] = reader.column_of("label", part)
     slot.indices[start:stop] = part
 

@@ -9,10 +9,9 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shardio.loading.gather import Hints, Pending
@@ -114,7 +113,7 @@ class Flow:
             self._coming.append((indices, windows))
 
 
-class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
+class LoaderIterator(Iterator[tuple[Any, ...]]):
     """Gives the batches of one epoch, once."""
 
     def __init__(self, pipeline: Pipeline, position: Position, *, prefetch: int, return_indices: bool) -> None:
@@ -159,7 +158,7 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         return self._remaining
 
     @eager
-    def __next__(self) -> tuple[torch.Tensor, ...]:
+    def __next__(self) -> tuple[Any, ...]:
         pipeline, flow = self._pipeline, self._flow
         if os.getpid() != pipeline.pid:
             raise RuntimeError("this ShardLoader was made before fork(): make it in the process that uses it")
@@ -179,17 +178,17 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
             flow.abandon()
             raise
 
-    def _next_of(self, flow: Flow) -> tuple[torch.Tensor, ...]:
+    def _next_of(self, flow: Flow) -> tuple[Any, ...]:
         """Counts the batch last: an error before that, or a Ctrl-C, leaves it to be read again."""
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
         step = self._step
         tensors, drawn = flow.take()
         counters = self._positions(step) if position.repeats else drawn.indices
-        images, labels = pipeline.transform(tensors.images, tensors.labels, drawn, counters, place.epoch)
+        images, labels, more = pipeline.transform(tensors, drawn, counters, place.epoch)
         counts = pipeline.counts
         counts.batches += 1
         counts.images += len(tensors.labels)
-        counts.nbytes += tensors.images.nbytes
+        counts.nbytes += tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
         repeats = sampler.num_repeats(step)
         consumed = min(place.consumed + sampler.global_batch_size, sampler.num_samples)
         self._step += 1
@@ -197,7 +196,8 @@ class LoaderIterator(Iterator[tuple[torch.Tensor, ...]]):
         self._place = Place(place.epoch, consumed)
         position.num_repeats = repeats
         position.receive(self._token, self._place)
-        return (images, labels, tensors.indices) if self._return_indices else (images, labels)
+        batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
+        return (*batch, more) if more else batch
 
     def _positions(self, step: int) -> NDArray[np.int64]:
         """Returns the positions of the batch's samples in the order of the epoch, each of which comes once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -40,6 +40,12 @@ class ShardLoader(LikeDataLoader):
     the caller's own, ready for the current stream. With `return_indices=True` a third tensor holds the global sample
     indices, int64 (B,).
 
+    `arrays` and `columns` are names of arrays of the split, and of numbers in its index: its own columns,
+    "source_width", "source_height" and "crc32". Each batch then ends with a dict of tensors (B, ...), by name, in the
+    order asked for. On the CPU, arrays are views of the slot, as images are. `images_from` is the name of an array of
+    kind "image", the same pictures in another size: it is read in place of the main pixels, of which nothing is read.
+    Masks and boxes belong to the main pixels, and cannot be had with it unless the sizes agree.
+
     `shuffle=True` is a permutation of all samples, `False` the stored order. "block" keeps reads together for slow or
     network storage: blocks of `block_size` consecutive samples in permuted order, and the samples of every
     `window_blocks` blocks permuted (see `shardio.order.orders`). `indices` are the samples to read instead of all,
@@ -54,12 +60,15 @@ class ShardLoader(LikeDataLoader):
     there is none. `num_threads` gather threads keep `prefetch` batches ready ahead of the consumer.
 
     `transform` is called with each batch of images, in the consuming thread. One of `shardio.augment` changes labels,
-    too, if it mixes. It draws random numbers by (`seed`, epoch, sample), or by the position in the epoch's order where
-    samples may come more than once in an epoch (`weights`, or `indices` that has some twice). If the set was made with
-    `--fit squash`, it is told how large the pictures were before, and treats them as they were.
+    too, if it mixes, and the masks and boxes of the batch as it changes the pictures. It draws random numbers by
+    (`seed`, epoch, sample), or by the position in the epoch's order where samples may come more than once in an epoch
+    (`weights`, or `indices` that has some twice). If the set was made with `--fit squash`, it is told how large the
+    pictures were before, and treats them as they were.
 
     `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
-    never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank.
+    never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank. Masks
+    are read likewise. Boxes are moved into the window; one of which less than a pixel is left, in width or height,
+    becomes zeros with the label -1.
 
     `io` is how samples come from storage. "mmap" copies them from the page cache, into which the kernel brings coming
     batches ahead. "pread" reads them from the files with many requests under way, which suits network filesystems: a
@@ -73,13 +82,14 @@ class ShardLoader(LikeDataLoader):
 
     `digest` pins the content of the set: the digest that `shardio info` prints, or its first 12 digits or more.
 
-    check="sample" compares the crc32 of every sample that is read with the index, in the gather threads, and reads
-    whole samples, with `crop` too. It reads a sample that differs once more, past the page cache if that is possible;
-    with `cache`, from `path`, and if the sample is sound there, a thread verifies the copy and mends it. A damaged
-    sample is a FormatError that names file, sample and byte. With on_damage="skip" it is a RuntimeWarning, the first
-    time, and another sample of the same batch, which (`seed`, epoch, sample) decide, takes its place with its label and
-    index. Shapes, the number of batches and states stay what they are. Without `check`, that covers samples that
-    storage does not give (EIO) and that a file no longer has. A batch without a sound sample is an error.
+    check="sample" compares the crc32 of every sample that is read with the index, and that of every value of an array,
+    in the gather threads, and reads whole samples, with `crop` too. It reads a sample that differs once more, past the
+    page cache if that is possible; with `cache`, from `path`, and if the sample is sound there, a thread verifies the
+    copy and mends it. A damaged sample is a FormatError that names file, sample and byte. With on_damage="skip" it is a
+    RuntimeWarning, the first time, and another sample of the same batch, which (`seed`, epoch, sample) decide, takes
+    its place with its label and index. Shapes, the number of batches and states stay what they are. Without `check`,
+    that covers samples that storage does not give (EIO) and that a file no longer has. A batch without a sound sample
+    is an error.
 
     Opening raises SetNotFoundError, or FormatError for a damaged set or another one than `digest` says. What storage
     fails to give is asked for again for a second; then OSError names file, byte and sample. An error in a gather thread
@@ -117,12 +127,17 @@ class ShardLoader(LikeDataLoader):
         digest: str | None = None,
         check: Check = "off",
         on_damage: OnDamage = "raise",
+        arrays: Sequence[str] = (),
+        columns: Sequence[str] = (),
+        images_from: str | None = None,
         **unknown: NoReturn,
     ) -> None:
         if unknown:
             refuse_options(unknown)
         warn_of_missing_kernels()
-        options = Options(seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform)
+        options = Options(
+            seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform, arrays, columns, images_from
+        )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
         self.world = find_world(rank, world_size)
@@ -164,9 +179,11 @@ class ShardLoader(LikeDataLoader):
 
     def __repr__(self) -> str:
         world, closed = self.world, ", closed" if self.closed else ""
+        beside = f" with {', '.join(self._pipeline.rows)}" if self._pipeline.rows else ""
         return printable(
             f"<ShardLoader {self.shards.path}, {self.shards.split}: {len(self)} batches of {self.batch_size} "
-            f"x {self._pipeline.image_shape}, rank {world.rank} of {world.world_size}, on {self.device}{closed}>"
+            f"x {self._pipeline.image_shape}{beside}, rank {world.rank} of {world.world_size}, on {self.device}"
+            f"{closed}>"
         )
 
     @eager

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shardio.format.layout import SampleShape
+from shardio.loading.parts import Parts, as_names, find_parts
 from shardio.loading.transform import Function
 from shardio.order.orders import as_integer
 from shardio.order.windows import Crop, CropAt
 from shardio.reading.choose import Io, check_io
+from shardio.reading.layout import SplitLayout
 
 Check = Literal["off", "sample"]
 OnDamage = Literal["raise", "skip"]
@@ -28,6 +31,9 @@ class Options:
     check: Check
     on_damage: OnDamage
     transform: Function | None
+    arrays: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    images_from: str | None = None
 
     def __post_init__(self) -> None:
         check_io(self.io)
@@ -45,6 +51,13 @@ class Options:
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be something to call with each batch of images; found {self.transform!r}")
+
+        for name in ("arrays", "columns"):
+            object.__setattr__(self, name, as_names(name, getattr(self, name)))
+
+    def parts_of(self, layout: SplitLayout) -> Parts:
+        """Returns what a batch holds of each sample. Raises ValueError if the split does not have it."""
+        return find_parts(layout, self.arrays, self.columns, self.images_from)
 
     def crop_of(self, shape: SampleShape) -> Crop | None:
         """Returns the crop of samples of this shape. Raises ValueError if they are too small for it."""

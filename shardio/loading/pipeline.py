@@ -53,7 +53,8 @@ def _finish(epoch: int, guard: GuardedReader | None, sizes: PictureSizes | None,
     """Does the last step of a batch, in a gather thread. (No method of the pipeline, which would then end in one of its
     own threads.)"""
     if guard is not None:
-        guard.replace_damaged(epoch, slot.indices[:size], slot.images[:size], slot.labels[:size])
+        more = [array[:size] for array in slot.more.values()]
+        guard.replace_damaged(epoch, slot.indices[:size], slot.images[:size], slot.labels[:size], *more)
     if sizes is not None:
         slot.sizes = sizes(slot.indices[:size])
 
@@ -82,15 +83,20 @@ class Pipeline:
         """`num_samples` of the split will be read."""
         self.pid = os.getpid()
         self.counts = Counts()
-        self.crop = options.crop_of(shards.sample_shape)
-        self.image_shape = shape = self.crop.cropped_shape if self.crop else shards.sample_shape
+        parts = options.parts_of(shards)
+        self.crop = options.crop_of(parts.image_shape)
+        self.image_shape = shape = self.crop.cropped_shape if self.crop else parts.image_shape
+        self.rows = rows = parts.rows(shape)
+        """What is delivered of each sample beside its pixels, by name."""
+        self._columns = parts.columns
+        self._parts = parts if rows or parts.picture else None
         self._source = source
         self._copier = copier
         make = copier.new_slot if copier else new_slot
         # Enough for all batches under way at a time, so that a steady loop makes no new slot.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
-        self._ring = Ring(under_way, lambda: make(batch_size, shape))
-        self._reader = source.make_reader(options.io, num_samples)
+        self._ring = Ring(under_way, lambda: make(batch_size, shape, rows))
+        self._reader = source.make_reader(options.io, num_samples, parts.tables)
         self._guard: GuardedReader | None = None
         if options.check != "off" or options.on_damage != "raise":
             second = source.make_second() if options.check == "sample" else None
@@ -98,8 +104,9 @@ class Pipeline:
             self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
             self._reader = self._guard
         sizes = sizes_if_squashed(shards.manifest, self._reader, self.crop)
-        self.transform = TransformStep(options.transform, options.seed, sizes)
-        self.read_ahead = read_ahead_batches(batch_size * sample_nbytes(shape), memory_left())
+        self.transform = TransformStep(options.transform, options.seed, sizes, parts)
+        nbytes = sum(row.nbytes for row in rows.values())
+        self.read_ahead = read_ahead_batches(batch_size * (sample_nbytes(shape) + nbytes), memory_left())
         """Batches to announce beyond those under way."""
         self.num_threads = options.num_threads or max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
         close_at_exit(self)
@@ -145,7 +152,7 @@ class Pipeline:
         """Begins to gather a batch into a slot of its own."""
         slot = self._ring.acquire()
         slot.sizes = None  # those of another batch
-        return self._threads.submit(self._reader, indices, slot, windows, last_step)
+        return self._threads.submit(self._reader, indices, slot, windows, last_step, self._parts)
 
     def abandon(self, pending: Pending) -> None:
         """Has the slot of a batch come back that will not be collected."""
@@ -163,11 +170,17 @@ class Pipeline:
         return slot
 
     def lend(self, slot: Slot, size: int) -> tuple[Tensors, Drawn]:
-        """Returns a batch on the CPU. Its images are a view of the slot, which comes back when the last view dies."""
+        """Returns a batch on the CPU. Its images and arrays are views of the slot, which comes back when the last view
+        dies. Columns are copies, as labels are: one who collects these does not keep slots."""
         drawn = slot.drawn(size)
         labels, indices = (torch.from_numpy(array[:size].copy()) for array in (slot.labels, slot.indices))
-        images = torch.from_numpy(self._ring.lend(slot, size))
-        return Tensors(images.permute(0, 3, 1, 2), labels, indices), drawn
+        images = self._ring.lend(slot, size)
+        more = {}
+        for name, array in slot.more.items():
+            some = array[:size]
+            beside = some.copy() if name in self._columns else self._ring.lend_beside(images, some)
+            more[name] = torch.from_numpy(beside)
+        return Tensors(torch.from_numpy(images).permute(0, 3, 1, 2), labels, indices, more), drawn
 
     @property
     def damaged(self) -> list[int]:

@@ -15,12 +15,15 @@ between two steps, with the device idle.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.profiler import record_function
 
-from shardio.format.layout import SampleShape
+from shardio.format.layout import RowType, SampleShape
 from shardio.loading.ring import Ring, Slot
 
 # Batches that may be handed over while their copies are unfinished. As copies wait for the steps before them, this
@@ -30,11 +33,18 @@ MOST_AHEAD = 2
 
 
 class Tensors(NamedTuple):
-    """A batch: `images` (B, C, H, W) uint8 in channels_last memory, `labels` and sample `indices` (B,) int64."""
+    """A batch: `images` (B, C, H, W) uint8 in channels_last memory, `labels` and sample `indices` (B,) int64, and
+    `more` by name, (B, ...)."""
 
     images: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor
+    more: Mapping[str, torch.Tensor] = MappingProxyType({})
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    """Returns torch's type of the elements that NumPy calls so."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 class Transfer(Protocol):
@@ -62,8 +72,8 @@ class Transfer(Protocol):
 class Copier(Protocol):
     """Makes slots and device memory for one device."""
 
-    def new_slot(self, batch_size: int, sample_shape: SampleShape) -> Slot:
-        """Returns a slot in memory that the device can copy from by itself."""
+    def new_slot(self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType]) -> Slot:
+        """Returns a slot in memory that the device can copy from by itself, with rows of `more` beside its images."""
 
     def reserve(self, slot: Slot) -> Transfer:
         """Allocate device memory for a batch of the slot's size. Does not wait.

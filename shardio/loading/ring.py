@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.format.layout import SampleShape
+from shardio.format.layout import RowType, SampleShape
 from shardio.system.direct import aligned_empty
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Drawn(NamedTuple):
@@ -30,14 +33,22 @@ class Drawn(NamedTuple):
 class Slot:
     """The memory of one batch: `images` (batch_size, height, width, channels) uint8 and `labels`, `indices` int64.
 
-    `sizes`, int64 (B, 2), are those that pictures had before they were squashed; None where no transform asks for them.
-    Only one owner may touch a slot at a time. The arrays keep their memory alive, whatever it is (pinned, say).
+    `more` are arrays of batch_size rows by name: what a batch holds beside images and labels. `sizes`, int64 (B, 2),
+    are those that pictures had before they were squashed; None where no transform asks for them. Only one owner may
+    touch a slot at a time. The arrays keep their memory alive, whatever it is (pinned, say).
     """
 
-    def __init__(self, images: NDArray[np.uint8], labels: NDArray[np.int64], indices: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        indices: NDArray[np.int64],
+        more: Mapping[str, NDArray[Any]] = _NOTHING,
+    ) -> None:
         self.images = images
         self.labels = labels
         self.indices = indices
+        self.more = more
         self.sizes: NDArray[np.int64] | None = None
 
     def drawn(self, size: int) -> Drawn:
@@ -45,11 +56,19 @@ class Slot:
         return Drawn(self.indices[:size].copy(), self.sizes)
 
 
-def new_slot(batch_size: int, sample_shape: SampleShape) -> Slot:
-    """Returns a slot in ordinary memory."""
+def new_slot(batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = _NOTHING) -> Slot:
+    """Returns a slot in ordinary memory, with rows of `more` beside its images."""
     return Slot(
-        aligned_empty((batch_size, *sample_shape)), np.empty(batch_size, np.int64), np.empty(batch_size, np.int64)
+        aligned_empty((batch_size, *sample_shape)),
+        np.empty(batch_size, np.int64),
+        np.empty(batch_size, np.int64),
+        {name: _aligned_rows(batch_size, row) for name, row in more.items()},
     )
+
+
+def _aligned_rows(count: int, row: RowType) -> NDArray[Any]:
+    rows: NDArray[Any] = aligned_empty((count * row.nbytes,)).view(row.dtype).reshape(count, *row.shape)
+    return rows
 
 
 class Ring:
@@ -98,6 +117,11 @@ class Ring:
         loan.ticket = ticket
         return np.asarray(loan)
 
+    def lend_beside(self, images: NDArray[np.uint8], array: NDArray[Any]) -> NDArray[Any]:
+        """Returns a view of `array`, of the slot that `images` was lent from. The slot comes back when the last view of
+        both dies."""
+        return np.asarray(_Beside(images, array))
+
     def clear(self) -> None:
         """Free the slots that wait for reuse. Lent ones stay valid."""
         self._free.clear()
@@ -121,3 +145,12 @@ class _Loan:
         self.__array_interface__: dict[str, Any] = images.__array_interface__
         self.ticket: _Ticket | None = None
         self._keeps_memory = images
+
+
+class _Beside:
+    """Memory of a slot by NumPy's array interface, which keeps another view of the slot, and with that its loan."""
+
+    def __init__(self, lent: NDArray[np.uint8], array: NDArray[Any]) -> None:
+        self.__array_interface__: dict[str, Any] = array.__array_interface__
+        self._keeps_loan = lent
+        self._keeps_memory = array

@@ -62,6 +62,7 @@ class LoaderDataset(ShardDataset):
         self.split = shards.split
         self.shards = shards
         self.image = "tensor"
+        self.arrays = ()
         self._indices = indices
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -81,7 +82,7 @@ class LoaderDataset(ShardDataset):
     def __len__(self) -> int:
         return len(self.shards) if self._indices is None else len(self._indices)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         if self._indices is not None:
             indices = [int(self._indices[position_of(index, len(self))]) for index in indices]
         return super().__getitems__(indices)

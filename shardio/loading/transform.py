@@ -17,6 +17,8 @@ from torch.profiler import record_function
 
 from shardio.augment.batch import Transform
 from shardio.format.manifest import Manifest
+from shardio.loading.parts import Parts
+from shardio.loading.prefetch import Tensors
 from shardio.loading.ring import Drawn
 from shardio.order.windows import Crop
 from shardio.reading.reader import Reader
@@ -48,33 +50,56 @@ def _sizes(reader: Reader, crop: Crop | None, indices: NDArray[np.int64]) -> NDA
 class TransformStep:
     """Calls `function` with each batch. `function` may be replaced at any time, also while batches are under way."""
 
-    def __init__(self, function: Function | None, seed: int, sizes: PictureSizes | None) -> None:
+    def __init__(self, function: Function | None, seed: int, sizes: PictureSizes | None, parts: Parts) -> None:
         self.function = function
         self._seed = seed
         self._sizes = sizes
+        self._masks = parts.masks
+        self._boxes = parts.boxes
 
     def sizes_wanted(self) -> PictureSizes | None:
         """Returns what gives the sizes that `function` asks for; None if it asks for none."""
         return None if self._sizes is None or _ours(self.function) is None else self._sizes
 
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, drawn: Drawn, counters: NDArray[np.int64], epoch: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the images, or a tuple of views of them, and the labels that `function` makes of these.
+        self, tensors: Tensors, drawn: Drawn, counters: NDArray[np.int64], epoch: int
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """Returns the images, or a tuple of views of them, and the labels that `function` makes of these; and what
+        comes with them by name. Of this a transform of shardio.augment is given masks and boxes.
 
         `counters` are the numbers of the samples for random numbers: what is drawn depends on (seed, epoch, counter).
         """
         function: Callable[[torch.Tensor], Any] | None = self.function
+        images, labels, more = tensors.images, tensors.labels, dict(tensors.more)
         if function is None:
-            return images, labels
+            return images, labels, more
         with record_function("shardio.transform"):
             if (ours := _ours(function)) is None:
-                return function(images), labels
+                return function(images), labels, more
             sizes = drawn.sizes
             if sizes is None and self._sizes is not None:  # `function` was set while the batch was under way
                 sizes = self._sizes(drawn.indices)
-            changed, targets = ours(images, labels, indices=counters, seed=self._seed, epoch=epoch, sizes=sizes)
-            return cast(torch.Tensor, changed), targets  # Views return a tuple
+            changed, targets, *arrays = ours(
+                images,
+                labels,
+                **self._arrays(more),
+                indices=counters,
+                seed=self._seed,
+                epoch=epoch,
+                sizes=sizes,
+            )
+            for changed_arrays in arrays:  # one, or none
+                more.update(changed_arrays)
+            return cast(torch.Tensor, changed), targets, more  # Views return a tuple
+
+    def _arrays(self, more: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments for masks and boxes, if there are any."""
+        if not self._masks and not self._boxes:
+            return {}
+        return {
+            "masks": {name: more[name] for name in self._masks},
+            "boxes": {name: more[name] for name in self._boxes},
+        }
 
 
 def _ours(transform: object) -> Transform | None:

@@ -1,4 +1,4 @@
-"""The window of each sample that is read: its place depends on (seed, epoch, sample) alone."""
+"""The window of each sample that is read: its place depends on (seed, epoch, sample) alone. Boxes are moved into it."""
 
 from __future__ import annotations
 
@@ -70,3 +70,21 @@ class Crop:
             for key, most in zip(keys, (most_top, most_left), strict=True)
         )
         return Windows(self.height, self.width, tops, lefts)
+
+
+def crop_boxes(boxes: NDArray[np.float32], windows: Windows) -> None:
+    """Moves boxes of some samples, float32 (B, K, 5), in place, into the windows that are read of these: left, top,
+    right and bottom are then pixels of the window, and inside of it.
+
+    A box of which less than a pixel is left, in width or height, becomes zeros with the label -1, as in
+    shardio.augment; so does a row without a box.
+    """
+    places = np.stack([windows.lefts, windows.tops], axis=1).astype(np.float32)
+    # (B, K, 2, 2), of which the last side is x and y.
+    corners = boxes[:, :, :4].reshape(*boxes.shape[:2], 2, 2)
+    most = np.array([windows.width, windows.height], np.float32)
+    with np.errstate(all="ignore"):  # of a damaged sample, which is replaced later, there may be any bytes
+        moved = np.clip(corners - places[:, None, None], 0, most)
+        kept = (boxes[:, :, 4] >= 0) & (moved[:, :, 1] - moved[:, :, 0] >= 1).all(axis=2)
+    boxes[:, :, :4] = moved.reshape(*boxes.shape[:2], 4)
+    boxes[~kept] = (0, 0, 0, 0, -1)

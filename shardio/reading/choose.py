@@ -5,6 +5,7 @@ The decision is a function of facts alone (`choose`), so that every case of it c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -72,17 +73,23 @@ def choose(facts: Facts) -> Choice:
     )
 
 
-def look_at(shards: ShardSet, num_samples: int) -> Facts:
-    """Returns the facts about a set of which so many samples are to be read."""
+def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",)) -> Facts:
+    """Returns the facts about a set of which so many samples are to be read: the arrays `tables`, "" for the pixels."""
     kind = filesystem_kind(shards.path)
     return Facts(
         filesystem=kind,
-        nbytes=num_samples * shards.row_nbytes,
+        nbytes=num_samples * sum(shards.table_of(name).row_nbytes for name in tables),
         # A mapping on a network filesystem is better not even looked at.
-        resident_share=None if is_network(kind) else shards.resident_share(),
+        resident_share=None if is_network(kind) else _resident_share(shards, tables),
         memory_left=memory_left(),
         direct_alignment=alignment_of(shards),
     )
+
+
+def _resident_share(shards: ShardSet, tables: Sequence[str]) -> float | None:
+    shares = [shards.resident_share(name=name) for name in tables]
+    known = [share for share in shares if share is not None]
+    return min(known) if len(known) == len(shares) else None
 
 
 def check_io(io: str) -> None:
@@ -91,17 +98,20 @@ def check_io(io: str) -> None:
         raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
 
 
-def make_reader(shards: ShardSet, io: Io, num_samples: int) -> tuple[Reader, str]:
-    """Returns the reader that `io` asks for, and why it is this one. Raises ValueError if it cannot work here."""
+def make_reader(shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str] = ("",)) -> tuple[Reader, str]:
+    """Returns the reader that `io` asks for, and why it is this one. Raises ValueError if it cannot work here.
+
+    So many samples will be read: the arrays `tables`, "" for the pixels.
+    """
     check_io(io)
     if io == "auto":
-        facts = look_at(shards, num_samples)
+        facts = look_at(shards, num_samples, tables)
         choice, alignment = choose(facts), facts.direct_alignment
     else:
         choice = Choice(io, False, f"asked for by io={io!r}")
         alignment = alignment_of(shards) if io == "direct" else None
     if choice.engine == "mmap":
-        return MappedReader(shards), choice.reason
+        return MappedReader(shards, tables), choice.reason
     if choice.engine == "pread":
         return FileReader(shards, drop_behind=choice.drop_behind), choice.reason
     if alignment is None:

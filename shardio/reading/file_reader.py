@@ -21,7 +21,7 @@ from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.opening import check_not_cut, open_checked
 from shardio.order.windows import Windows
-from shardio.reading.layout import SplitLayout
+from shardio.reading.layout import SplitLayout, as_pictures
 from shardio.reading.mapped_table import check_stored
 from shardio.reading.reader import CountingReader
 from shardio.reading.spans import Span, behind, distinct, pieces, requests, sector_of, stretches
@@ -122,13 +122,19 @@ class FileReader(CountingReader):
         if not len(indices):
             return
         if windows is not None:
-            self._read_windows(indices, out, windows)
+            self._read_windows("", indices, out, windows)
         else:
             self._read_rows(self._layout.pixels, indices, out.reshape(len(indices), -1))
 
-    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        indices = self._layout.check_array_request(name, indices, out)
-        if len(indices):
+    def read_array(
+        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
+    ) -> None:
+        indices = self._layout.check_array_request(name, indices, out, windows)
+        if not len(indices):
+            return
+        if windows is not None:
+            self._read_windows(name, indices, as_pictures(out), windows)
+        else:
             self._read_rows(self._layout.arrays[name], indices, out.reshape(len(indices), -1).view(np.uint8))
 
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -193,18 +199,18 @@ class FileReader(CountingReader):
             left += [(i, i + 1) for i in range(first + done, stop)]
         return left
 
-    def _read_windows(self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows) -> None:
-        """Reads the lines of each sample that its window crosses, no others, and copies the window out of them."""
-        _, width, channels = self._layout.sample_shape
+    def _read_windows(self, name: str, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows) -> None:
+        """Reads the lines of each picture that its window crosses, no others, and copies the window out of them."""
+        _, width, channels = self._layout.picture_shape(name)
         height, stride = out.shape[1], width * channels
-        pixels = self._layout.pixels
-        files, starts = pixels.locate(self._stored(pixels, indices))
+        table = self._layout.table_of(name)
+        files, starts = table.locate(self._stored(table, indices))
         for i in np.lexsort((starts, files)).tolist():
             start = int(starts[i] + windows.tops[i] * stride)
             sectors = sector_of(start, self._alignment)
             wanted = start - sectors + height * stride
             buffer = self._detour_buffer(wanted)
-            self._fill(pixels, pixels.files[int(files[i])], [buffer], sectors, wanted, start)
+            self._fill(table, table.files[int(files[i])], [buffer], sectors, wanted, start)
             lines = buffer[start - sectors : wanted].reshape(height, width, channels)
             left = int(windows.lefts[i])
             np.copyto(out[i], lines[:, left : left + out.shape[2]])

@@ -22,6 +22,7 @@ from shardio.format.checksum import crc32
 from shardio.format.layout import sample_nbytes
 from shardio.order.rng import make_keys, uniform
 from shardio.order.windows import Windows
+from shardio.reading.layout import as_pictures
 from shardio.reading.reader import ReadCounts, Reader
 from shardio.reading.rowcopy import copy_windows
 from shardio.reading.shardset import ShardSet
@@ -91,20 +92,45 @@ class GuardedReader:
         indices = self._shards.check_request(indices, out, windows)
         if windows is None:
             self._read_checked(self._second, indices, out)
+        else:
+            self._read_windows(self._second, indices, out, windows)
+
+    def read_array(
+        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
+    ) -> None:
+        if self._second is None:
+            self._read(indices, out, windows, name)
             return
-        room = self._room()
-        for start in range(0, len(indices), len(room)):
-            some = slice(start, start + len(room))
-            whole = room[: len(indices[some])]
-            self._read_checked(self._second, indices[some], whole)
+        indices = self._shards.check_array_request(name, indices, out, windows)
+        if windows is None:
+            self._read_checked(self._second, indices, out, name)
+        else:
+            self._read_windows(self._second, indices, as_pictures(out), windows, name)
+
+    def _read_windows(
+        self,
+        second: SecondReader,
+        indices: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        windows: Windows,
+        array: str = "",
+    ) -> None:
+        """Reads whole pictures, checked, a few at a time, and copies the windows out of them."""
+        shape = self._shards.picture_shape(array)
+        rows = self._room(sample_nbytes(shape))
+        for start in range(0, len(indices), len(rows)):
+            some = slice(start, start + len(rows))
+            whole = rows[: len(indices[some])].reshape(-1, *shape)
+            self._read_checked(second, indices[some], self._as_stored(whole, array), array)
             copy_windows(whole, np.arange(len(whole)), windows.tops[some], windows.lefts[some], out[some])
 
-    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        if self._second is None:
-            self._read(indices, out, array=name)
-        else:
-            indices = self._shards.check_array_request(name, indices, out)
-            self._read_checked(self._second, indices, out, name)
+    def _as_stored(self, pictures: NDArray[np.uint8], array: str) -> NDArray[Any]:
+        """Returns the memory of whole pictures as what readers put there: pixels, or values of the array."""
+        if not array:
+            return pictures
+        row = self._shards.array(array).row
+        values: NDArray[Any] = pictures.reshape(len(pictures), -1).view(row.dtype).reshape(-1, *row.shape)
+        return values
 
     def _read_checked(
         self, second: SecondReader, indices: NDArray[np.int64], out: NDArray[Any], array: str = ""
@@ -204,13 +230,13 @@ class GuardedReader:
         while self._news:
             warn_caller(self._news.popleft())
 
-    def _room(self) -> NDArray[np.uint8]:
-        """Returns this thread's memory for some whole samples."""
+    def _room(self, row_nbytes: int) -> NDArray[np.uint8]:
+        """Returns this thread's memory for some rows of so many bytes."""
+        count = max(1, _ROOM_NBYTES // row_nbytes)
         room: NDArray[np.uint8] | None = getattr(self._thread, "room", None)
-        if room is None:
-            shape = self._shards.sample_shape
-            room = self._thread.room = aligned_empty((max(1, _ROOM_NBYTES // sample_nbytes(shape)), *shape))
-        return room
+        if room is None or len(room) < count * row_nbytes:
+            room = self._thread.room = aligned_empty((max(_ROOM_NBYTES, row_nbytes),))
+        return room[: count * row_nbytes].reshape(count, row_nbytes)
 
     def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
         self._reader.will_read(indices, windows if self._second is None else None)

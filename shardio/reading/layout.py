@@ -85,20 +85,7 @@ class SplitLayout:
         """Returns the indices as int64. Raises ValueError or IndexError unless `out` can hold these samples, or these
         windows of them: `ShardSet.gather` says when."""
         indices = self.check_indices(indices)
-        height, width, channels = self.sample_shape
-        expected = (len(indices), height, width, channels)
-        if windows is not None:
-            expected = (len(indices), windows.height, windows.width, channels)
-            for name, places, size, most in (
-                ("tops", windows.tops, windows.height, height),
-                ("lefts", windows.lefts, windows.width, width),
-            ):
-                if not 0 < size <= most:
-                    raise IndexError(f"expected windows of at most {(height, width)}; found {expected[1:3]}")
-                last = most - size
-                if len(places) != len(indices) or (len(places) and not 0 <= places.min() <= places.max() <= last):
-                    raise IndexError(f"expected {len(indices)} {name} from 0 to {last}; found {places}")
-        _check_out(out, np.dtype(np.uint8), expected)
+        _check_out(out, np.dtype(np.uint8), _shape_of(indices, self.sample_shape, windows))
         return indices
 
     def array(self, name: str) -> ArrayEntry:
@@ -108,17 +95,60 @@ class SplitLayout:
             raise ValueError(f"{self.path}, {self.split}: expected an array of the split ({found}); found {name!r}")
         return self.content.arrays[name]
 
-    def check_array_request(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> NDArray[np.int64]:
+    def check_array_request(
+        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
+    ) -> NDArray[np.int64]:
         """Returns the indices as int64. Raises ValueError or IndexError unless `out` can hold the array's values of
-        these samples: `ShardSet.gather_array` says when."""
+        these samples, or these windows of them: `ShardSet.gather_array` says when."""
         row = self.array(name).row
+        if windows is not None and not self.has_windows(name):
+            raise ValueError(f"expected an array of masks or images, of which windows are read; found {name!r}")
         indices = self.check_indices(indices)
-        _check_out(out, np.dtype(row.dtype), (len(indices), *row.shape))
+        _check_out(out, np.dtype(row.dtype), _shape_of(indices, row.shape, windows))
         return indices
+
+    def has_windows(self, name: str) -> bool:
+        """Returns whether the values of an array, or the pixels ("") are pictures, of which windows can be read."""
+        return not name or self.array(name).kind in ("mask", "image")
+
+    def table_of(self, name: str) -> Table:
+        """Returns the table of an array, or of the pixels ("")."""
+        if name:
+            self.array(name)
+            return self.arrays[name]
+        return self.pixels
+
+    def picture_shape(self, name: str) -> SampleShape:
+        """Returns (height, width, bytes per pixel) of an array that has windows, or of the pixels ("")."""
+        height, width = self.array(name).row.shape[:2] if name else self.sample_shape[:2]
+        return height, width, self.table_of(name).row_nbytes // (height * width)
 
 
 def _counts(shards: Sequence[ShardEntry]) -> list[int]:
     return [shard.num_samples for shard in shards]
+
+
+def _shape_of(indices: NDArray[np.int64], shape: tuple[int, ...], windows: Windows | None) -> tuple[int, ...]:
+    """Returns the shape of these samples' rows, each of `shape`, or of windows of them. Raises IndexError unless there
+    is a window for each, and inside."""
+    if windows is None:
+        return (len(indices), *shape)
+    for name, places, size, most in (
+        ("tops", windows.tops, windows.height, shape[0]),
+        ("lefts", windows.lefts, windows.width, shape[1]),
+    ):
+        if not 0 < size <= most:
+            raise IndexError(f"expected windows of at most {shape[:2]}; found {(windows.height, windows.width)}")
+        last = most - size
+        if len(places) != len(indices) or (len(places) and not 0 <= places.min() <= places.max() <= last):
+            raise IndexError(f"expected {len(indices)} {name} from 0 to {last}; found {places}")
+    return (len(indices), windows.height, windows.width, *shape[2:])
+
+
+def as_pictures(out: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns windows of pictures of any type, (n, height, width, ...), as bytes: (n, height, width, bytes)."""
+    pictures: NDArray[np.uint8] = out.reshape(*out.shape[:3], -1).view(np.uint8)
+    return pictures
 
 
 def _check_out(out: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

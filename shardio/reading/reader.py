@@ -38,9 +38,11 @@ class Reader(Protocol):
         """Copies the samples `indices`, or a window of each, as ShardSet.gather does. Raises OSError if the storage
         fails."""
 
-    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies the values of an array for the samples `indices`, as ShardSet.gather_array does. Raises OSError if the
-        storage fails."""
+    def read_array(
+        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
+    ) -> None:
+        """Copies the values of an array for the samples `indices`, or a window of each, as ShardSet.gather_array does.
+        Raises OSError if the storage fails."""
 
     def array_crc32s(self, name: str, indices: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Returns the crc32 that the values of an array should have, for samples that exist. Raises OSError if the

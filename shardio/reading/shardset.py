@@ -22,7 +22,7 @@ from shardio.format.manifest import Manifest, load_manifest
 from shardio.format.opening import open_checked
 from shardio.order.orders import as_integer
 from shardio.order.windows import Windows
-from shardio.reading.layout import SplitLayout
+from shardio.reading.layout import SplitLayout, as_pictures
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.mapping import advise_random, resident_share
 from shardio.reading.table import Table
@@ -177,24 +177,27 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         value: NDArray[Any] = self._mapped_array(name).row(position).view(row.dtype).reshape(row.shape)
         return value
 
-    def expect_random_reads(self) -> None:
-        """Tells the kernel to read what is touched, and ahead of it nothing but what `will_read` announces."""
-        advise_random(self._pixels.rows)
+    def expect_random_reads(self, name: str = "") -> None:
+        """Tells the kernel to read what is touched of the pixels, or of the array `name`, and ahead of it nothing but
+        what `will_read` announces."""
+        advise_random(self.mapped(name).rows)
 
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None, name: str = "") -> None:
         """Has the kernel begin to read these samples, or of each the lines that its window crosses, into the page
-        cache. A hint: it never fails and hardly waits."""
+        cache: their pixels, or their values of the array `name`. A hint: it never fails and hardly waits."""
         known, first = np.unique(indices, return_index=True)  # ascending, as disks like it
         inside = (known >= 0) & (known < len(self))
         some = known[inside].astype(np.int64, copy=False)
         if windows is None:
-            self._pixels.will_need(some)
+            self.mapped(name).will_need(some)
         else:
-            stride = self.sample_shape[1] * self.sample_shape[2]
-            self._pixels.will_need(some, windows.tops[first[inside]] * stride, windows.height * stride)
+            _, width, pixel_nbytes = self.picture_shape(name)
+            stride = width * pixel_nbytes
+            self.mapped(name).will_need(some, windows.tops[first[inside]] * stride, windows.height * stride)
 
-    def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512) -> float | None:
-        """Returns which share of these samples, or of the split, is in the page cache, told by at most so many of them.
+    def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512, name: str = "") -> float | None:
+        """Returns which share of these samples, or of the split, is in the page cache, told by at most so many of them:
+        of their pixels, or of their values of the array `name`.
 
         None if that is unknown: the kernel tells only users who own the files or may write to them.
         """
@@ -202,7 +205,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             return None
         count = len(self) if indices is None else len(indices)
         some = np.linspace(0, count - 1, min(most, count)).astype(np.int64)
-        return resident_share(self._pixels.rows, self._pixels.numbers(some if indices is None else indices[some]))
+        table = self.mapped(name)
+        return resident_share(table.rows, table.numbers(some if indices is None else indices[some]))
 
     @cached_property
     def _residency_is_told(self) -> bool:
@@ -228,14 +232,22 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             self._pixels.copy_windows(indices, out, windows, self.sample_shape)
 
     @eager
-    def gather_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copies the values of an array for the samples `indices` into `out`, as `gather` does pixels.
+    def gather_array(
+        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
+    ) -> None:
+        """Copies the values of an array for the samples `indices` into `out`, or a window of each, as `gather` does
+        pixels.
 
-        `out` is the caller's: of the array's dtype, (len(indices), *shape of a value), C-contiguous. Raises ValueError
-        if the split has no such array.
+        `out` is the caller's: of the array's dtype, (len(indices), *shape of a value), C-contiguous; with `windows`,
+        which arrays of masks and images have, its height and width are theirs. Raises ValueError if the split has no
+        such array.
         """
-        indices = self.check_array_request(name, indices, out)
-        if len(indices):
+        indices = self.check_array_request(name, indices, out, windows)
+        if not len(indices):
+            return
+        if windows is not None:
+            self._mapped_array(name).copy_windows(indices, as_pictures(out), windows, self.picture_shape(name))
+        else:
             self._mapped_array(name).copy(indices, out.reshape(len(indices), -1).view(np.uint8))
 
     @eager

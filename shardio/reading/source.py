@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,9 +29,9 @@ class SplitSource(Protocol):
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
         """Returns the split, to be read at once. `batches` are the indices that will be read first."""
 
-    def make_reader(self, io: Io, num_samples: int) -> Reader:
-        """Returns the reader that `io` asks for, of which so many samples will be wanted. Raises ValueError if it
-        cannot work here."""
+    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",)) -> Reader:
+        """Returns the reader that `io` asks for, of which so many samples will be wanted: the arrays `tables`, "" for
+        the pixels. Raises ValueError if it cannot work here."""
 
     def make_second(self) -> SecondReader:
         """Returns what reads samples again that came damaged."""
@@ -68,8 +68,8 @@ class LocalSplit:
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
         return self._shards
 
-    def make_reader(self, io: Io, num_samples: int) -> Reader:
-        reader, self._io_reason = make_reader(self._shards, io, num_samples)
+    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",)) -> Reader:
+        reader, self._io_reason = make_reader(self._shards, io, num_samples, tables)
         return reader
 
     def make_second(self) -> FileReader:

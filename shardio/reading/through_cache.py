@@ -148,11 +148,13 @@ class StagedReader(CountingReader):
             self._shards.gather(indices, out, windows)
             self._count(out.nbytes)
 
-    def read_array(self, name: str, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def read_array(
+        self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
+    ) -> None:
         if self._settled is not None:
-            self._settled.read_array(name, indices, out)
+            self._settled.read_array(name, indices, out, windows)
         else:
-            self._shards.gather_array(name, indices, out)
+            self._shards.gather_array(name, indices, out, windows)
             self._count(out.nbytes)
 
     def begin_epoch(self) -> bool:
@@ -251,12 +253,12 @@ class CachedSplit:
         self._shards = StagedSet(self._storage, self._manifest, self._name, self._lease)
         return self._shards
 
-    def make_reader(self, io: Io, num_samples: int) -> Reader:
+    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",)) -> Reader:
         # `settle` outlives this: neither it nor what it calls may refer to self.
         staging, lease, name, index = self._staging, self._lease, self._name, self._split.index
 
         def make(shards: ShardSet) -> Reader:
-            reader, staging.io_reason = make_reader(shards, io, num_samples)
+            reader, staging.io_reason = make_reader(shards, io, num_samples, tables)
             return reader
 
         def settle() -> Reader | None:
@@ -317,11 +319,16 @@ class CachedSplit:
 
 
 def _by_need(split: Split, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
-    """Returns the shards that the first batches need, in the order in which they need them."""
+    """Returns the shards that the first batches need, in the order in which they need them.
+
+    Where samples are in another order than they are stored in, these are guesses: no file of the set is read for it.
+    """
     starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
     numbers: dict[int, None] = {}
     for batch in islice(batches, _MOST_BATCHES):
-        numbers.update(dict.fromkeys((np.searchsorted(starts, batch, side="right") - 1).tolist()))
+        # There may be more samples than stored rows.
+        found = np.searchsorted(starts, np.minimum(batch, starts[-1] - 1), side="right") - 1
+        numbers.update(dict.fromkeys(found.tolist()))
         if len(numbers) == len(split.shards):
             break
     return [split.shards[number] for number in numbers]

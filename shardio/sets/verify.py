@@ -1,8 +1,10 @@
 """`verify`: checks that a published set is still what was published, and names damage down to the sample.
 
 `quick` checks what opening checks: types, sizes, headers. The full check reads every byte. Between them, a `subset` of
-the samples is compared with the crc32 that the index has of each. Files are read and not mapped, so that a failing disk
-or a file that shrinks is a reported problem and not a signal.
+the samples is compared with the crc32 that the index has of each, and of the arrays' values with theirs. Files are read
+and not mapped, so that a failing disk or a file that shrinks is a reported problem and not a signal.
+
+What is damaged is a stored row. It is named by the samples that use it: by one, or with an order by any number.
 """
 
 from __future__ import annotations
@@ -13,19 +15,20 @@ import io
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.checksum import crc32
-from shardio.format.entries import FileEntry, ShardEntry, Split
-from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, sample_nbytes
+from shardio.format.entries import Crc32Entry, FileEntry, ShardEntry, Split
+from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, RowType, pixels_row
 from shardio.format.manifest import Manifest, load_manifest
 from shardio.format.opening import open_checked
 from shardio.order.permutation import Permutation
@@ -48,13 +51,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Subset:
-    """The samples of each shard that are compared with the index: random ones, at least `share` of the shard's, and the
-    same for the same `seed`."""
+    """The samples of each shard that are compared with the index, and the values of arrays with their checksums: random
+    ones, at least `share` of the file's, and the same for the same `seed`."""
 
     share: float
     seed: int
     num_samples: int = 0
     """The number that was read, of all shards together."""
+    num_values: int = 0
+    """The number of values of arrays that were read."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -128,13 +133,79 @@ def verify(
             on_progress(nbytes, total)
 
     verifier = _Verifier(folder, manifest, quick, progress, drawn)
-    checks = verifier.checks()
-    total = verifier.nbytes
+    checks, total = verifier.checks()
     with ThreadPool(workers, "shardio-verify") as pool:
         found = [problem for problem in pool.map(lambda check: check(), checks) if problem is not None]
     if drawn is not None:
-        drawn = replace(drawn, num_samples=sum(verifier.num_compared))
+        drawn = replace(drawn, num_samples=sum(verifier.num_compared), num_values=sum(verifier.num_values_compared))
     return VerifyReport(str(folder), quick, len(checks) + 1, total, tuple(found), drawn)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What stored rows of a split hold: its pixels, or, with a name, an array's values."""
+
+    split: Split
+    name: str
+    shards: tuple[ShardEntry, ...]
+    row: RowType
+    order: int | None
+    crc32: Crc32Entry | None = None
+    """The checksums of an array; those of pixels are in the index."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first stored row of each shard."""
+        return list(accumulate((shard.num_samples for shard in self.shards[:-1]), initial=0))
+
+
+def _values_of(split: Split, pixels: RowType) -> list[_Values]:
+    """Returns the pixels, and the arrays in the order of their names, as the order of keys in a manifest means
+    nothing."""
+    arrays = sorted(split.arrays.items())
+    return [
+        _Values(split, "", split.shards, pixels, split.order),
+        *(_Values(split, name, array.shards, array.row, array.order, array.crc32) for name, array in arrays),
+    ]
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The checksums of stored rows, in the order of the rows: `rows[i]` has `crc32s[i]` and is that of `samples[i]`.
+
+    A row comes once for each sample that it is of; one that is of no sample comes with the sample -1, or not at all if
+    nothing tells its crc32.
+    """
+
+    rows: NDArray[np.int64]
+    crc32s: NDArray[np.uint32]
+    samples: NDArray[np.int64]
+    keys: NDArray[np.bytes_] | None
+    """Those of all samples of the split; None if the index cannot be trusted."""
+
+    def of(self, first: int, count: int) -> _Sums:
+        """Returns those of so many rows from `first` on, which is row 0 of the result."""
+        start, stop = np.searchsorted(self.rows, [first, first + count])
+        return replace(
+            self,
+            rows=self.rows[start:stop] - first,
+            crc32s=self.crc32s[start:stop],
+            samples=self.samples[start:stop],
+        )
+
+    def at(self, rows: NDArray[np.int64]) -> _Sums:
+        """Returns those of these rows alone."""
+        chosen = np.isin(self.rows, rows)
+        return replace(self, rows=self.rows[chosen], crc32s=self.crc32s[chosen], samples=self.samples[chosen])
+
+    def known_rows(self) -> NDArray[np.int64]:
+        """Returns the rows that have a checksum, each once."""
+        rows: NDArray[np.int64] = np.unique(self.rows)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -148,51 +219,91 @@ class _Verifier:
     subset: Subset | None = None
     num_compared: list[int] = field(default_factory=list)
     """With a subset, the numbers of samples of the shards: each is appended by the thread that compared them."""
+    num_values_compared: list[int] = field(default_factory=list)
+    """The same of the arrays' values."""
 
-    def checks(self) -> list[Callable[[], Problem | None]]:
+    def checks(self) -> tuple[list[Callable[[], Problem | None]], int]:
+        """Returns the checks, and the size of what they read, or with `quick` look at."""
         checks: list[Callable[[], Problem | None]] = [partial(self.check_file, self.manifest.rejects)]
-        numbers = count()
+        shards: list[tuple[_Values, int, ShardEntry, int]] = []
+        pixels = pixels_row(self.manifest.sample_shape)
+        splits = [_values_of(split, pixels) for split in self.manifest.splits.values()]
         for split in self.manifest.splits.values():
             checks.append(partial(self.check_index, split))
-            starts = accumulate((shard.num_samples for shard in split.shards), initial=0)
-            shards = zip(split.shards, starts, strict=False)
-            if self.subset is None:
-                checks += [partial(self.check_shard, split, shard, first) for shard, first in shards]
-            else:
-                rows = None  # if the index cannot be trusted, which `check_index` reports
-                with contextlib.suppress(OSError, FormatError):
-                    rows = self.read_rows(split)
-                checks += [
-                    partial(self.check_samples, shard, first, rows, self.subset, next(numbers))
-                    for shard, first in shards
-                ]
-        return checks
-
-    @property
-    def nbytes(self) -> int:
-        """The size of what is read, or with `quick` looked at."""
+            checks += [partial(self.check_order, split, number) for number in range(len(split.orders))]
+            checks += [partial(self.check_file, array.crc32) for array in split.arrays.values()]
+        # Pixels of all splits first: the same seed chooses the same samples of them, whatever arrays there are.
+        every = [values[0] for values in splits] + [values for group in splits for values in group[1:]]
+        numbers = count()
+        for values in every:
+            shards += [
+                (values, first, shard, next(numbers)) for first, shard in zip(values.starts, values.shards, strict=True)
+            ]
         if self.subset is None:
-            return self.manifest.nbytes
-        shards = [shard for split in self.manifest.splits.values() for shard in split.shards]
-        num_samples = sum(self.subset.count(shard.num_samples) for shard in shards)
-        others = self.manifest.nbytes - sum(shard.nbytes for shard in shards)
-        return others + num_samples * sample_nbytes(self.manifest.sample_shape)
+            checks += [partial(self.check_shard, values, shard, first) for values, first, shard, _ in shards]
+            return checks, self.manifest.nbytes
+        total = self.manifest.nbytes
+        sums: dict[int, _Sums | None] = {}
+        for values in every:
+            sums[id(values)] = None  # if its checksums cannot be trusted, which another check reports
+            with contextlib.suppress(OSError, FormatError):
+                sums[id(values)] = self.read_sums(values)
+        for values, first, shard, number in shards:
+            known = sums[id(values)]
+            of_shard = None if known is None else known.of(first, shard.num_samples)
+            num_rows = shard.num_samples if of_shard is None else len(of_shard.known_rows())
+            total += self.subset.count(num_rows) * values.row.nbytes - shard.nbytes
+            checks.append(partial(self.check_samples, values, shard, first, of_shard, self.subset, number))
+        return checks, total
 
-    def read_rows(self, split: Split) -> NDArray[np.void]:
-        """Returns the split's index, read and not mapped. Raises FormatError or OSError if it cannot be trusted."""
-        path, entry = self.folder / split.index.file, split.index
+    def read_rows(self, entry: FileEntry, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns the rows of an index, order or file of checksums, read and not mapped. Raises FormatError or OSError
+        if it cannot be trusted."""
+        path = self.folder / entry.file
         with open_checked(path, entry, self.manifest.sample_shape) as file:
             data = file.readall()
         if (found := hashlib.sha256(data).hexdigest()) != entry.sha256:
             raise FormatError(_other_sha256(path, entry, found))
-        return np.frombuffer(data, entry.dtype, offset=HEADER_NBYTES)
+        return np.frombuffer(data, dtype, offset=HEADER_NBYTES)
+
+    def read_index(self, split: Split) -> NDArray[np.void]:
+        return self.read_rows(split.index, split.index.dtype)
+
+    def read_sums(self, values: _Values) -> _Sums:
+        """Returns the checksums of all stored rows. Raises FormatError or OSError if the files that tell them cannot be
+        trusted."""
+        split = values.split
+        index: NDArray[np.void] | None = None
+        try:
+            index = self.read_index(split)
+        except (FormatError, OSError):
+            if values.crc32 is None:
+                raise
+        samples = rows = np.arange(split.num_samples)
+        if values.order is not None:
+            entry = split.orders[values.order]
+            order = self.read_rows(entry, np.dtype(entry.row.dtype))
+            samples = np.argsort(order, kind="stable")
+            samples = samples[(order[samples] >= 0) & (order[samples] < values.num_rows)]  # `check_order` tells others
+            rows = order[samples]
+        if values.crc32 is not None:
+            crc32s = self.read_rows(values.crc32, np.dtype(values.crc32.row.dtype))
+            unused = np.setdiff1d(np.arange(values.num_rows), rows)
+            rows, samples = np.concatenate([rows, unused]), np.concatenate([samples, np.full(len(unused), -1)])
+            by_row = np.argsort(rows, kind="stable")
+            rows, samples = rows[by_row], samples[by_row]
+            crc32s = crc32s[rows]
+        else:
+            assert index is not None
+            crc32s = index["crc32"][samples]
+        return _Sums(rows, crc32s, samples, None if index is None else index["key"])
 
     def check_index(self, split: Split) -> Problem | None:
         problem = self.check_file(split.index)
         if problem is None and not self.quick and self.manifest.classes:
             path = self.folder / split.index.file
             try:
-                labels = self.read_rows(split)["label"]
+                labels = self.read_index(split)["label"]
             except (FormatError, OSError) as error:  # it has changed since the check just before
                 return _problem(path, error)
             wrong = np.flatnonzero((labels < 0) | (labels >= len(self.manifest.classes)))
@@ -202,23 +313,54 @@ class _Verifier:
                 return Problem(path.name, detail, tuple(wrong.tolist()))
         return problem
 
-    def check_shard(self, split: Split, shard: ShardEntry, first: int) -> Problem | None:
-        problem = self.check_file(shard)
-        if problem is None or self.quick:
+    def check_order(self, split: Split, number: int) -> Problem | None:
+        """Compares an order with its entry, and its numbers with those of stored rows of all that have this order."""
+        entry = split.orders[number]
+        problem = self.check_file(entry)
+        if problem is not None or self.quick:
             return problem
+        path = self.folder / entry.file
         try:
-            rows = self.read_rows(split)[first : first + shard.num_samples]
-            damaged = [first + position for position in _damaged(self.folder / shard.file, self.manifest, rows)]
+            rows = self.read_rows(entry, np.dtype(entry.row.dtype))
+        except (FormatError, OSError) as error:  # it has changed since the check just before
+            return _problem(path, error)
+        values = _values_of(split, pixels_row(self.manifest.sample_shape))
+        stored = {each.name or "pixels": each.num_rows for each in values if each.order == number}
+        what, fewest = min(stored.items(), key=lambda item: item[1])
+        wrong = np.flatnonzero((rows < 0) | (rows >= fewest))
+        if not wrong.size:
+            return None
+        detail = (
+            f"{path}: sample {wrong[0]}: expected a stored row of the {what}, 0 to {fewest - 1}, found {rows[wrong[0]]}"
+        )
+        return Problem(path.name, detail, tuple(wrong.tolist()))
+
+    def check_shard(self, values: _Values, shard: ShardEntry, first: int) -> Problem | None:
+        looking = _FalseBools(values.row) if values.row.dtype == "|b1" and not self.quick else None
+        problem = self.check_file(shard, looking)
+        if self.quick:
+            return problem
+        path = self.folder / shard.file
+        try:
+            if problem is not None:
+                sums = self.read_sums(values).of(first, shard.num_samples)
+                return _described(problem, values, sums, shard, _damaged(path, values.row.nbytes, sums))
+            if looking is None or not looking.rows:
+                return None
+            problem = Problem(
+                shard.file, f"{path}: expected the bytes 0 and 1 in {values.name}, which is |b1, found another"
+            )
+            sums = self.read_sums(values).of(first, shard.num_samples)
+            return _described(problem, values, sums, shard, np.isin(sums.rows, list(looking.rows)))
         except (OSError, FormatError):
-            return problem  # no file to look into, or no index to compare with: that is another problem's text
-        return Problem(problem.file, problem.detail + _describe(damaged, rows, first), tuple(damaged))
+            return problem  # no file to look into, or nothing to compare with: that is another problem's text
 
     def check_samples(
-        self, shard: ShardEntry, first: int, rows: NDArray[np.void] | None, subset: Subset, number: int
+        self, values: _Values, shard: ShardEntry, first: int, sums: _Sums | None, subset: Subset, number: int
     ) -> Problem | None:
-        """Checks size and header of a shard, and the crc32 of some of its samples."""
+        """Checks size and header of a shard, and the crc32 of some of its rows."""
         path = self.folder / shard.file
-        nbytes = sample_nbytes(self.manifest.sample_shape)
+        nbytes, is_bool = values.row.nbytes, values.row.dtype == "|b1"
         damaged: list[int] = []
         failure: OSError | None = None
         try:
@@ -226,42 +368,69 @@ class _Verifier:
         except (FormatError, OSError) as error:
             return _problem(path, error)
         with io.BufferedReader(opened) as file:
-            if rows is None:
+            if sums is None:
                 return None
-            rows = rows[first : first + shard.num_samples]
             if hasattr(os, "posix_fadvise"):  # nothing around a sample need be read
                 with contextlib.suppress(OSError):
                     os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            positions = subset.positions(shard.num_samples, number).tolist()
-            for position in positions:
+            known = sums.known_rows()
+            chosen = known[subset.positions(len(known), number)] if len(known) else known
+            sums = sums.at(chosen)
+            bounds = np.searchsorted(sums.rows, [chosen, chosen + 1]).T.tolist()
+            for position, (start, stop) in zip(chosen.tolist(), bounds, strict=True):
                 try:
                     file.seek(HEADER_NBYTES + position * nbytes)
-                    sound = crc32(file.read(nbytes)) == rows["crc32"][position]
+                    row = file.read(nbytes)
+                    wrong = np.flatnonzero(sums.crc32s[start:stop] != crc32(row)).tolist()
+                    if is_bool and row and not wrong and max(row) > 1:
+                        wrong = list(range(stop - start))
                 except OSError as error:
-                    sound, failure = False, error
-                if not sound:
-                    damaged.append(first + position)
+                    wrong, failure = list(range(stop - start)), error
+                damaged += [start + i for i in wrong]
                 self.progress(nbytes)
-        self.num_compared.append(len(positions))
+        (self.num_values_compared if values.name else self.num_compared).append(len(chosen))
         if failure is not None:
             problem = _problem(path, failure)
         elif damaged:
-            problem = Problem(shard.file, f"{path}: crc32: expected those of the index, found {len(damaged)} others")
+            where = values.crc32.file if values.crc32 is not None else "the index"
+            problem = Problem(shard.file, f"{path}: crc32: expected those of {where}, found {len(damaged)} others")
         else:
             return None
-        return replace(problem, detail=problem.detail + _describe(damaged, rows, first), samples=tuple(damaged))
+        is_damaged = np.zeros(len(sums.rows), bool)
+        is_damaged[damaged] = True
+        return _described(problem, values, sums, None, is_damaged)
 
-    def check_file(self, entry: FileEntry) -> Problem | None:
-        """Compares one file with its entry."""
+    def check_file(self, entry: FileEntry, looking: _FalseBools | None = None) -> Problem | None:
+        """Compares one file with its entry. `looking` sees all that is read."""
         path = self.folder / entry.file
+
+        def read(offset: int, buffer: memoryview) -> int | None:
+            count = file.readinto(buffer)
+            if looking is not None:
+                looking.see(offset, buffer[: count or 0])
+            return count
+
         try:
             with open_checked(path, entry, self.manifest.sample_shape) as file:
                 if self.quick:
                     return None
-                found = pour(lambda _, buffer: file.readinto(buffer), entry.nbytes, progress=self.progress)
+                found = pour(read, entry.nbytes, progress=self.progress)
         except (FormatError, OSError) as error:
             return _problem(path, error)
         return None if found == entry.sha256 else Problem(entry.file, _other_sha256(path, entry, found))
+
+
+class _FalseBools:
+    """Finds the rows of a file of |b1 that have other bytes than 0 and 1."""
+
+    def __init__(self, row: RowType) -> None:
+        self.rows: set[int] = set()
+        self._row_nbytes = row.nbytes
+
+    def see(self, offset: int, data: memoryview) -> None:
+        """Looks at a piece of the file."""
+        places = np.flatnonzero(np.frombuffer(data, np.uint8) > 1) + (offset - HEADER_NBYTES)
+        self.rows.update((places[places >= 0] // self._row_nbytes).tolist())
 
 
 def _other_sha256(path: Path, entry: FileEntry, found: str) -> str:
@@ -274,23 +443,50 @@ def _problem(path: Path, error: FormatError | OSError) -> Problem:
     return Problem(path.name, f"{path}: expected a readable file, found: {error.strerror}")
 
 
-def _describe(damaged: Sequence[int], rows: NDArray[np.void], first: int) -> str:
-    if not damaged:
-        return "; every sample agrees with its crc32 in the index"
-    named = ", ".join(f"{i} ({printable(os.fsdecode(rows['key'][i - first]))})" for i in damaged[:_MOST_NAMED])
-    more = f" and {len(damaged) - _MOST_NAMED} more" if len(damaged) > _MOST_NAMED else ""
-    return f"; damaged samples: {named}{more}"
+def _described(
+    problem: Problem, values: _Values, sums: _Sums, shard: ShardEntry | None, is_damaged: NDArray[np.bool_]
+) -> Problem:
+    """Returns the problem with the samples that are damaged: `is_damaged` tells them for each of the sums. `shard` is
+    given if these are all of its rows."""
+    samples = np.sort(sums.samples[is_damaged & (sums.samples >= 0)])
+    unused = sums.rows[is_damaged & (sums.samples < 0)]
+    text = ""
+    if samples.size:
+        text += f"; damaged samples: {_some(samples, sums.keys)}"
+    if unused.size:
+        text += f"; damaged rows in the file that no sample uses: {_some(unused, None)}"
+    if not text:
+        what = "sample agrees with its crc32 in the index"
+        if values.crc32 is not None:
+            what = f"value agrees with its crc32 in {values.crc32.file}"
+        text = f"; every {what}"
+        if shard is not None and (rest := shard.num_samples - len(sums.known_rows())):
+            text += f", and {rest} stored rows in it are those of no sample and have no crc32"
+    return replace(problem, detail=problem.detail + text, samples=tuple(samples.tolist()))
 
 
-def _damaged(path: Path, manifest: Manifest, rows: NDArray[np.void]) -> Iterator[int]:
-    """Yields the positions in the shard whose pixels do not have the crc32 of their row, or are not there."""
-    nbytes = sample_nbytes(manifest.sample_shape)
+def _some(numbers: NDArray[np.int64], keys: NDArray[np.bytes_] | None) -> str:
+    """Returns the first of the numbers, with their keys if there are any."""
+    named = [
+        f"{i}" if keys is None else f"{i} ({printable(os.fsdecode(keys[i]))})" for i in numbers[:_MOST_NAMED].tolist()
+    ]
+    more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
+    return ", ".join(named) + more
+
+
+def _damaged(path: Path, nbytes: int, sums: _Sums) -> NDArray[np.bool_]:
+    """Returns of which sums the row does not have the crc32, or is not there."""
+    damaged = np.ones(len(sums.rows), bool)
     if not os.path.lexists(path):
-        yield from range(len(rows))
-        return
+        return damaged
+    at = 0
     with io.BufferedReader(open_regular(path)[0]) as file:
-        file.seek(HEADER_NBYTES)
-        for position, expected in enumerate(rows["crc32"].tolist()):
-            pixels = file.read(nbytes)
-            if len(pixels) != nbytes or crc32(pixels) != expected:
-                yield position
+        while at < len(damaged):
+            row = int(sums.rows[at])
+            file.seek(HEADER_NBYTES + row * nbytes)
+            data = file.read(nbytes)
+            found = crc32(data) if len(data) == nbytes else None
+            while at < len(damaged) and sums.rows[at] == row:
+                damaged[at] = found is None or sums.crc32s[at] != found
+                at += 1
+    return damaged

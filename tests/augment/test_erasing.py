@@ -228,6 +228,24 @@ def test_erased_pictures_can_be_changed_on() -> None:
     assert torch.equal(found, 255 - changed(Compose([erase]), images).flip(3))
 
 
+@pytest.mark.parametrize("value", [0.0, 7, (1, 2, 3), "random", "color"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
+def test_devices_erase_what_the_cpu_erases(value: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On devices, torch.where does it for all pictures at once: here with tensors of the CPU."""
+    if isinstance(value, str) and dtype == torch.uint8:
+        return
+    images = torch.randint(0, 256, (12, 3, 9, 11), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    cast: list[Transform] = [] if dtype == torch.uint8 else [Normalize(0.4, 0.3), ToDtype(dtype)]
+    transform = Compose([*cast, RandomErasing(0.7, value=value, count=(1, 3))])
+    expected = changed(transform, images)
+    monkeypatch.setattr(erasing, "_erased", erasing._erased_at_once)
+    found = changed(transform, images)
+    assert torch.equal(found, expected)
+    assert found.dtype == expected.dtype
+    assert found.stride() == expected.stride()
+    assert not torch.equal(found, changed(Compose(cast), images) if cast else images)
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 

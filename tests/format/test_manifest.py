@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 import random
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from manifests import (
+    BAD_NAMES,
+    NO_COUNT,
+    NO_LIST,
+    NO_OBJECT,
+    NO_SHA256,
+    NO_STRING,
+    Document,
+    JsonPath,
+    at,
+    dump,
+    mutate_bytes,
+    mutate_value,
+    name_of,
+    paths,
+    put,
+    refused,
+    seal,
+    sha,
+)
 
 from shardio.errors import ConvertError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry, IndexEntry, RejectsEntry, ShardEntry, Split
 from shardio.format.manifest import Manifest, check_names_fit, commit_manifest, load_manifest, parse_manifest
-
-Document = dict[str, Any]
-JsonPath = tuple[str | int, ...]
-
-
-def sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def small_manifest() -> Manifest:
@@ -55,50 +67,6 @@ def small_manifest() -> Manifest:
 def document() -> Document:
     parsed: Document = json.loads(small_manifest().dumps())
     return parsed
-
-
-def seal(changed: Document) -> Document:
-    """Gives the document the digest of its own content, so that nothing but the change itself can be refused."""
-    content = {key: value for key, value in changed.items() if key not in ("digest", "provenance")}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return {**changed, "digest": sha(text)}
-
-
-def dump(value: object) -> bytes:
-    return json.dumps(value).encode("ascii")
-
-
-def at(root: Any, path: JsonPath) -> Any:
-    for step in path:
-        root = root[step]
-    return root
-
-
-def put(root: Any, path: JsonPath, value: object) -> None:
-    at(root, path[:-1])[path[-1]] = value
-
-
-def paths(value: object, prefix: JsonPath = ()) -> Iterator[JsonPath]:
-    """Every place in a JSON value, the value itself first."""
-    yield prefix
-    children: list[tuple[str | int, object]] = []
-    if isinstance(value, dict):
-        children = list(value.items())
-    elif isinstance(value, list):
-        children = list(enumerate(value))
-    for step, child in children:
-        yield from paths(child, (*prefix, step))
-
-
-def refused(data: bytes, most_characters: int = 2000) -> str:
-    """The message with which parse_manifest refuses these bytes: what was expected and what was found, in few words."""
-    with pytest.raises(FormatError) as caught:
-        parse_manifest(data)
-    message = str(caught.value)
-    assert "expected" in message or "must be" in message, message
-    assert "found" in message, message
-    assert len(message) < most_characters, f"{len(message)} characters: {message[:300]}"
-    return message
 
 
 # --- values and bytes ------------------------------------------------------------------------------------------------
@@ -261,94 +229,38 @@ def test_a_repeated_key_is_named_among_many() -> None:
 
 # --- types -----------------------------------------------------------------------------------------------------------
 
-_NO_COUNT: list[object] = [
-    True,
-    False,
-    1.0,
-    1.5,
-    "1",
-    "",
-    None,
-    [],
-    {},
-    [1],
-    -1,
-    2**53 + 1,
-    2**64,
-    10**400,
-]
-_NO_STRING: list[object] = [True, 1, 1.5, None, [], {}, ["x"]]
-_NO_LIST: list[object] = [True, 1, 1.5, None, "x", {}, {"0": 1}]
-_NO_OBJECT: list[object] = [True, 1, 1.5, None, "x", [], [["file", "x"]]]
-_BAD_NAMES: list[object] = [
-    *_NO_STRING,
-    "",
-    ".",
-    "..",
-    "../x",
-    "/x",
-    "/etc/passwd",
-    ".hidden",
-    "a/b",
-    "a\\b",
-    "a\0b",
-    "a b",
-    "a\n",
-    "x" * 201,
-    "x" * 300,
-    "\u00fc",
-    "\uff0e\uff0e\uff0fx",
-    "\ud800",
-    "-x",
-]
-_NO_SHA256: list[object] = [
-    *_NO_STRING,
-    "",
-    "0" * 63,
-    "0" * 65,
-    "0" * 63 + "g",
-    "A" * 64,
-    "0" * 64 + "\n",
-    " " + "0" * 63,
-    "\u0660" * 64,
-]
 _WRONG: dict[str, list[object]] = {
-    "nbytes": _NO_COUNT,
-    "num_rejects": _NO_COUNT,
-    "num_samples": [*_NO_COUNT, 0],
-    "key_nbytes": [*_NO_COUNT, 0, 1, 3, 5, 8, 16, 65540],
-    "file": _BAD_NAMES,
-    "sha256": _NO_SHA256,
-    "shards": _NO_LIST,
-    "classes": _NO_LIST,
-    "index": _NO_OBJECT,
-    "rejects": _NO_OBJECT,
-    "splits": _NO_OBJECT,
-    "provenance": _NO_OBJECT,
-    "train": _NO_OBJECT,
-    "val": _NO_OBJECT,
-    "sample_shape": [*_NO_LIST, [], [2], [2, 3], [2, 3, 3, 1]],
-    "format": [*_NO_STRING, "", "Shardio", "shardio ", "x"],
-    "format_version": [*_NO_COUNT, 0, 2, 10**6],
+    "nbytes": NO_COUNT,
+    "num_rejects": NO_COUNT,
+    "num_samples": [*NO_COUNT, 0],
+    "key_nbytes": [*NO_COUNT, 0, 1, 3, 5, 8, 16, 65540],
+    "file": BAD_NAMES,
+    "sha256": NO_SHA256,
+    "shards": NO_LIST,
+    "classes": NO_LIST,
+    "index": NO_OBJECT,
+    "rejects": NO_OBJECT,
+    "splits": NO_OBJECT,
+    "provenance": NO_OBJECT,
+    "train": NO_OBJECT,
+    "val": NO_OBJECT,
+    "sample_shape": [*NO_LIST, [], [2], [2, 3], [2, 3, 3, 1]],
+    "format": [*NO_STRING, "", "Shardio", "shardio ", "x"],
+    "format_version": [*NO_COUNT, 0, 2, 10**6],
 }
-
-
-def _name_of(path: JsonPath) -> str:
-    """Returns the place as messages write it: splits.train.shards[0].nbytes"""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 def _typed_places() -> list[tuple[JsonPath, list[object]]]:
     places: list[tuple[JsonPath, list[object]]] = []
     for path in paths(document()):
         if path[:1] == ("classes",) and len(path) == 2:
-            places.append((path, _NO_STRING))
+            places.append((path, NO_STRING))
         elif path[:1] == ("sample_shape",) and len(path) == 2:
-            places.append((path, [*_NO_COUNT, 0, 65537]))
+            places.append((path, [*NO_COUNT, 0, 65537]))
         elif path and (path[0] != "provenance" or len(path) == 1) and path[-1] in _WRONG:
             places.append((path, _WRONG[str(path[-1])]))
         elif path[:1] == ("splits",) and isinstance(path[-1], int):
-            places.append((path, _NO_OBJECT))
+            places.append((path, NO_OBJECT))
     return places
 
 
@@ -357,14 +269,14 @@ def test_every_field_is_among_the_typed_places() -> None:
     assert {path for path in untyped if path[:1] != ("provenance",)} == {(), ("digest",)}
 
 
-@pytest.mark.parametrize(("path", "wrong"), _typed_places(), ids=[_name_of(path) for path, _ in _typed_places()])
+@pytest.mark.parametrize(("path", "wrong"), _typed_places(), ids=[name_of(path) for path, _ in _typed_places()])
 def test_wrong_values_are_refused_by_field(path: JsonPath, wrong: list[object]) -> None:
     for value in wrong:
         changed = document()
         put(changed, path, copy.deepcopy(value))
         # The digest is right, so that only the check of this field can refuse it.
         message = refused(dump(seal(changed)))
-        field = "sample_shape" if path[0] == "sample_shape" else _name_of(path)
+        field = "sample_shape" if path[0] == "sample_shape" else name_of(path)
         assert message.startswith(f"{field}: "), f"{value!r}: {message}"
         found = repr(value) if isinstance(value, (str, int, float, type(None))) else ""
         assert found[:70] in message, f"{value!r}: {message}"
@@ -377,7 +289,7 @@ def test_a_wrong_digest_is_refused(value: object) -> None:
     assert repr(value) in message
 
 
-@pytest.mark.parametrize("name", [name for name in _BAD_NAMES if isinstance(name, str)])
+@pytest.mark.parametrize("name", [name for name in BAD_NAMES if isinstance(name, str)])
 def test_bad_split_names_are_refused(name: str) -> None:
     changed = document()
     changed["splits"][name] = changed["splits"].pop("train")
@@ -671,56 +583,6 @@ def test_the_message_about_a_long_repeated_key_is_short() -> None:
 
 
 # --- mutations -------------------------------------------------------------------------------------------------------
-
-
-def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
-    mutated = bytearray(data)
-    for _ in range(rng.choice([1, 1, 1, 2, 5])):
-        place = rng.randrange(len(mutated))
-        kind = rng.randrange(6)
-        if kind == 0:
-            mutated[place] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            mutated[place] = rng.choice(b'{}[]",:0123456789-+.eE\\ \n\0truefalsn\xff')
-        elif kind == 2:
-            del mutated[place : place + rng.choice([1, 1, 3, 50])]
-        elif kind == 3:
-            mutated[place:place] = rng.choice([b"0", b'"', b",", b"9" * 30, b"NaN", b"[", b"{", b"\\u0000", b"-"])
-        elif kind == 4:
-            source = rng.randrange(len(mutated))
-            mutated[place:place] = mutated[source : source + rng.choice([1, 10, 100])]
-        else:
-            del mutated[place:]
-            mutated = mutated or bytearray(b"{")
-    return bytes(mutated)
-
-
-def mutate_value(rng: random.Random, value: Document) -> Document:
-    changed = copy.deepcopy(value)
-    odd: list[Any] = [
-        *(0, 1, -1, 2, 3, 18, 32, 2**53, 2**53 + 1, 10**30, 0.5, 1.0, True, False, None),
-        *("", "x", "../x", "train-00000.npy", "a\0b", "0" * 64, "\ud800"),
-    ]
-    for _ in range(rng.choice([1, 1, 1, 2, 4])):
-        places = [path for path in paths(changed) if path]
-        if not places:
-            break
-        path = rng.choice(places)
-        parent, step = at(changed, path[:-1]), path[-1]
-        kind = rng.randrange(6)
-        if kind == 0:
-            parent[step] = rng.choice([*odd, [], {}])
-        elif kind == 1:
-            del parent[step]
-        elif kind == 2:
-            parent[step] = copy.deepcopy(at(changed, rng.choice(places)))
-        elif kind == 3 and isinstance(parent, list):
-            parent.insert(rng.randrange(len(parent) + 1), copy.deepcopy(rng.choice([*odd, *parent])))
-        elif kind == 4 and isinstance(parent, dict):
-            parent[rng.choice(["x", "file", "train", "TRAIN", "", "nbytes"])] = copy.deepcopy(parent[step])
-        elif type(parent[step]) is int:
-            parent[step] += rng.choice([-1, 1, 18, 4096])
-    return changed
 
 
 @pytest.mark.parametrize("seed", range(10))

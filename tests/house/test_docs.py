@@ -114,7 +114,10 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
 
 def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
     blocks = re.findall(r"^```hexdump (\S+)\n(.*?)^```", FORMAT, re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in blocks] == ["train-00000.npy", "train-index.npy", "golden-columns/train-index.npy"]
+    assert [name for name, _ in blocks] == [
+        *("train-00000.npy", "train-index.npy", "golden-columns/train-index.npy"),
+        *("golden-arrays/train-order-0.npy", "golden-arrays/train-boxes-00001.npy"),
+    ]
     for name, block in blocks:
         data = (DATA / name if "/" in name else GOLDEN / name).read_bytes()
         for line in block.splitlines():
@@ -124,7 +127,7 @@ def test_the_worked_example_shows_the_bytes_of_the_golden_set() -> None:
             assert data[offset : offset + len(shown)] == shown, f"{name} at {offset:#x}"
 
 
-GOLDEN_SETS = [GOLDEN, DATA / "golden-columns"]
+GOLDEN_SETS = [GOLDEN, DATA / "golden-columns", DATA / "golden-arrays"]
 
 
 @pytest.mark.parametrize("folder", GOLDEN_SETS, ids=lambda folder: folder.name)

@@ -212,7 +212,7 @@ class Hand:
         def run(*values: torch.Tensor) -> None:
             assert all((one == value).all() for one in values)
 
-        self.simulation.launch(run, *tensors, when=when)
+        self.simulation.launch(run, tensors.images, tensors.labels, tensors.indices, when=when)
 
 
 @pytest.fixture

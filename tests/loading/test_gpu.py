@@ -20,22 +20,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn_steps import CHAINS, drawn_step, pictures
 from numpy.typing import NDArray
-from pictures import random_pictures, sample_images, sample_pixels
+from pictures import as_batch, random_pictures, sample_images, sample_pixels
 
 from shardio.augment import (
     CenterCrop,
+    ColorJitter,
     Compose,
     CutMix,
+    GaussianBlur,
     HorizontalFlip,
     Mixup,
     Normalize,
+    RandAugment,
     RandomCrop,
+    RandomErasing,
     RandomResizedCrop,
     Resize,
     ToDtype,
+    pixels_torch,
 )
 from shardio.augment.batch import Transform
+from shardio.augment.pixels_cuda import can_fuse, run_steps_fused
+from shardio.augment.pixels_torch import TABLES
+from shardio.augment.resample import normalized
+from shardio.augment.steps import NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
 from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot, numa_node
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, Transfer
@@ -650,6 +660,110 @@ def test_a_transform_on_the_device_is_not_waited_for(transform: Transform, busy:
         transform(images, labels, epoch=epoch)
     assert not before.query()
     torch.cuda.synchronize()
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def on_both(images: NDArray[np.uint8], steps: Steps) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (B, C, H, W) on the CPU, by the kernels of the GPU and by torch's operations there."""
+    batch = as_batch(images).cuda()
+    assert can_fuse(batch)
+    found, expected = run_steps_fused(batch, steps), pixels_torch.run_steps(batch, steps)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    return found.cpu().int(), expected.cpu().int()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (33, 47), (224, 224)])
+def test_every_operation_by_kernels_on_the_gpu(size: tuple[int, int], channels: int) -> None:
+    pytest.importorskip("triton")
+    rng = np.random.default_rng([channels, *size])
+    ops = [op for op in Op if op is not Op.NOTHING and op not in CHAINS and (channels != 4 or op not in NEEDS_RGB)]
+    codes = np.repeat(np.array(ops, np.uint8), 6)
+    images, step = pictures(rng, len(codes), *size, channels), drawn_step(rng, codes, size, channels)
+    found, expected = on_both(images, (step,))
+    beside = (found - expected).abs().amax(dim=(1, 2, 3)).numpy()
+    assert beside.max() <= 1, {Op(int(code)).name for code in codes[beside > 1]}
+    is_near = np.isin(codes, [Op.CONTRAST, Op.SATURATION, Op.HUE, Op.GRAYSCALE, Op.BLUR, *WARPS])
+    is_near &= ~(np.isin(codes, list(WARPS)) & (step.values[:, SAMPLING_AT] == 0))
+    assert not beside[~is_near].any(), {Op(int(code)).name for code in codes[~is_near & (beside > 0)]}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_programs_of_steps_by_kernels_on_the_gpu(seed: int) -> None:
+    pytest.importorskip("triton")
+    rng = np.random.default_rng(seed)
+    ops = [Op.NOTHING, Op.SHARPNESS, Op.AUTOCONTRAST, Op.EQUALIZE, Op.AFFINE, Op.MIRROR, Op.FLIP, *TABLES]
+    steps = [drawn_step(rng, rng.choice(np.array(ops, np.uint8), 40), (50, 61), 3) for _ in range(6)]
+    for step in steps:
+        step.values[step.codes == Op.AFFINE, SAMPLING_AT] = 0
+    found, expected = on_both(pictures(rng, 40, 50, 61, 3), tuple(steps))
+    assert torch.equal(found, expected)
+
+
+def test_weighted_sums_of_chains_by_kernels_on_the_gpu() -> None:
+    pytest.importorskip("triton")
+    images = pictures(np.random.default_rng(5), 6, 20, 30, 3)
+    chain = [(Op.KEEP, 0), (Op.INVERT, 0), (Op.COLLECT, 0.3), (Op.RECALL, 0), (Op.POSTERIZE, 3), (Op.COLLECT, 0.7)]
+    found, expected = on_both(images, tuple(Step.of(6, 3, op, value) for op, value in [*chain, (Op.TAKE, 0)]))
+    assert (found - expected).abs().max() <= 1
+
+
+def test_pictures_farther_than_two_gigabytes_into_a_batch_are_done() -> None:
+    pytest.importorskip("triton")
+    images = torch.zeros(48, 4096, 4096, 3, dtype=torch.uint8, device="cuda").permute(0, 3, 1, 2)
+    images[-1, :, :, 0] = 7
+    found = run_steps_fused(images, (Step.of(48, 3, Op.INVERT), Step.of(48, 3, Op.MIRROR)))
+    assert bool((found[-1, :, :, -1] == 248).all())
+    assert bool((found[-1, :, :, :-1] == 255).all())
+    assert bool((found[0] == 255).all())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("stepped", [True, False])
+def test_the_last_launch_normalises_and_casts(stepped: bool, dtype: torch.dtype | None) -> None:
+    pytest.importorskip("triton")
+    images = as_batch(pictures(np.random.default_rng(6), 8, 30, 41, 3)).cuda()
+    steps = (Step.of(8, 3, Op.EQUALIZE), Step.of(8, 3, Op.MIRROR)) if stepped else ()
+    statistics = ((0.4, 0.5, 0.45), (0.2, 0.25, 0.3))
+    found = run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
+    expected = normalized(pixels_torch.run_steps(images, steps), statistics).to(dtype or torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+STEPPED: dict[str, Transform] = {
+    "jitter": Compose([RandomResizedCrop(64), ColorJitter(0.4, 0.4, 0.4, 0.1), Normalize("imagenet")]),
+    "policy": Compose([RandomResizedCrop(64), RandAugment(), Normalize("imagenet"), ToDtype(torch.float16)]),
+    "blur": Compose([GaussianBlur(9), RandomErasing(value=7)]),
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_steps_on_the_device_are_not_waited_for(name: str, busy: Busy) -> None:
+    images = torch.zeros(BATCH, 3, 96, 96, dtype=torch.uint8, device="cuda")
+    images = images.contiguous(memory_format=torch.channels_last)
+    for epoch in range(3):  # compiles
+        made = STEPPED[name](images, epoch=epoch)
+        assert isinstance(made, torch.Tensor)
+        assert made.is_contiguous(memory_format=torch.channels_last)
+    torch.cuda.synchronize()
+    busy(100)
+    before = torch.cuda.current_stream().record_event()
+    for epoch in range(3):
+        STEPPED[name](images, epoch=epoch)
+    assert not before.query()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("value", [0.0, (1, 2, 3), "random", "color"])
+def test_the_gpu_erases_as_the_cpu_does(value: Any) -> None:
+    images = torch.randint(0, 256, (BATCH, 3, 40, 50), dtype=torch.uint8)
+    transform = Compose([Normalize("imagenet"), RandomErasing(0.7, value=value, count=(1, 3))])
+    expected, found = transform(images), transform(images.cuda())
+    assert isinstance(expected, torch.Tensor)
+    assert isinstance(found, torch.Tensor)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_loaders_augmented_batches_on_the_gpu_are_those_on_the_cpu(path: Path) -> None:

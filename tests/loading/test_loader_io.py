@@ -148,7 +148,7 @@ def test_stats_say_what_was_chosen_and_why(loader_of: MakeLoader, monkeypatch: p
 
 def test_only_the_samples_to_read_need_fit_in_memory(loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shardio.reading.choose, "memory_left", lambda: 20 * 90)
-    monkeypatch.setattr("shardio.reading.shardset.ShardSet.resident_share", lambda shards: 0.5)
+    monkeypatch.setattr("shardio.reading.shardset.ShardSet.resident_share", lambda shards, name="": 0.5)
     with loader_of("auto") as loader:
         assert loader.stats()["io"] in ("direct", "pread")
         assert "do not fit" in loader.stats()["io_reason"]

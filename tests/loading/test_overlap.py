@@ -7,13 +7,14 @@ stream and the consumer's stream each do one thing after the other; a wait ends 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from shardio.format.layout import SampleShape
+from shardio.format.layout import RowType, SampleShape
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.ring import Ring, Slot
 
@@ -55,7 +56,7 @@ class TimedCopier:
     def __init__(self, times: Times) -> None:
         self.times = times
 
-    def new_slot(self, batch_size: int, sample_shape: SampleShape) -> Slot:
+    def new_slot(self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType]) -> Slot:
         return EMPTY
 
     def reserve(self, slot: Slot) -> TimedTransfer:

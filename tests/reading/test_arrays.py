@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from arrays import change_split, some_arrays
+from arrays import Given, change_split, some_arrays
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
@@ -18,15 +18,18 @@ from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest import load_manifest
 from shardio.order.windows import Windows
-from shardio.reading.choose import make_reader
+from shardio.reading.choose import look_at, make_reader
 from shardio.reading.guard import GuardedReader
+from shardio.reading.mapped import MappedReader
+from shardio.reading.mapped_table import MappedTable
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.reading.source import open_source
 from shardio.system.direct import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 23, 6, 5
-ARRAYS = some_arrays(COUNT, HEIGHT, WIDTH)
+SMALL = np.random.default_rng(1).integers(0, 256, (COUNT, 4, 3, 3), dtype=np.uint8)
+ARRAYS: dict[str, Given] = {**some_arrays(COUNT, HEIGHT, WIDTH), "small": ("image", SMALL)}
 # Rows come twice, and not at all.
 ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3])
 
@@ -63,6 +66,79 @@ def read_array(reader: Reader, shards: ShardSet, name: str, indices: NDArray[np.
     out = np.empty((len(indices), *row.shape), row.dtype)
     reader.read_array(name, indices, out)
     return out
+
+
+@pytest.mark.parametrize("name", ["mask", "depth", "small"])
+@pytest.mark.parametrize("size", [(4, 3), (1, 1), (3, 5), (6, 2), (6, 5)])
+def test_windows_of_masks_and_images_are_read_by_any_reader(
+    opened: tuple[ShardSet, Reader, NDArray[np.int64]], name: str, size: tuple[int, int]
+) -> None:
+    _, reader, order = opened
+    values = ARRAYS[name][1]
+    height, width = min(size[0], values.shape[1]), min(size[1], values.shape[2])
+    indices = np.random.default_rng(0).integers(0, len(order), 40)
+    tops, lefts = indices % (values.shape[1] - height + 1), indices % (values.shape[2] - width + 1)
+    out = np.empty((40, height, width, *values.shape[3:]), values.dtype)
+    reader.read_array(name, indices, out, Windows(height, width, tops, lefts))
+    for got, row, top, left in zip(out, order[indices], tops, lefts, strict=True):
+        np.testing.assert_array_equal(got, values[row, top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_windows_that_there_are_not_are_refused(make_set: Callable[..., Path], io: Any) -> None:
+    out = make_set(COUNT)
+    change_split(out, ARRAYS)
+    reader, _ = make_reader(open_shards(out), io, 1)
+    one = np.array([1])
+    for name in ("clip", "boxes"):
+        with pytest.raises(ValueError, match=f"expected an array of masks or images.*; found '{name}'"):
+            reader.read_array(name, one, np.empty((1, 2, 2), np.uint8), Windows(2, 2, one, one))
+    for windows in (Windows(7, 2, one, one), Windows(2, 2, one * 5, one), Windows(2, 2, one, one[:0])):
+        with pytest.raises(IndexError, match="expected"):
+            reader.read_array("mask", one, np.empty((1, 2, 2), np.uint8), windows)
+    with pytest.raises(ValueError, match=r"uint16 of shape \(1, 2, 2, 2\)"):
+        reader.read_array("depth", one, np.empty((1, 2, 2, 2), np.uint8), Windows(2, 2, one, one))
+    reader.close()
+
+
+def test_the_bytes_of_arrays_that_are_read_count_for_the_choice_of_a_reader(make_set: Callable[..., Path]) -> None:
+    out = make_set(COUNT)
+    change_split(out, ARRAYS)
+    shards = open_shards(out)
+    assert look_at(shards, 10).nbytes == 10 * 90
+    assert look_at(shards, 10, ["small", "clip"]).nbytes == 10 * (36 + 32)
+
+
+def test_arrays_are_announced_with_their_pixels(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    out = make_set(COUNT)
+    change_split(out, ARRAYS, ORDER)
+    shards = open_shards(out)
+    asked: list[tuple[MappedTable, list[int], Any, Any]] = []
+
+    def note(table: MappedTable, indices: NDArray[np.int64], starts: Any = 0, nbytes: int | None = None) -> None:
+        asked.append((table, indices.tolist(), np.asarray(starts).tolist(), nbytes))
+
+    monkeypatch.setattr(MappedTable, "will_need", note)
+    windows = Windows(2, 2, np.array([1, 3]), np.array([0, 1]))
+    MappedReader(shards, ("", "depth", "clip")).will_read(np.array([4, 7]), windows)
+    pixels, depth, clip = (shards.mapped(name) for name in ("", "depth", "clip"))
+    assert asked == [
+        (pixels, [4, 7], [15, 45], 30),  # two lines of 5 pixels of 3 bytes
+        (depth, [4, 7], [20, 60], 40),  # of 4 bytes
+        (clip, [4, 7], 0, None),
+    ]
+
+
+def test_shards_are_staged_for_more_samples_than_are_stored(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    out = make_set(COUNT)
+    order = np.arange(70) % COUNT
+    change_split(out, {"clip": ARRAYS["clip"]}, order)
+    source = open_source(out, "train", tmp_path / "cache", None)
+    shards = source.open([np.arange(70)])
+    values = np.empty((70, 16), np.float16)
+    shards.gather_array("clip", np.arange(70), values)
+    np.testing.assert_array_equal(values, ARRAYS["clip"][1][order])
+    source.close()
 
 
 @pytest.mark.parametrize("name", list(ARRAYS))

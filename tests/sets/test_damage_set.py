@@ -12,12 +12,11 @@ import damage_set
 import numpy as np
 import pytest
 from command import run_python
-from damage_set import FIFO, KINDS, LINK, NOTHING, SHAPE, Damage, Site, expected_samples, is_seen_at_open
+from damage_set import FIFO, KINDS, LINK, NOTHING, SHAPE, Damage, Site, expected_samples, is_seen_at_open, open_all
 from places import CHAOS
 
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES, sample_nbytes
-from shardio.reading.shardset import open_shards
 from shardio.sets.verify import Problem, VerifyReport, verify
 
 NBYTES = sample_nbytes(SHAPE)
@@ -65,6 +64,18 @@ def test_what_must_be_named_and_refused_is_told_by_the_bytes(site: Site) -> None
         assert is_seen_at_open(name, was, now)
     assert not is_seen_at_open("rejects.jsonl", b"x", b"")
     assert is_seen_at_open("manifest.json", b"xx", b"xy")
+
+
+def test_the_samples_of_stored_rows_are_told_through_the_order(site: Site) -> None:
+    stored = "val-00000.npy"
+    was = site.sound[stored]
+    for row, samples in ((12, (18, 21, 22)), (30 - 24, ()), (3, (23,)), (0, ())):
+        now = bytearray(was)
+        now[HEADER_NBYTES + row * NBYTES] ^= 1
+        assert expected_samples(stored, was, bytes(now)) == samples
+    was = site.sound["val-clip-00001.npy"]
+    assert expected_samples("val-clip-00001.npy", was, was[:-1]) == (21,)
+    assert expected_samples("val-order-0.npy", site.sound["val-order-0.npy"], NOTHING) == ()
 
 
 def test_a_set_is_what_it_was_after_every_kind_of_damage(site: Site) -> None:
@@ -123,21 +134,21 @@ def test_a_careless_opening_is_noticed(site: Site, monkeypatch: pytest.MonkeyPat
     cut = Damage("cut off", {"val-00001.npy": site.sound["val-00001.npy"][:-1]})
     flipped = Damage("one bit flipped", {"val-00001.npy": site.sound["val-00001.npy"][:-1] + b"?"})
     assert site.try_damage(cut) == site.try_damage(flipped) == ""
-    monkeypatch.setattr(damage_set, "open_shards", lambda folder, split: None)
+    monkeypatch.setattr(damage_set, "open_all", lambda folder, split: None)
     assert "expected val to be refused for ['val-00001.npy'], but it was opened" in site.try_damage(cut)
 
     def refuse(folder: Path, split: str) -> None:
         raise FormatError("something is damaged")
 
-    monkeypatch.setattr(damage_set, "open_shards", refuse)
+    monkeypatch.setattr(damage_set, "open_all", refuse)
     assert "expected train to be refused for nothing, found something is damaged" in site.try_damage(flipped)
 
     def refuse_another(folder: Path, split: str) -> None:
         if split == "val":
             raise FormatError(f"{folder / 'val-00000.npy'}: is damaged")
-        open_shards(folder, split)
+        open_all(folder, split)
 
-    monkeypatch.setattr(damage_set, "open_shards", refuse_another)
+    monkeypatch.setattr(damage_set, "open_all", refuse_another)
     assert "expected val to be refused for ['val-00001.npy'], found" in site.try_damage(cut)
 
 

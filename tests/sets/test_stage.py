@@ -364,15 +364,23 @@ def test_a_pinned_copy_that_is_complete_needs_no_source(out: Path, cache: Path) 
 # --- room ------------------------------------------------------------------------------------------------------------
 
 
+def used_nbytes(cache: Path) -> int:
+    """The size of the files of all copies, each once."""
+    files = {
+        path.stat().st_ino: path.stat().st_size for copy in Cache(cache).copies() for path in Path(copy.path).iterdir()
+    }
+    return sum(files.values())
+
+
 def have_room(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """A filesystem of so many bytes, which holds nothing but copies."""
-    monkeypatch.setattr(Cache, "free_nbytes", lambda self: nbytes - sum(copy.nbytes for copy in self.copies()))
+    monkeypatch.setattr(Cache, "free_nbytes", lambda self: nbytes - used_nbytes(self.folder))
 
 
 def test_unused_copies_make_room(make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets = [make_set(count) for count in (20, 21, 22, 23)]
     old = [stage(one, cache).digest for one in sets[:3]]
-    have_room(monkeypatch, sum(copy.nbytes for copy in Cache(cache).copies()) + 1000)
+    have_room(monkeypatch, used_nbytes(cache) + 1000)
     for used, digest in enumerate((old[1], old[0], old[2])):
         os.utime(cache / f"{digest}.lock", (used, used))
     report = stage(sets[3], cache)
@@ -383,7 +391,7 @@ def test_unused_copies_make_room(make_set: Callable[..., Path], cache: Path, mon
 def test_too_little_room_names_its_holders_and_evicts_nothing_in_vain(
     make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, unused, large = (make_set(count) for count in (12, 11, 60))
+    held, unused, large = (make_set(n, samples_per_shard=m) for n, m in ((12, 10), (11, 9), (60, 8)))
     digest = stage(held, cache).digest
     stage(unused, cache)
     nbytes = {copy.digest: copy.nbytes for copy in Cache(cache).copies()}
@@ -400,7 +408,7 @@ def test_too_little_room_names_its_holders_and_evicts_nothing_in_vain(
 def test_what_other_users_must_remove_makes_no_room_and_nothing_is_evicted_in_vain(
     make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, theirs, large = (make_set(count) for count in (12, 40, 45))
+    ours, theirs, large = (make_set(n, samples_per_shard=m) for n, m in ((12, 10), (40, 9), (45, 8)))
     digest = stage(ours, cache).digest
     others = stage(theirs, cache).digest
     nbytes = {copy.digest: copy.nbytes for copy in Cache(cache).copies()}
@@ -426,14 +434,14 @@ def test_too_little_room_for_anything_leaves_nothing_that_keeps_other_users_from
 def test_room_that_another_has_taken_meanwhile_is_made_once_more(
     make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, out = make_set(20), make_set(45)
+    old, out = make_set(20, samples_per_shard=9), make_set(45)
     evictable = stage(old, cache).digest
     real, calls, counts = fill.reserve, [], list[int]()
 
     def reserve(descriptor: int, nbytes: int) -> None:
         calls.append(nbytes)
         if len(calls) == 6:
-            have_room(monkeypatch, sum(copy.nbytes for copy in Cache(cache).copies()) + 100)
+            have_room(monkeypatch, used_nbytes(cache) + 100)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor, nbytes)
 

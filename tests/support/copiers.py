@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
-from shardio.format.layout import SampleShape
+from shardio.format.layout import RowType, SampleShape
 from shardio.loading.prefetch import Tensors
 from shardio.loading.ring import Slot, new_slot
 
@@ -31,7 +32,8 @@ class FakeTransfer:
         self.size = size
         self.number = self.stream.note_start(self)
         images = self.images[:size]
-        self.tensors = Tensors(images.permute(0, 3, 1, 2), torch.full((size,), -1), torch.full((size,), -1))
+        more = {name: torch.from_numpy(np.zeros_like(array[:size])) for name, array in slot.more.items()}
+        self.tensors = Tensors(images.permute(0, 3, 1, 2), torch.full((size,), -1), torch.full((size,), -1), more)
 
     def finish(self) -> None:
         assert not self.finished
@@ -41,6 +43,7 @@ class FakeTransfer:
             (self.tensors.images.permute(0, 2, 3, 1), self.slot.images),
             (self.tensors.labels, self.slot.labels),
             (self.tensors.indices, self.slot.indices),
+            *((tensor, self.slot.more[name]) for name, tensor in self.tensors.more.items()),
         ):
             tensor.copy_(torch.from_numpy(array[: self.size]))
 
@@ -69,8 +72,8 @@ class FakeCopier:
         self.log: list[str] = []
         self._let_time_pass = let_time_pass
 
-    def new_slot(self, batch_size: int, sample_shape: SampleShape) -> Slot:
-        return new_slot(batch_size, sample_shape)
+    def new_slot(self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType]) -> Slot:
+        return new_slot(batch_size, sample_shape, more)
 
     def reserve(self, slot: Slot) -> FakeTransfer:
         transfer = FakeTransfer(self, slot)

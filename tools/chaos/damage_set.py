@@ -3,12 +3,13 @@
 
     python tools/chaos/damage_set.py [--damages 100000] [--seed 0] [--processes N]
 
-In a small set of two splits, bytes of any file are changed or zeroed, from one bit to 64 kB, files are cut off or grow,
-two shards change places, a shard or an index of another set is put in the place of one, and a file is replaced by a
-link to a sound copy, a folder, a FIFO or nothing. Each time `verify` must report exactly the files that differ, by
-their paths, and exactly the samples of shards that differ. Opening must refuse everything that it checks: every file
-that has another size, type or header, and any manifest that says something else. All that happens in processes which
-must not die, by a signal or otherwise, nor wait for ever. Then the old bytes are written back.
+In a small set of two splits, one of which has arrays and an order of its stored rows, bytes of any file are changed or
+zeroed, from one bit to 64 kB, files are cut off or grow, two shards change places, a shard or an index of another set
+is put in the place of one, and a file is replaced by a link to a sound copy, a folder, a FIFO or nothing. Each time
+`verify` must report exactly the files that differ, by their paths, and exactly the samples of shards that differ.
+Opening must refuse everything that it checks: every file that has another size, type or header, and any manifest that
+says something else. All that happens in processes which must not die, by a signal or otherwise, nor wait for ever. Then
+the old bytes are written back.
 
 Exit code 1 if anything was otherwise. Linux only.
 """
@@ -24,33 +25,52 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import attack
 import numpy as np
 from attack import Lane, Say, Tell, listen, make_parser, verdict
+from numpy.typing import NDArray
 
 from shardio.conversion.writing.set_writer import Reject, SplitContent, publish_set
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import FormatError, SetNotFoundError
+from shardio.format.entries import ArrayEntry
 from shardio.format.layout import (
     HEADER_NBYTES,
     MANIFEST_NAME,
     REJECTS_NAME,
+    ArrayKind,
+    RowType,
     SampleShape,
+    array_shard_name,
     index_name,
     sample_nbytes,
     shard_name,
 )
+from shardio.format.manifest import commit_manifest
 from shardio.reading.shardset import open_shards
+from shardio.sets.rows import ArrayWriter, write_index, write_order
 from shardio.sets.verify import verify
 from shardio.system.machine import usable_cores
 
 SHAPE: SampleShape = (32, 32, 3)
 NUM_SAMPLES = {"train": (24, 24, 9), "val": (24, 7)}
-"""Samples of each shard. Some shards are equally large, so that sizes do not tell them apart."""
+"""Stored rows of each shard. Some shards are equally large, so that sizes do not tell them apart."""
+NUM_STORED = sum(NUM_SAMPLES["val"])
+ORDER = np.array([*range(30, 9, -1), 12, 12, 3, 30])
+"""Of the samples of val. Some of its rows are of several samples, and some of none."""
+ARRAYS: dict[str, tuple[ArrayKind, RowType]] = {
+    "mask": ("mask", RowType("|u1", (32, 32))),
+    "boxes": ("boxes", RowType("<f4", (4, 5))),
+    "flags": ("array", RowType("|b1", (40,))),
+    "clip": ("array", RowType("<f2", (64,))),
+}
+ORDERED = ("mask", "boxes", "flags")
+ARRAY_ROWS = 11
+"""Rows of each shard of an array but the last."""
 MOST_NBYTES = 64 << 10
 # Seconds for one damage, which takes milliseconds.
 PATIENCE_SECONDS = 60
@@ -85,16 +105,56 @@ def write_set(folder: Path, seed: int) -> Contents:
                 entries.append(shard.finish())
                 rows.append(shard.rows.to_array(20))
         splits[split] = SplitContent(entries, np.concatenate(rows))
-    publish_set(folder, SHAPE, ("a", "b", "c"), splits, [Reject("train", b"train/x.JPEG", "damaged", "cut short")], {})
+    rejects = [Reject("train", b"train/x.JPEG", "damaged", "cut short")]
+    manifest = publish_set(folder, SHAPE, ("a", "b", "c"), splits, rejects, {})
+    val, stored = manifest.splits["val"], splits["val"].rows
+    arrays = {
+        name: replace(_write_array(folder, name, kind, row, rng), order=0 if name in ORDERED else None)
+        for name, (kind, row) in ARRAYS.items()
+    }
+    val = replace(
+        val,
+        num_samples=len(ORDER),
+        index=write_index(folder, "val", stored[ORDER]),
+        orders=(write_order(folder, "val", 0, ORDER if seed == 1 else ORDER[::-1]),),
+        order=0,
+        arrays=arrays,
+    )
+    commit_manifest(folder, replace(manifest, splits={**manifest.splits, "val": val}))
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-SHARDS = {
-    shard_name(split, number): (split, sum(counts[:number]), count)
-    for split, counts in NUM_SAMPLES.items()
-    for number, count in enumerate(counts)
-}
-"""The split of each shard, its first sample there, and how many it has."""
+def _write_array(folder: Path, name: str, kind: ArrayKind, row: RowType, rng: np.random.Generator) -> ArrayEntry:
+    num_rows = NUM_STORED if name in ORDERED else len(ORDER)
+    values = rng.integers(0, 2 if row.dtype == "|b1" else 256, num_rows * row.nbytes, dtype=np.uint8)
+    with ArrayWriter(folder, "val", name, kind, row, HEADER_NBYTES + ARRAY_ROWS * row.nbytes) as writer:
+        writer.append(values.view(row.dtype).reshape(num_rows, *row.shape))
+        return writer.finish()
+
+
+def _users(num_rows: int, order: NDArray[np.int64] | None) -> list[tuple[int, ...]]:
+    """Returns the samples that use each stored row."""
+    if order is None:
+        return [(row,) for row in range(num_rows)]
+    return [tuple(np.flatnonzero(order == row).tolist()) for row in range(num_rows)]
+
+
+def _shards() -> dict[str, tuple[int, list[tuple[int, ...]]]]:
+    shards: dict[str, tuple[int, list[tuple[int, ...]]]] = {}
+    for split, counts in NUM_SAMPLES.items():
+        users = _users(sum(counts), ORDER if split == "val" else None)
+        for number, count in enumerate(counts):
+            first = sum(counts[:number])
+            shards[shard_name(split, number)] = sample_nbytes(SHAPE), users[first : first + count]
+    for name, (_, row) in ARRAYS.items():
+        users = _users(NUM_STORED, ORDER) if name in ORDERED else _users(len(ORDER), None)
+        for number, first in enumerate(range(0, len(users), ARRAY_ROWS)):
+            shards[array_shard_name("val", name, number)] = row.nbytes, users[first : first + ARRAY_ROWS]
+    return shards
+
+
+SHARDS = _shards()
+"""The bytes of a row of each shard, of pixels or of an array, and the samples of each of its rows."""
 INDEXES = {index_name(split): split for split in NUM_SAMPLES}
 
 
@@ -206,11 +266,10 @@ def expected_samples(name: str, was: bytes, now: Content) -> tuple[int, ...]:
     """Returns the samples that `verify` must name, by comparing bytes."""
     if name not in SHARDS or now in (LINK, FOLDER, FIFO):
         return ()
-    _, first, count = SHARDS[name]
+    nbytes, users = SHARDS[name]
     data = b"" if isinstance(now, str) else now
-    nbytes = sample_nbytes(SHAPE)
-    bounds = [(HEADER_NBYTES + p * nbytes, HEADER_NBYTES + (p + 1) * nbytes) for p in range(count)]
-    return tuple(first + p for p, (start, stop) in enumerate(bounds) if data[start:stop] != was[start:stop])
+    spans = [slice(HEADER_NBYTES + p * nbytes, HEADER_NBYTES + (p + 1) * nbytes) for p in range(len(users))]
+    return tuple(sorted(i for span, of in zip(spans, users, strict=True) for i in of if data[span] != was[span]))
 
 
 def is_seen_at_open(name: str, was: bytes, now: Content) -> bool:
@@ -220,6 +279,14 @@ def is_seen_at_open(name: str, was: bytes, now: Content) -> bool:
     if name == MANIFEST_NAME or isinstance(now, str):
         return True
     return len(now) != len(was) or now[:HEADER_NBYTES] != was[:HEADER_NBYTES]
+
+
+def open_all(folder: Path, split: str) -> None:
+    """Opens a split, and each of its arrays, as a job does that asks for all of them."""
+    shards = open_shards(folder, split)
+    for name in shards.arrays:
+        shards.mapped(name)
+        shards.array_crc32s(name, np.array([], np.int64))
 
 
 # --- judging ---------------------------------------------------------------------------------------------------------
@@ -302,7 +369,7 @@ class Site:
 
     def _opening(self, split: str, refused: Sequence[str]) -> str:
         try:
-            open_shards(self.folder, split)
+            open_all(self.folder, split)
         except (FormatError, SetNotFoundError) as error:
             if not any(str(self.folder / name) in str(error) for name in refused):
                 return f"expected {split} to be refused for {refused or 'nothing'}, found {error}"

@@ -26,6 +26,7 @@ from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
 from shardio.sets.cache.leases import CopyPaths, Lease
 from shardio.sets.cache.locks import LOOKING_SECONDS, is_held, lock_at_once, lock_holders, lock_key, open_in_cache
+from shardio.sets.cache.share import Sizes
 from shardio.sets.local import check_local
 from shardio.system.files import make_folder, write_all
 from shardio.system.filesystems import filesystem_kind, is_shared
@@ -47,7 +48,7 @@ class CachedCopy:
     digest: str
     path: str
     nbytes: int
-    """The size of the files that are there, unfinished ones too."""
+    """The size of the files that are there, unfinished ones too. Copies may share files: see `nbytes_alone`."""
     complete: bool
     last_used: float
     """When a lease last began or ended, as time.time() tells it."""
@@ -56,6 +57,8 @@ class CachedCopy:
     in_use: bool
     processes: tuple[int, ...]
     """Those that hold a lease, as far as /proc/locks tells: it does not show those of other containers."""
+    nbytes_alone: int = 0
+    """The size of those of its files that no other copy has: eviction frees so much."""
     problem: str = ""
     """Why it is unknown whether it is in use, which then counts as such: what lies there is no lock."""
 
@@ -67,7 +70,7 @@ class EvictReport:
     kept: tuple[CachedCopy, ...]
     """Copies that would have gone too, were they not in use, or another user's to remove."""
     nbytes: int
-    """The size of the copies that remain."""
+    """The size of the copies that remain. A file that several of them have counts once."""
 
 
 class Cache:
@@ -119,7 +122,8 @@ class Cache:
             raise ValueError(f"either keep or free must be given; found {keep}, {free}")
         copies = sorted(self.copies(), key=lambda copy: copy.last_used)
         self.sweep()
-        nbytes = _nbytes(copies)
+        sizes, left = self._sizes(copies), list(copies)
+        nbytes = _nbytes(left, sizes)
         removed, kept = [], []
         for copy in copies:
             if (nbytes <= keep) if keep is not None else (self.free_nbytes() >= (free or 0)):
@@ -127,7 +131,8 @@ class Cache:
             try:
                 if self._remove(CopyPaths(self.folder, copy.digest)):
                     removed.append(copy)
-                    nbytes -= copy.nbytes
+                    left.remove(copy)
+                    nbytes = _nbytes(left, sizes)
                 else:
                     kept.append(replace(copy, in_use=True))
             except PermissionError:
@@ -144,7 +149,8 @@ class Cache:
         free = self.free_nbytes()
         if nbytes <= free:
             return ()
-        if nbytes <= free + _nbytes(self._evictable(self.copies())):
+        copies = self.copies()
+        if nbytes <= free + self._freed(self._evictable(copies)):
             evicted = self.evict(free=nbytes).removed
             if nbytes <= self.free_nbytes():
                 return evicted
@@ -155,8 +161,8 @@ class Cache:
         quota."""
         copies = [copy for copy in self.copies() if copy.digest != digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
-        ours = _nbytes(self._evictable(copies))
-        others = _nbytes([copy for copy in copies if not copy.in_use]) - ours
+        ours = self._freed(self._evictable(copies))
+        others = self._freed([copy for copy in copies if not copy.in_use]) - ours
         return SpaceError(
             f"{self.folder}: expected room for {nbytes:,} bytes, found {f'{found}, ' if found else ''}"
             f"{self.free_nbytes():,} free, {ours:,} in copies that are not in use"
@@ -166,6 +172,13 @@ class Cache:
 
     def _evictable(self, copies: Sequence[CachedCopy]) -> list[CachedCopy]:
         return [copy for copy in copies if not copy.in_use and self.may_remove(copy.digest)]
+
+    def _sizes(self, copies: Sequence[CachedCopy]) -> Sizes:
+        return Sizes({copy.digest: CopyPaths(self.folder, copy.digest).folder for copy in copies})
+
+    def _freed(self, copies: Sequence[CachedCopy]) -> int:
+        """Returns what evicting all these copies frees."""
+        return self._sizes(copies).freed(copy.digest for copy in copies)
 
     def _remove(self, paths: CopyPaths) -> bool:
         """Removes a copy and its locks, unless it is in use. Returns whether it is gone. Raises PermissionError, and
@@ -253,10 +266,13 @@ def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
         status, processes, in_use = os.stat(paths.folder), (), False
     except CacheError as error:
         in_use, problem = True, str(error)
+    sizes = Sizes({paths.digest: paths.folder})
+    os.stat(paths.folder)  # it is not told of a copy that was evicted in between
     return CachedCopy(
         digest=paths.digest,
         path=str(paths.folder),
-        nbytes=_folder_nbytes(paths.folder),
+        nbytes=sizes.nbytes(paths.digest),
+        nbytes_alone=sizes.freed([paths.digest]),
         complete=os.path.isfile(paths.folder / MANIFEST_NAME),
         last_used=status.st_mtime,
         source=paths.source(),
@@ -266,8 +282,8 @@ def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
     )
 
 
-def _nbytes(copies: Sequence[CachedCopy]) -> int:
-    return sum(copy.nbytes for copy in copies)
+def _nbytes(copies: Sequence[CachedCopy], sizes: Sizes) -> int:
+    return sum(copy.nbytes for copy in copies) - sizes.shared(copy.digest for copy in copies)
 
 
 def _describe_use(copy: CachedCopy) -> str:
@@ -280,13 +296,3 @@ def _remove_trash(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError), contextlib.closing(open_folder(path, os.O_NOFOLLOW)) as opened:
         if lock_at_once(opened.fileno()):
             shutil.rmtree(path)
-
-
-def _folder_nbytes(folder: Path) -> int:
-    """Returns the size of the files in it that this user may see."""
-    nbytes = 0
-    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # a temporary file that has got its name
-                nbytes += entry.stat(follow_symlinks=False).st_size
-    return nbytes

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,23 @@ class CopyPaths:
             return lock
         lock.close()
         return None
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[bool]:
+        """Keeps the copy from being evicted meanwhile, and does not note that it was used. Yields False if it is being
+        evicted, or has no lock. Errors are those of `open_in_cache`."""
+        try:
+            lock = open_in_cache(self.lock)
+        except FileNotFoundError:
+            yield False
+            return
+        with lock:
+            try:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield os.fstat(lock.fileno()).st_nlink > 0
 
     def remove_locks(self) -> None:
         """Removes the lock files of a copy that is gone. The caller holds the exclusive lock."""

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest, commit_manifest
 from shardio.format.opening import open_checked
 from shardio.format.parse import is_digest
 from shardio.sets.cache.folder import Cache, CachedCopy
 from shardio.sets.cache.leases import Lease
+from shardio.sets.cache.share import link_from_others
 from shardio.sets.fill import Filler
 from shardio.sets.local import hinting_at_order
 from shardio.sets.storage import Storage, open_storage
@@ -46,6 +48,10 @@ class StageReport:
     evicted: tuple[str, ...]
     """The digests of copies that were removed to make room."""
     seconds: float
+    num_linked: int = 0
+    """The files that this call took over from other copies in the cache."""
+    nbytes_linked: int = 0
+    """Their size. They take no more room than before."""
 
 
 def stage(
@@ -62,8 +68,10 @@ def stage(
 
     A copy that is there is checked as `shardio verify --quick` does, and with `verify` read as a whole; damaged files
     are copied again. With `digest`, which pins the set, the source is not looked at if nothing is to be copied.
-    `workers` files are copied at a time. To make room, copies that are not in use are evicted, first those that were
-    not used for longest. The copy is held until the call returns, and may be evicted after that: see `Cache.lease`.
+    `workers` files are copied at a time. A file that another complete copy has, by its sha256, is not copied: both
+    copies have it then, and it is gone with the last of them. To make room, copies that are not in use are evicted,
+    first those that were not used for longest. The copy is held until the call returns, and may be evicted after that:
+    see `Cache.lease`.
 
     `on_progress` is called in the `workers` threads with (bytes since, bytes in all) where this call copies or
     verifies; `on_wait` once if another process copies, with its number or None if that is unknown.
@@ -91,6 +99,8 @@ def stage(
         nbytes_copied=sum(entry.nbytes for entry in stager.copied),
         evicted=tuple(copy.digest for copy in stager.evicted),
         seconds=time.perf_counter() - start,
+        num_linked=len(stager.linked),
+        nbytes_linked=sum(entry.nbytes for entry in stager.linked),
     )
 
 
@@ -141,6 +151,8 @@ class Stager:
         """All files of the set but the manifest, as they are copied."""
         self.evicted: list[CachedCopy] = []
         """The copies that had to make room."""
+        self.linked: list[FileEntry] = []
+        """The files that were taken over from other copies."""
         self._storage = storage
         self._manifest = manifest
         self._lease = lease
@@ -194,16 +206,21 @@ class Stager:
     def _fill(self) -> bool:
         """Does what `run` does, with the right to fill the copy."""
         folder = self._lease.path
-        if folder.exists():
+        if was_there := folder.exists():
             remove_temporaries(folder)  # no other process writes here: these are left of one that was killed
-        todo = self._missing()
+        todo = self._link(self._missing())
         if self._verify:
             there = [entry for entry in self.files if entry not in todo]
             self._total += sum(entry.nbytes for entry in there)
             todo += self._filler.find_damaged(there)
         if self._stop.is_set():
             return False
-        self._make_room(todo)
+        try:
+            self._make_room(todo)
+        except SpaceError:
+            if not was_there:
+                self._unlink(folder)
+            raise
         self._total += sum(entry.nbytes for entry in todo)
         try:
             make_folder(folder)
@@ -217,6 +234,21 @@ class Stager:
                 raise
             raise self._cache.no_room(self._lease.digest, self._needed(todo), error.strerror) from error
         return True
+
+    def _link(self, todo: list[FileEntry]) -> list[FileEntry]:
+        """Takes over what other copies have. Returns the files that are still to be copied."""
+        if todo:
+            self.linked = link_from_others(self._cache.folder, self._lease.digest, todo, self._manifest.sample_shape)
+        return [entry for entry in todo if entry not in self.linked]
+
+    def _unlink(self, folder: Path) -> None:
+        """Leaves nothing of a copy that has no file but those that were taken over: it would keep other users from
+        making it, and frees nothing."""
+        with contextlib.suppress(OSError):
+            for entry in self.linked:
+                (folder / entry.file).unlink()
+            folder.rmdir()
+        self.linked = []
 
     def _copy(self, todo: Sequence[FileEntry]) -> None:
         try:
@@ -248,7 +280,9 @@ def _absolute(name: str) -> str:
 
 
 def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """Returns the indexes, then what is wanted first, and the rest, each file once."""
+    """Returns the indexes and other tables, then what is wanted first, and the rest, each file once."""
     splits = manifest.splits.values()
-    files = chain((split.index for split in splits), order, *(split.shards for split in splits), (manifest.rejects,))
-    return tuple(dict.fromkeys(files))
+    tables = chain.from_iterable((split.index, *split.orders, *split.crc32s) for split in splits)
+    return tuple(
+        dict.fromkeys((*tables, *order, *chain.from_iterable(split.files for split in splits), manifest.rejects))
+    )

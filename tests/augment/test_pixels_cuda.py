@@ -1,0 +1,234 @@
+"""The Triton kernels of steps, without a GPU: their results in Triton's interpreter, and that they compile for GPUs.
+
+This cannot show that the compiled kernels compute the same, which tests/loading/test_gpu.py looks at, nor how fast.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shardio.augment import Compose, Normalize, RandomInvert, ToDtype, pixels_cuda
+from shardio.augment.pixels import fused
+from shardio.augment.steps import Op, Step, Steps
+
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed: it has wheels for Linux"
+)
+
+# Triton decides when it is imported whether it interprets.
+_CHECK = """\
+import numpy as np
+import torch
+from drawn_steps import CHAINS, drawn_step, pictures
+from pictures import as_batch
+from shardio.augment import pixels_torch
+from shardio.augment.pixels_cuda import run_steps_fused
+from shardio.augment.resample import normalized
+from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step
+
+ALONE = [op for op in Op if op is not Op.NOTHING and op not in CHAINS]
+# The interpreter does not add products before they are rounded, nor need sums come in the same order.
+NEAR = {Op.CONTRAST, Op.SATURATION, Op.HUE, Op.GRAYSCALE, Op.BLUR}
+rng = np.random.default_rng(0)
+
+
+def compared(images, steps):
+    before = images.clone()
+    expected = pixels_torch.run_steps(images, steps)
+    found = run_steps_fused(images, steps)
+    assert found.dtype == torch.uint8 and found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images, before)
+    return (found.int() - expected.int()).abs(), expected
+
+
+def check(images, steps, what, near=True):
+    beside, _ = compared(images, steps)
+    assert beside.max() <= (1 if near else 0), (what, beside.amax(dim=(1, 2, 3)))
+    assert (beside > 0).sum() <= max(3, 0.003 * beside.numel()), (what, beside)
+
+
+# Every operation, all in one batch, with pictures that it leaves alone.
+for channels in (1, 3, 5):
+    ops = np.array([op for op in ALONE if channels != 5 or op not in NEEDS_RGB], np.uint8)
+    codes = np.repeat(ops, 2)
+    for size in ((1, 1), (12, 13)) if channels == 3 else ((3, 9),):
+        images, step = as_batch(pictures(rng, len(codes), *size, channels)), drawn_step(rng, codes, size, channels)
+        warps = np.isin(codes, list(WARPS))
+        # Bicubic and others in turn, with and without a fill.
+        step.values[warps, SAMPLING_AT] = np.arange(warps.sum()) + rng.integers(0, 4)
+        step.values[:, SAMPLING_AT] %= np.where(warps, 4, 1e9)
+        beside, expected = compared(images, (step,))
+        exact = ~np.isin(codes, list(NEAR)) & (~warps | (step.values[:, SAMPLING_AT] == 0))
+        assert beside[exact].sum() == 0, (channels, size, codes[exact], beside[exact].amax(dim=(1, 2, 3)))
+        assert beside.max() <= 1, (channels, size, codes, beside.amax(dim=(1, 2, 3)))
+        changed = (expected != images).flatten(1).any(dim=1).numpy()
+        assert size != (12, 13) or len(set(codes[changed])) > len(ops) * 2 // 3, set(codes[changed])
+
+# Programs of several steps, some of which do nothing, and tables that follow each other.
+ops = np.array([Op.NOTHING, *(op for op in ALONE if op not in NEAR | WARPS), Op.AFFINE], np.uint8)
+tables = np.array([Op.INVERT, Op.POSTERIZE, Op.ADD, Op.BRIGHTNESS, Op.SOLARIZE, Op.NOTHING, Op.EQUALIZE], np.uint8)
+# The first pictures are made by two programs each, of which one may not see what the other has written.
+for channels, size, some in ((3, (11, 19), ops), (1, (9, 7), ops), (3, (16, 17), tables), (4, (5, 7), tables)):
+    steps = [drawn_step(rng, rng.choice(some, 5), size, channels) for _ in range(5)]
+    for step in steps:
+        step.values[step.codes == Op.AFFINE, SAMPLING_AT] = 0
+    check(as_batch(pictures(rng, 5, *size, channels)), tuple(steps), (channels, some), near=False)
+
+# Grey levels of more pixels than are counted at once, and more than there are levels.
+codes = np.array([Op.EQUALIZE, Op.AUTOCONTRAST, Op.CONTRAST], np.uint8)
+images = pictures(rng, 3, 40, 60, 3) // 2 + 30
+beside, expected = compared(as_batch(images), (Step.of(3, 3, codes, 1.7),))
+assert beside[:2].sum() == 0 and beside.max() <= 1, beside.amax(dim=(1, 2, 3))
+assert (expected != as_batch(images)).flatten(1).any(dim=1).all()
+
+# Several blurs of other sizes in one batch, and again in a later step.
+blurs = [drawn_step(rng, np.array(codes, np.uint8), (20, 20), 3) for codes in ([14, 14, 9, 0], [9, 14, 14, 14])]
+check(as_batch(pictures(rng, 4, 20, 20, 3)), tuple(blurs), "blur")
+
+# Weighted sums, in some pictures only and at several places.
+images = as_batch(pictures(rng, 2, 8, 9, 3))
+chain = [(Op.KEEP,), (Op.INVERT,), (Op.COLLECT, 0.3), (Op.RECALL,), (Op.POSTERIZE, 3), (Op.COLLECT, 0.7), (Op.TAKE,)]
+steps = [Step.of(2, 3, op, *values) for op, *values in chain]
+check(images, tuple(steps), "sums")
+check(images, (Step.of(2, 3, Op.MIRROR).where(np.array([True, False])), *steps, Step.of(2, 3, Op.FLIP)), "sums")
+recalled = run_steps_fused(images, (*steps[:-1], Step.of(2, 3, Op.RECALL)))
+assert torch.equal(recalled, images)
+
+# Normalised and cast, with steps and without.
+statistics = ([0.4, 0.5, 0.45], [0.2, 0.25, 0.3])
+# Memory that is not channels_last is read, too.
+images = torch.from_numpy(pictures(rng, 2, 9, 7, 3)).permute(0, 3, 1, 2).contiguous()
+for steps in ((), (Step.of(2, 3, Op.EQUALIZE), Step.of(2, 3, Op.MIRROR))):
+    expected = pixels_torch.run_steps(images, steps)
+    for dtype in (None, torch.float32, torch.float16, torch.float64):
+        found = run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
+        assert found.dtype == (dtype or torch.float32) and found.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(found, normalized(expected, statistics).to(dtype or torch.float32), rtol=0, atol=0)
+        found = run_steps_fused(images, steps, dtype=dtype)
+        assert torch.equal(found, expected.to(dtype or torch.uint8))
+print("equal")
+"""
+
+
+@needs_triton
+def test_the_interpreted_kernels_do_what_torch_does() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _CHECK],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "equal\n"
+
+
+_COMPILE = """\
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from shardio.augment import pixels_cuda as kernels
+
+TYPES = {
+    "pixels": "*u8", "rows": "*fp64", "tables": "*u8", "room": "*fp32", "taps": "*fp32", "kept": "*u8",
+    "total": "*fp32", "affine": "*fp32", "height": "i32", "width": "i32", "most_taps": "i32", "size": "i32",
+}
+
+
+def check(kernel, constants, **types):
+    types = {**TYPES, **types}
+    source = ASTSource(kernel, {name: types.get(name, "constexpr") for name in kernel.arg_names}, constants)
+    for capability in (80, 90):
+        target = GPUTarget("cuda", capability, 32)
+        assert compile(source, target=target, options={"enable_fp_fusion": False}).asm["cubin"]
+
+
+shape = {"ROW": 14, "CHANNELS": 3, "PADDED": 4, "BLOCK": 128}
+check(kernels._measure, {"ROW": 14, "CHANNELS": 3, "BLOCK": 2048})
+check(kernels._blur_lines, shape)
+check(kernels._step, {**shape, "STEPS": True, "KEEPS": True, "NORMALIZE": True}, out="*bf16")
+# Where nothing is kept, or there are no steps, other pictures stand for what is not read.
+one = {"ROW": 12, "CHANNELS": 1, "PADDED": 1, "BLOCK": 512}
+unread = {"tables": "*u8", "room": "*u8", "taps": "*u8", "kept": "*u8", "total": "*u8"}
+check(kernels._step, {**one, "STEPS": True, "KEEPS": False, "NORMALIZE": False}, out="*u8", **unread, affine="*u8")
+check(kernels._step, {**shape, "STEPS": False, "KEEPS": False, "NORMALIZE": True}, out="*fp16", **unread, rows="*u8")
+print("compiled")
+"""
+
+
+@needs_triton
+def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _COMPILE],
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "compiled\n"
+
+
+def test_images_on_the_cpu_are_not_for_the_kernels() -> None:
+    images = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
+    assert not pixels_cuda.can_fuse(images)
+    assert fused(images, (Step.of(1, 3, Op.INVERT),), None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("transform", "ops"),
+    [
+        (Compose([Normalize(0.5, 0.5), ToDtype(torch.float16)]), []),
+        (Compose([RandomInvert(1.0), Normalize(0.5, 0.5), ToDtype(torch.float16)]), [Op.INVERT]),
+    ],
+    ids=["normalised", "stepped"],
+)
+def test_steps_normalising_and_casting_are_asked_for_at_once(
+    transform: Compose, ops: list[Op], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = torch.randint(0, 256, (2, 3, 5, 4), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+    asked = []
+
+    def ask(images: torch.Tensor, steps: Steps, *how: object) -> torch.Tensor:
+        asked.append(([Op(int(step.codes[0])) for step in steps], *how))
+        return images
+
+    expected = images.clone()
+    monkeypatch.setattr("shardio.augment.batch.fused", ask)
+    found = transform(images)
+    assert asked == [(ops, ((0.5,) * 3, (0.5,) * 3), torch.float16)]
+    assert found is images
+    assert torch.equal(images, expected)
+    # Torch's operations would keep other memory formats; the kernels do not.
+    transform(images.contiguous())
+    assert len(asked) == (2 if ops else 1)
+
+
+def test_what_the_kernels_do_not_take_is_left_to_torch() -> None:
+    def fits(*shape: int, dtype: torch.dtype = torch.uint8) -> bool:
+        return pixels_cuda._fits(torch.empty(1, dtype=dtype, device="meta").expand(shape))
+
+    assert fits(256, 3, 224, 224)
+    assert fits(1, 64, 1, 1)
+    assert not fits(1, 65, 1, 1)
+    assert not fits(0, 3, 4, 4)
+    assert not fits(1, 3, 4, 4, dtype=torch.float32)
+    assert not fits(1, 3, 1 << 15, 1 << 15)
+    assert not fits(1 << 31, 3, 1, 1)
+
+
+def test_tables_that_follow_each_other_are_one_and_each_picture_begins_at_once() -> None:
+    codes = [[Op.INVERT, Op.NOTHING], [Op.NOTHING, Op.NOTHING], [Op.ADD, Op.MIRROR], [Op.EQUALIZE, Op.NOTHING]]
+    steps = tuple(Step.of(2, 1, np.array(some, np.uint8), 3.0) for some in codes)
+    made, values, levels = pixels_cuda._tables_of(steps, 2, 1)
+    np.testing.assert_array_equal(made, [[Op.INVERT, Op.MIRROR], [Op.EQUALIZE, Op.NOTHING]])
+    np.testing.assert_array_equal(levels[int(values[0, 0, 0]), 0], np.minimum(255 - np.arange(256) + 3, 255))
+    assert values[0, 1, 0] == -1
+    assert values[1, 0, 0] >= 0

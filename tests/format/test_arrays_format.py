@@ -1,0 +1,453 @@
+"""Version 2 on disk: arrays beside the pixels, orders of stored rows, and what of them no manifest may say."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from manifests import (
+    BAD_NAMES,
+    NO_COUNT,
+    NO_LIST,
+    NO_OBJECT,
+    NO_SHA256,
+    NO_STRING,
+    Document,
+    JsonPath,
+    at,
+    dump,
+    mutate_bytes,
+    mutate_value,
+    name_of,
+    paths,
+    put,
+    refused,
+    seal,
+)
+from places import DATA
+
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.errors import FormatError
+from shardio.format.layout import ARRAY_TYPES, HEADER_NBYTES, RESERVED_NAMES, ArrayKind, RowType
+from shardio.format.manifest import Manifest, commit_manifest, load_manifest, parse_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets.rows import ArrayWriter, write_index, write_order
+from shardio.sets.verify import verify
+
+GOLDEN = DATA / "golden-arrays"
+"""Three samples in three stored rows, one of which none of them uses, with three arrays. No test writes here."""
+GOLDEN_DIGEST = "99301530984f325d4b92326c1ffa9b32d4093aabc9e0f9f1dd91085586256401"
+GOLDEN_SHA256 = {
+    "manifest.json": "262cb4cacdb29d057f73616d3e18545058cd3440591544ce2d299c84b57bcb57",
+    "rejects.jsonl": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    "train-00000.npy": "2e4687c0088ddcaedca680c63dce0cb9f2e1bda4a96baac8f08c048d905f6e89",
+    "train-00001.npy": "04495d06aa479de349eb59693b697c5977df765f3e0d61a98072b0b1e7ac495d",
+    "train-boxes-00000.npy": "87eccedea29ad9915d4bac37629e10c44b4534c7dab65c947510dedaf7e5e469",
+    "train-boxes-00001.npy": "2f77906b39a6be987a9daf23bbf1f7cbf84032bd4d576b330529ce38e606e82e",
+    "train-boxes-crc32.npy": "effa11a7f97bdcbce6670e939ee5ecb5d74e0cedbf3599d3484c3de2f1c091f4",
+    "train-clip-00000.npy": "5dd85e18ac253ee08cfedb1415b69676cbbc132ec45521d1f940b3cf543c9dbc",
+    "train-clip-00001.npy": "f4a89bb555452a30e4dde2ca14d01533d4774f5e5df484bd8515266409feb7bf",
+    "train-clip-crc32.npy": "efaef4fb53d73f236587cb9023ffc110986ea8920f38597db703878e30c6d6ab",
+    "train-index.npy": "2118ff55ec8c35a1433955ea27e97be1583e151635c3e3b45a962b6c519f8254",
+    "train-mask-00000.npy": "f116b233fdeda014d02dc1112fa01e942e74f47d4031f1dee6f3c59ad2acee72",
+    "train-mask-00001.npy": "3cf244f329e3b1ef95cc266ee641169db4188e28a5997c65e62a1f7d13d33f65",
+    "train-mask-crc32.npy": "6b5206ae3ee5bb34fb1c30e652f27c456bdbd2e5c0c1587cb9938f8f50e982ce",
+    "train-order-0.npy": "1bcf9d9da1b2e050af286f2928e3d391eeb7e21b78bcc2ac4a3c965335f8a9e3",
+}
+ORDER = (2, 0, 2)
+"""The stored row of each sample, for the pixels, the mask and the boxes."""
+MASKS = ((0, 0, 0, 1, 1, 1), (9, 9, 9, 9, 9, 9), (2, 2, 0, 255, 0, 0))
+BOXES = (
+    ((0.0, 0.0, 3.0, 2.0, 7.0), (0.5, 0.25, 2.0, 1.0, 1.0)),
+    ((0.0, 0.0, 0.0, 0.0, -1.0), (0.0, 0.0, 0.0, 0.0, -1.0)),
+    ((1.0, 0.0, 3.0, 2.0, 0.0), (0.0, 0.0, 0.0, 0.0, -1.0)),
+)
+CLIP = ((1.0, -2.0), (0.5, 65504.0), (0.0, 0.099976))
+"""One value for each sample: this array has no order."""
+
+# --- the bytes -------------------------------------------------------------------------------------------------------
+
+
+def write_golden(out: Path) -> Manifest:
+    stored = np.load(DATA / "golden" / "train-index.npy")
+    pixels = np.concatenate([np.load(DATA / "golden" / f"train-0000{number}.npy") for number in range(2)])
+    with ShardWriter(out, (2, 3, 3), classes=["cat", "dog"], shard_nbytes=4096 + 2 * 18) as writer:
+        for row, picture in zip(stored, pixels, strict=True):
+            size = (row["source_height"], row["source_width"])
+            writer.append(picture, int(row["label"]), key=bytes(row["key"]), source_size=size)
+    manifest = load_manifest(out)
+    given: dict[str, tuple[ArrayKind, np.ndarray[Any, Any]]] = {
+        "mask": ("mask", np.array(MASKS, "|u1").reshape(3, 2, 3)),
+        "boxes": ("boxes", np.array(BOXES, "<f4")),
+        "clip": ("array", np.array(CLIP, "<f2")),
+    }
+    arrays = {}
+    for name, (kind, values) in given.items():
+        row = RowType(values.dtype.str, values.shape[1:])
+        # Two rows a file at most.
+        with ArrayWriter(out, "train", name, kind, row, HEADER_NBYTES + 2 * row.nbytes) as array:
+            array.append(values)
+            arrays[name] = replace(array.finish(), order=None if name == "clip" else 0)
+    order = np.array(ORDER)
+    train = replace(
+        manifest.splits["train"],
+        index=write_index(out, "train", stored[order]),
+        orders=(write_order(out, "train", 0, order),),
+        order=0,
+        arrays=arrays,
+    )
+    manifest = replace(manifest, splits={"train": train}, provenance={})
+    commit_manifest(out, manifest)
+    return manifest
+
+
+def padded(descr: str, shape: str) -> bytes:
+    text = f"\x93NUMPY\x01\x00\xf6\x0f{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
+    return text.encode("latin-1").ljust(4095) + b"\n"
+
+
+def test_golden_files_are_the_published_ones() -> None:
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in GOLDEN.iterdir()} == GOLDEN_SHA256
+
+
+def test_the_same_arrays_and_order_give_the_golden_bytes_again(tmp_path: Path) -> None:
+    write_golden(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(GOLDEN_SHA256)
+    for name in GOLDEN_SHA256:
+        assert (tmp_path / "out" / name).read_bytes() == (GOLDEN / name).read_bytes(), name
+
+
+def test_the_pixels_of_stored_rows_are_those_of_version_1() -> None:
+    for name in ("train-00000.npy", "train-00001.npy"):
+        assert (GOLDEN / name).read_bytes() == (DATA / "golden" / name).read_bytes()
+
+
+def test_golden_arrays_and_orders_are_a_header_and_rows() -> None:
+    expected = {
+        "train-order-0.npy": padded("<i8", "(3,)") + bytes([2, *[0] * 7, *[0] * 8, 2, *[0] * 7]),
+        "train-mask-00000.npy": padded("|u1", "(2, 2, 3)") + bytes(MASKS[0] + MASKS[1]),
+        "train-mask-00001.npy": padded("|u1", "(1, 2, 3)") + bytes(MASKS[2]),
+        "train-clip-00000.npy": padded("<f2", "(2, 2)") + b"\x00\x3c\x00\xc0\x00\x38\xff\x7b",
+        "train-clip-00001.npy": padded("<f2", "(1, 2)") + b"\x00\x00\x66\x2e",
+        "train-boxes-00001.npy": padded("<f4", "(1, 2, 5)")
+        + b"\x00\x00\x80\x3f\0\0\0\0\x00\x00\x40\x40\x00\x00\x00\x40\0\0\0\0"
+        + b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x00\x00\x80\xbf",
+        "train-mask-crc32.npy": padded("<u4", "(3,)")
+        + b"".join(zlib.crc32(bytes(mask)).to_bytes(4, "little") for mask in MASKS),
+    }
+    for name, data in expected.items():
+        assert (GOLDEN / name).read_bytes() == data, name
+
+
+def test_golden_set_opens_with_these_samples() -> None:
+    shards = open_shards(GOLDEN)
+    assert (len(shards), shards.digest, load_manifest(GOLDEN).format_version) == (3, GOLDEN_DIGEST, 2)
+    stored = np.load(DATA / "golden" / "train-index.npy")
+    pixels = np.concatenate([np.load(DATA / "golden" / f"train-0000{number}.npy") for number in range(2)])
+    for i, row in enumerate(ORDER):
+        np.testing.assert_array_equal(shards[i].image, pixels[row])
+        assert shards[i].label == stored["label"][row]
+        assert shards[i].arrays["mask"].ravel().tolist() == list(MASKS[row])
+        assert shards[i].arrays["boxes"].tolist() == [list(box) for box in BOXES[row]]
+        np.testing.assert_array_equal(shards[i].arrays["clip"], np.array(CLIP[i], np.float16))
+    assert verify(GOLDEN).ok
+
+
+def test_numpy_alone_reads_the_golden_arrays() -> None:
+    train = json.loads((GOLDEN / "manifest.json").read_bytes())["splits"]["train"]
+    orders = [np.load(GOLDEN / order["file"]) for order in train["orders"]]
+    for name, values in (("mask", MASKS), ("boxes", BOXES), ("clip", CLIP)):
+        array = train["arrays"][name]
+        rows = np.concatenate([np.load(GOLDEN / shard["file"]) for shard in array["shards"]])
+        assert rows.dtype.str == array["dtype"]
+        assert list(rows.shape[1:]) == array["shape"]
+        crc32s = np.load(GOLDEN / array["crc32"]["file"])
+        assert crc32s.tolist() == [zlib.crc32(row.tobytes()) for row in rows]
+        of_samples = rows[orders[array["order"]]] if "order" in array else rows
+        wanted = [values[row] for row in ORDER] if "order" in array else values
+        np.testing.assert_array_equal(of_samples.ravel(), np.array(wanted, array["dtype"]).ravel())
+
+
+@pytest.mark.parametrize("name", ["golden", "golden-columns"])
+def test_a_set_without_arrays_and_orders_is_of_version_1_byte_for_byte(name: str) -> None:
+    data = (DATA / name / "manifest.json").read_bytes()
+    assert json.loads(data)["format_version"] == 1
+    assert parse_manifest(data).format_version == 1
+    assert parse_manifest(data).dumps() == data
+    assert len(open_shards(DATA / name)) == len(np.load(DATA / name / "train-index.npy"))
+    assert verify(DATA / name).ok
+
+
+# --- the manifest ----------------------------------------------------------------------------------------------------
+
+TRAIN = ("splits", "train")
+ARRAYS = (*TRAIN, "arrays")
+
+
+def document() -> Document:
+    parsed: Document = json.loads((GOLDEN / "manifest.json").read_bytes())
+    parsed["provenance"] = {"by": "x"}
+    return parsed
+
+
+def test_a_manifest_comes_back_as_it_was() -> None:
+    manifest = parse_manifest(dump(document()))
+    assert parse_manifest(manifest.dumps()) == manifest
+    assert document() == seal(document())
+
+
+def shuffled(rng: random.Random, value: Any) -> Any:
+    """Returns the same JSON with the keys of all objects in another order."""
+    if isinstance(value, dict):
+        items = list(value.items())
+        rng.shuffle(items)
+        return {key: shuffled(rng, child) for key, child in items}
+    return [shuffled(rng, child) for child in value] if isinstance(value, list) else value
+
+
+def test_the_order_of_keys_means_nothing() -> None:
+    for seed in range(20):
+        manifest = parse_manifest(dump(shuffled(random.Random(seed), document())))
+        assert manifest.digest == GOLDEN_DIGEST
+        assert manifest == parse_manifest(dump(document()))
+        assert manifest.dumps() == parse_manifest(dump(document())).dumps()
+
+
+def test_the_digest_names_each_value() -> None:
+    places = [path for path in paths(document()) if path and path[0] not in ("provenance", "digest")]
+    digests = {GOLDEN_DIGEST}
+    values = [path for path in places if isinstance(at(document(), path), (str, int))]
+    for path in values:
+        changed = document()
+        value = at(changed, path)
+        put(changed, path, value + 1 if isinstance(value, int) else value + "x")
+        digests.add(seal(changed)["digest"])
+    assert len(digests) == 1 + len(values)
+
+
+_RECORDS: list[JsonPath] = [
+    TRAIN,
+    (*TRAIN, "orders", 0),
+    *((*ARRAYS, name) for name in ("mask", "clip")),
+    (*ARRAYS, "mask", "crc32"),
+    (*ARRAYS, "mask", "shards", 1),
+]
+
+
+@pytest.mark.parametrize("path", _RECORDS, ids=name_of)
+def test_every_key_is_needed(path: JsonPath) -> None:
+    for key in set(at(document(), path)) - {"orders", "order", "arrays"}:
+        changed = document()
+        del at(changed, path)[key]
+        message = refused(dump(seal(changed)))
+        assert "without" in message, message
+        assert key in message, message
+
+
+@pytest.mark.parametrize("path", _RECORDS, ids=name_of)
+@pytest.mark.parametrize("key", ["extra", "", "File", "row", "Order", "\ud800"])
+def test_no_other_key_is_taken(path: JsonPath, key: str) -> None:
+    changed = document()
+    at(changed, path)[key] = "x"
+    message = refused(dump(seal(changed)))
+    assert "with unknown" in message, message
+    assert repr(key) in message, message
+
+
+_WRONG: dict[str, list[object]] = {
+    "nbytes": NO_COUNT,
+    "num_samples": [*NO_COUNT, 0],
+    "file": BAD_NAMES,
+    "sha256": NO_SHA256,
+    "shards": [*NO_LIST, []],
+    "orders": [*NO_LIST, []],
+    "order": NO_COUNT,
+    "arrays": [*NO_OBJECT, {}],
+    "crc32": NO_OBJECT,
+    "mask": NO_OBJECT,
+    "kind": [*NO_STRING, "", "Mask", "mask ", "box", "keypoints"],
+    "dtype": [
+        *NO_STRING,
+        "",
+        "u1",
+        "<u1",
+        "|O",
+        "|O8",
+        ">f4",
+        ">i8",
+        "<f16",
+        "<c8",
+        "|S4",
+        "<U4",
+        "|V4",
+        "<M8[s]",
+        "f4",
+    ],
+    "shape": [*NO_LIST, [0], [-1], [1.0], [True], ["2"], [None], [[2]], [65537], [1] * 9, [10**30], [65536] * 8],
+}
+
+
+def _places() -> list[JsonPath]:
+    places = [path for path in paths(document()) if path[:2] == TRAIN and path[-1] in _WRONG]
+    return [path for path in places if path != (*TRAIN, "shards")]  # another message: it has no samples
+
+
+@pytest.mark.parametrize("path", _places(), ids=name_of)
+def test_wrong_values_are_refused_by_field(path: JsonPath) -> None:
+    for value in _WRONG[str(path[-1])]:
+        changed = document()
+        put(changed, path, copy.deepcopy(value))
+        message = refused(dump(seal(changed)))
+        field = path[:-1] if path[-1] in ("kind", "dtype", "shape") else path
+        assert message.startswith(name_of(field)), f"{value!r}: {message}"
+
+
+def expect(change: Callable[[Document], object], text: str) -> None:
+    changed = document()
+    change(changed["splits"]["train"])
+    message = refused(dump(seal(changed)))
+    assert text in message, message
+
+
+@pytest.mark.parametrize("dtype", ARRAY_TYPES)
+def test_every_type_that_is_allowed_is_taken(dtype: str) -> None:
+    changed = document()
+    clip = changed["splits"]["train"]["arrays"]["clip"]
+    clip["dtype"] = dtype
+    for shard in clip["shards"]:
+        shard["nbytes"] = 4096 + shard["num_samples"] * 2 * np.dtype(dtype).itemsize
+    assert parse_manifest(dump(seal(changed))).splits["train"].arrays["clip"].row == RowType(dtype, (2,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        ("boxes", "mask", "boxes must be float32 (most boxes, 5)"),
+        ("image", "mask", "an image must be uint8 (height, width, 3)"),
+        ("mask", "boxes", "a mask must have the samples' height and width (2, 3)"),
+        ("image", "boxes", "an image must be uint8"),
+        ("mask", "clip", "a mask must have the samples' height and width"),
+        ("boxes", "clip", "boxes must be float32"),
+    ],
+)
+def test_a_kind_fits_its_shape_and_type(kind: str, name: str, text: str) -> None:
+    expect(lambda train: train["arrays"][name].update(kind=kind), f"splits.train.arrays.{name}: {text}")
+    changed = document()
+    changed["splits"]["train"]["arrays"][name]["kind"] = "array"  # which fits everything
+    parse_manifest(dump(seal(changed)))
+
+
+def test_orders_are_used_and_exist() -> None:
+    def without(train: Document) -> None:
+        for holder in (train, *train["arrays"].values()):
+            holder.pop("order", None)
+
+    expect(without, "each in use, found [] in use")
+    expect(lambda train: train.update(order=1), "found [0, 1] in use")
+    expect(lambda train: train["arrays"]["mask"].update(order=7), "found [0, 7] in use")
+    expect(lambda train: train.pop("orders"), "expected no numbers of orders, as there are none, found [0]")
+    again = {"file": "again.npy", "nbytes": 4096 + 24, "sha256": "0" * 64}
+    expect(lambda train: train["orders"].append(again), "0 to 1, each in use, found [0] in use")
+    expect(lambda train: train["orders"][0].update(nbytes=4096 + 32), "train-order-0.npy: nbytes: expected 4120")
+
+
+def test_sums_and_sizes_agree() -> None:
+    expect(lambda train: train["arrays"]["clip"]["shards"].pop(), "arrays.clip: expected values for 3 samples, found 2")
+    expect(lambda train: train["arrays"]["clip"]["crc32"].update(nbytes=4104), "clip-crc32.npy: nbytes: expected 4108")
+    expect(lambda train: train["arrays"]["mask"]["shards"].pop(), "train-mask-crc32.npy: nbytes: expected 4104")
+    expect(lambda train: train["arrays"]["mask"]["shards"][0].update(nbytes=4096), "mask-00000.npy: nbytes: expected")
+    expect(lambda train: train["arrays"]["mask"]["shards"][0].update(num_samples=3), "mask-00000.npy: nbytes: expected")
+    expect(lambda train: train["arrays"]["clip"].update(shape=[3]), "clip-00000.npy: nbytes: expected 4108")
+    expect(lambda train: train["shards"].clear(), "splits.train.shards: expected at least one, found none")
+    expect(lambda train: train.update(num_samples=4), "train-index.npy: nbytes")
+    # Without an order there is a stored row for each sample.
+    changed = document()
+    train = changed["splits"]["train"]
+    train["shards"].pop()
+    parse_manifest(dump(seal(changed)))  # a stored row that is not there is found when it is read
+    del train["order"]
+    assert "num_samples: expected the shards' sum 2, found 3" in refused(dump(seal(changed)))
+
+
+@pytest.mark.parametrize(
+    "name", [*sorted(RESERVED_NAMES), "", "1st", "a-b", "a.b", "../x", "x" * 65, "x" * 9999, "\ud800"]
+)
+def test_an_array_has_a_name_of_its_own(name: str) -> None:
+    expect(lambda train: train["arrays"].update({name: train["arrays"].pop("clip")}), "splits.train.arrays: an array")
+
+
+def test_an_array_is_not_called_as_a_column_is() -> None:
+    def change(train: Document) -> None:
+        train["index"].update(columns=[["mask", "<i8"]], nbytes=train["index"]["nbytes"] + 3 * 8)
+
+    expect(change, "splits.train.arrays.mask: expected another name than a column of the index has")
+
+
+def test_there_are_at_most_fifty_arrays() -> None:
+    def change(train: Document) -> None:
+        for number in range(48):
+            array = copy.deepcopy(train["arrays"]["clip"])
+            for file in (array["crc32"], *array["shards"]):
+                file["file"] = f"{number}-{file['file']}"
+            train["arrays"][f"a{number}"] = array
+
+    expect(change, "splits.train.arrays: expected at most 50, found")
+
+
+def test_no_two_files_have_one_name() -> None:
+    places = [path for path in paths(document()) if path and path[-1] == "file"]
+    for path in places:
+        for other in places:
+            if path != other:
+                changed = document()
+                put(changed, path, at(changed, other).upper())
+                assert "expected distinct names" in refused(dump(seal(changed)))
+
+
+def test_arrays_make_version_2_and_nothing_else_does() -> None:
+    message = refused(dump(seal({**document(), "format_version": 1})))
+    assert "splits.train: " in message
+    assert "with unknown ['arrays', 'order', 'orders']" in message
+    first = json.loads((DATA / "golden" / "manifest.json").read_bytes())
+    message = refused(dump(seal({**first, "format_version": 2})))
+    assert message == "format_version: expected 1, as the set has no arrays or orders, found 2"
+
+
+def test_manifests_made_in_memory_are_checked_too() -> None:
+    manifest = parse_manifest(dump(document()))
+    train = manifest.splits["train"]
+    arrays: list[tuple[str, dict[str, Any]]] = [
+        ("each in use", {"orders": (*train.orders, replace(train.orders[0], file="again.npy"))}),
+        ("found it twice", {"arrays": {**train.arrays, "again": train.arrays["mask"]}}),
+        ("name must not be that of", {"arrays": {"pixels": train.arrays["mask"]}}),
+        ("kind must be one of", {"arrays": {"mask": replace(train.arrays["mask"], kind="masks")}}),
+    ]
+    for text, changes in arrays:
+        with pytest.raises(FormatError, match=text):
+            replace(manifest, splits={"train": replace(train, **changes)})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_mutated_manifests_give_the_same_content_or_a_format_error(seed: int) -> None:
+    rng = random.Random(seed)
+    for number in range(60):
+        data = mutate_bytes(rng, dump(document()))
+        changed = mutate_value(rng, document())
+        for attempt, digest in ((data, GOLDEN_DIGEST), (dump(seal(changed)), seal(changed)["digest"])):
+            try:
+                parsed = parse_manifest(attempt)
+            except FormatError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, mutation {number}: {error!r} for {attempt!r}") from error
+            assert parsed.digest == digest, f"seed {seed}, mutation {number}: {attempt!r}"
+            assert parse_manifest(parsed.dumps()) == parsed, f"seed {seed}, mutation {number}: {attempt!r}"

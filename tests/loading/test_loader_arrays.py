@@ -1,0 +1,570 @@
+"""Arrays and columns in batches: the same values with every way of reading, for as long as a batch is held."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import shutil
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from arrays import Given, change_split, some_arrays
+from copiers import FakeCopier
+from leaks import num_descriptors
+from numpy.lib.recfunctions import append_fields
+from numpy.typing import NDArray
+from pictures import as_batch, sample_pixels
+from simulated_cuda import Simulation, Tensor
+from torch.utils.data import DataLoader
+
+import shardio.loading.cuda
+import shardio.loading.loader
+from shardio import augment
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.errors import FormatError
+from shardio.format.layout import HEADER_NBYTES
+from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.loading.cuda import CudaCopier
+from shardio.loading.dataset import ShardDataset
+from shardio.loading.loader import ShardLoader
+from shardio.loading.ring import Ring, Slot
+from shardio.order.windows import Windows, crop_boxes
+from shardio.reading.choose import Io
+from shardio.reading.shardset import open_shards
+from shardio.sets.cache.stage import stage
+from shardio.sets.rows import write_index
+from shardio.system.direct import direct_alignment
+
+COUNT, HEIGHT, WIDTH = 23, 6, 5
+RNG = np.random.default_rng(3)
+ARRAYS: dict[str, Given] = {
+    **some_arrays(COUNT, HEIGHT, WIDTH),
+    "small": ("image", RNG.integers(0, 256, (COUNT, 4, 3, 3), dtype=np.uint8)),
+    "same": ("image", RNG.integers(0, 256, (COUNT, HEIGHT, WIDTH, 3), dtype=np.uint8)),
+    "words": ("array", RNG.integers(0, 1 << 63, (COUNT, 2), dtype=np.uint64)),
+    "counts": ("array", RNG.integers(0, 1 << 32, (COUNT, 1, 3), dtype=np.uint32)),
+}
+NAMES = [name for name in ARRAYS if name not in ("small", "same")]
+COLUMNS = ["score", "year", "crc32", "source_width"]
+# Rows come twice, and not at all.
+ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3, 2, 4, 8, 9, 10, 11, 12, 22, 6, 13, 13, 14, 15, 16, 17, 18])
+SCORES = np.linspace(-1, 1, len(ORDER))
+IOS: list[Io] = ["auto", "mmap", "pread", "direct"]
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set with arrays of every kind and columns, whose samples are in another order than they are stored in."""
+    out = tmp_path_factory.mktemp("arrays") / "set"
+    with ShardWriter(out, (HEIGHT, WIDTH, 3), classes=list("abcdefg"), shard_nbytes=HEADER_NBYTES + 10 * 90) as writer:
+        for i in range(COUNT):
+            writer.append(sample_pixels(i), i % 7)
+    change_split(out, ARRAYS, ORDER)
+    manifest = load_manifest(out)
+    content = manifest.splits["train"]
+    rows = np.fromfile(out / content.index.file, content.index.dtype, offset=HEADER_NBYTES)
+    rows = append_fields(rows, ["score", "year"], [SCORES, np.arange(len(ORDER)) + 2000], usemask=False)
+    content = replace(content, index=write_index(out, "train", rows))
+    commit_manifest(out, replace(manifest, splits={"train": content}))
+    return out
+
+
+@pytest.fixture
+def path(made_once: Path, tmp_path: Path) -> Path:
+    """A copy of that set, which a test may damage."""
+    return shutil.copytree(made_once, tmp_path / "set")
+
+
+@pytest.fixture
+def loader_of(path: Path) -> Iterator[Callable[..., ShardLoader]]:
+    """loader_of(...): a loader on the CPU, which is closed in the end."""
+    made: list[ShardLoader] = []
+
+    def make(batch_size: int = 5, **options: Any) -> ShardLoader:
+        if options.get("io") == "direct" and direct_alignment(path / "train-00000.npy") is None:
+            pytest.skip("O_DIRECT does not work here")
+        loader = ShardLoader(path, batch_size, return_indices=True, **{"device": "cpu", "tail": "short", **options})
+        made.append(loader)
+        return loader
+
+    yield make
+    for loader in made:
+        loader.close()
+
+
+def moved(boxes: NDArray[np.float32], top: int, left: int, height: int, width: int) -> NDArray[np.float32]:
+    """What crop_boxes does, one box at a time."""
+    out = np.zeros_like(boxes)
+    for row, (x0, y0, x1, y1, label) in zip(out, boxes.tolist(), strict=True):
+        x0, x1 = (min(max(x - left, 0), width) for x in (x0, x1))
+        y0, y1 = (min(max(y - top, 0), height) for y in (y0, y1))
+        row[:] = (x0, y0, x1, y1, label) if label >= 0 and x1 - x0 >= 1 and y1 - y0 >= 1 else (0, 0, 0, 0, -1)
+    return out
+
+
+def values_of(name: str, index: int, window: tuple[int, int, int, int] | None = None) -> NDArray[Any]:
+    """The value of an array for a sample, or of a window (top, left, height, width)."""
+    kind, values = ARRAYS[name]
+    value: NDArray[Any] = values[ORDER[index]]
+    if window is None or kind == "array":
+        return value
+    top, left, height, width = window
+    if kind == "boxes":
+        return moved(value, top, left, height, width)
+    return value[top : top + height, left : left + width]
+
+
+def check(batch: tuple[Any, ...], windows: Windows | None = None, picture: str = "") -> list[int]:
+    """Checks every value of a batch. Returns its samples."""
+    images, labels, indices, *rest = batch
+    more = rest[0] if rest else {}
+    for number, index in enumerate(indices.tolist()):
+        window = None
+        if windows is not None:
+            window = int(windows.tops[number]), int(windows.lefts[number]), windows.height, windows.width
+        pixels = values_of(picture, index) if picture else sample_pixels(ORDER[index])
+        if window is not None:
+            pixels = pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
+        np.testing.assert_array_equal(images[number].permute(1, 2, 0).numpy(), pixels)
+        assert labels[number] == ORDER[index] % 7
+        for name, tensor in more.items():
+            if name in ARRAYS:
+                expected = values_of(name, index, window)
+                assert tensor.numpy().dtype == expected.dtype
+                np.testing.assert_array_equal(tensor[number].numpy(), expected)
+        if "score" in more:
+            assert more["score"][number] == SCORES[index]
+        if "year" in more:
+            assert more["year"][number] == 2000 + index
+    numbers: list[int] = indices.tolist()
+    return numbers
+
+
+@pytest.mark.parametrize("io", IOS)
+@pytest.mark.parametrize("check_option", ["off", "sample"])
+def test_every_reader_gives_all_arrays_and_columns(
+    io: Io, check_option: str, loader_of: Callable[..., ShardLoader]
+) -> None:
+    with loader_of(io=io, check=check_option, arrays=NAMES, columns=COLUMNS) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            assert all(list(batch[3]) == [*NAMES, *COLUMNS] for batch in batches)
+            assert sorted(i for batch in batches for i in check(batch)) == list(range(len(ORDER)))
+    crc32 = open_shards(loader.shards.path).index["crc32"]
+    for batch in batches:
+        np.testing.assert_array_equal(batch[3]["crc32"].numpy(), crc32[batch[2].numpy()])
+
+
+def test_a_batch_has_a_dict_only_where_arrays_or_columns_were_asked_for(path: Path) -> None:
+    for options, parts in (
+        ({}, 2),
+        ({"arrays": ["clip"]}, 3),
+        ({"columns": ["year"]}, 3),
+        ({"columns": ["year"], "return_indices": True}, 4),
+    ):
+        with ShardLoader(path, 5, device="cpu", **options) as loader:  # type: ignore[arg-type]
+            assert len(next(iter(loader))) == parts
+
+
+@pytest.mark.parametrize("io", IOS)
+@pytest.mark.parametrize("check_option", ["off", "sample"])
+@pytest.mark.parametrize(("crop", "at"), [((3, 2), "random"), ((4, 5), "random"), (3, "center")])
+def test_masks_and_boxes_are_those_of_the_window(
+    io: Io, check_option: str, crop: Any, at: str, loader_of: Callable[..., ShardLoader]
+) -> None:
+    with loader_of(io=io, check=check_option, arrays=NAMES, crop=crop, crop_at=at) as loader:
+        cropping = loader._pipeline.crop
+        assert cropping is not None
+        for epoch in range(2):
+            for batch in loader:
+                check(batch, cropping.windows(epoch, batch[2].numpy()))
+
+
+def test_boxes_are_cropped_as_one_box_at_a_time() -> None:
+    rng = np.random.default_rng(0)
+    boxes = rng.uniform(-5, 40, (500, 4, 5)).astype(np.float32).round(1)
+    boxes[..., 4] = rng.integers(-2, 3, boxes.shape[:2])
+    boxes[0, 0] = (3, 4, 4, 5, 0)  # one pixel, all of it inside
+    boxes[1, 0, :4] = np.nan
+    boxes[2, 0, :4] = (-np.inf, -np.inf, np.inf, np.inf)
+    boxes[2, 0, 4] = 1
+    windows = Windows(11, 9, rng.integers(0, 20, 500), rng.integers(0, 20, 500))
+    windows.tops[0], windows.lefts[0] = 4, 3
+    expected = [
+        moved(one, top, left, 11, 9)
+        for one, top, left in zip(boxes, windows.tops.tolist(), windows.lefts.tolist(), strict=True)
+    ]
+    crop_boxes(boxes, windows)
+    np.testing.assert_allclose(boxes[2:], np.stack(expected)[2:], atol=1e-5)
+    assert boxes[0, 0].tolist() == [0, 0, 1, 1, 0]
+    assert boxes[1, 0].tolist() == [0, 0, 0, 0, -1]
+    assert boxes[2, 0].tolist() == [0, 0, 9, 11, 1]
+
+
+@pytest.mark.parametrize("io", IOS)
+@pytest.mark.parametrize("crop", [None, (3, 2)])
+@pytest.mark.parametrize("check_option", ["off", "sample"])
+def test_images_of_another_size_are_read_in_place_of_the_pixels(
+    io: Io, crop: Any, check_option: str, loader_of: Callable[..., ShardLoader]
+) -> None:
+    options = {"images_from": "small", "arrays": ["clip"], "crop": crop, "crop_at": "random", "check": check_option}
+    with loader_of(io=io, **options) as loader:
+        for batch in loader:
+            cropping = loader._pipeline.crop
+            check(batch, cropping.windows(0, batch[2].numpy()) if cropping else None, "small")
+        read = loader.stats()["read_nbytes"]
+        assert batch[0].shape[1:] == ((3, *crop) if crop else (3, 4, 3))
+    if io in ("auto", "mmap", "pread") and check_option == "off":
+        assert read <= len(ORDER) * (4 * 3 * 3 + 32 + 8 + 8 + 8)
+
+
+def test_masks_go_with_images_of_their_own_size_only(loader_of: Callable[..., ShardLoader]) -> None:
+    with loader_of(images_from="same", arrays=["mask", "boxes"], crop=4) as loader:
+        for batch in loader:
+            cropping = loader._pipeline.crop
+            assert cropping is not None
+            check(batch, cropping.windows(0, batch[2].numpy()), "same")
+    for name in ("mask", "boxes"):
+        with pytest.raises(ValueError, match=rf"{name}: masks and boxes belong to the main pixels of \(6, 5\)"):
+            loader_of(images_from="small", arrays=["clip", name])
+
+
+@pytest.mark.parametrize("images_from", ["", "clip", "nothing"])
+def test_images_come_from_arrays_of_images(images_from: str, loader_of: Callable[..., ShardLoader]) -> None:
+    with pytest.raises(ValueError, match=r"images_from must be an array of kind image \(.*small.*\)"):
+        loader_of(images_from=images_from)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"arrays": ["masks"]}, ValueError, r"arrays must be among .*mask.*; found 'masks'"),
+        ({"columns": ["scores"]}, ValueError, r"columns must be among score, year, source_width.*; found 'scores'"),
+        ({"columns": ["label"]}, ValueError, "found 'label'"),
+        ({"columns": ["key"]}, ValueError, "found 'key'"),
+        ({"arrays": ["clip", "mask", "clip"]}, ValueError, "once each; found 'clip' twice"),
+        ({"columns": ["year"] * 2}, ValueError, "'year' twice"),
+        ({"arrays": "clip"}, TypeError, "arrays must be a list of names; found 'clip'"),
+        ({"arrays": [3]}, TypeError, "list of names"),
+        ({"columns": 3}, TypeError, "columns must be a list of names; found 3"),
+    ],
+)
+def test_names_that_there_are_not_are_refused(
+    options: dict[str, Any], error: type[Exception], match: str, loader_of: Callable[..., ShardLoader]
+) -> None:
+    with pytest.raises(error, match=match):
+        loader_of(**options)
+
+
+def test_a_set_without_arrays_says_so(make_set: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="arrays must be among none; found 'clip'"):
+        ShardLoader(make_set(9), 3, device="cpu", arrays=["clip"])
+
+
+def test_repr_and_stats_tell_of_arrays(loader_of: Callable[..., ShardLoader]) -> None:
+    with loader_of(arrays=["clip"], columns=["year"]) as loader:
+        assert "x (6, 5, 3) with clip, year, rank 0" in repr(loader)
+        assert len(list(loader)) == len(loader)
+        assert loader.stats()["nbytes"] == len(ORDER) * (HEIGHT * WIDTH * 3 + 32 + 8)
+
+
+def spoil(slot: Slot) -> None:
+    for array in (slot.images, *slot.more.values()):
+        array.reshape(-1).view(np.uint8).fill(0xEE)
+
+
+@pytest.fixture
+def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slot is spoiled when it is taken, so that a test that still holds it will see."""
+    acquire = Ring.acquire
+
+    def take(ring: Ring) -> Slot:
+        slot = acquire(ring)
+        spoil(slot)
+        return slot
+
+    monkeypatch.setattr(Ring, "acquire", take)
+
+
+@pytest.mark.usefixtures("spoiled")
+def test_a_held_array_keeps_its_slot_from_reuse(loader_of: Callable[..., ShardLoader]) -> None:
+    rng = random.Random(0)
+    with loader_of(arrays=NAMES, columns=["year"], prefetch=1) as loader:
+        held: list[tuple[str, list[int], torch.Tensor]] = []
+        for _ in range(20):
+            for images, _, indices, more in loader:
+                name = rng.choice(NAMES)
+                held.append((name, indices.tolist(), more[name][1:]))
+                del images, more
+                rng.shuffle(held)
+                del held[4:]
+                for one, samples, values in held:
+                    for index, value in zip(samples[1:], values, strict=True):
+                        np.testing.assert_array_equal(value.numpy(), values_of(one, index))
+        held.clear()
+        del values, value
+        stats = loader.stats()
+        assert stats["slots"] <= 20
+        assert stats["slots_free"] > 0
+
+
+def test_a_slot_comes_back_when_the_last_of_its_views_dies(loader_of: Callable[..., ShardLoader]) -> None:
+    with loader_of(arrays=["clip", "mask"], columns=["year"], prefetch=0) as loader:
+        ring, batches = loader._pipeline._ring, iter(loader)
+        images, labels, indices, more = next(batches)
+        assert ring.num_free == 0
+        del images
+        clip = more["clip"][2:, :3]
+        years = more["year"]
+        more.clear()
+        gc.collect()
+        assert ring.num_free == 0
+        del clip
+        assert ring.num_free == 1
+        # Labels, indices and columns are copies: collecting them over an epoch keeps no slot.
+        assert years.tolist() == [2000 + i for i in indices.tolist()]
+        assert labels.tolist() == [int(ORDER[i]) % 7 for i in indices.tolist()]
+
+
+def test_batches_outlive_the_loader_and_leave_nothing(path: Path) -> None:
+    descriptors = num_descriptors()
+    with ShardLoader(path, 5, device="cpu", arrays=NAMES, return_indices=True, tail="short") as loader:
+        batches = list(loader)
+    ring = weakref.ref(loader._pipeline._ring)
+    del loader
+    gc.collect()
+    assert ring() is None
+    for batch in batches:
+        check(batch)
+    assert num_descriptors() == descriptors
+
+
+def damage(path: Path, name: str, sample: int) -> None:
+    entry, offset = open_shards(path).mapped(name).locate_one(sample)
+    with open(path / entry.file, "r+b") as file:
+        byte = os.pread(file.fileno(), 1, offset)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 1]), offset)
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+@pytest.mark.parametrize("crop", [None, (3, 2)])
+@pytest.mark.parametrize("name", ["clip", "mask", "boxes", "", "same"])
+def test_a_damaged_value_has_all_of_its_sample_replaced(
+    io: Io, crop: Any, name: str, path: Path, loader_of: Callable[..., ShardLoader]
+) -> None:
+    damage(path, name, 4)
+    picture = {"images_from": name} if name == "same" else {}
+    options = {"io": io, "crop": crop, "arrays": NAMES, "columns": COLUMNS, "check": "sample", **picture}
+    what = f"the {name} of sample 4 " if name else "sample 4 "
+    with loader_of(**options) as loader, pytest.raises(FormatError, match=what):
+        list(loader)
+    with loader_of(**options, on_damage="skip") as loader:
+        with pytest.warns(RuntimeWarning, match="sample 4 is damaged"):
+            batches = list(loader)
+        assert loader.damaged == [4]
+        found = []
+        for batch in batches:
+            cropping = loader._pipeline.crop
+            found += check(batch, cropping.windows(0, batch[2].numpy()) if cropping else None, name * bool(picture))
+        assert len(found) == len(ORDER)
+        assert 4 not in found
+
+
+def test_a_value_that_the_file_no_longer_has_is_replaced_without_a_check(
+    path: Path, loader_of: Callable[..., ShardLoader]
+) -> None:
+    with loader_of(io="pread", arrays=["clip"], on_damage="skip", num_threads=2) as loader:
+        entry = loader.shards.content.arrays["clip"].shards[-1]
+        os.truncate(path / entry.file, entry.nbytes - 1)
+        with pytest.warns(RuntimeWarning, match="is damaged"):
+            found = [i for batch in loader for i in check(batch)]
+        assert len(found) == len(ORDER)
+        # A file of another size than the manifest's is not opened.
+        assert {int(ORDER[i]) for i in loader.damaged} == {COUNT - 2, COUNT - 1}
+
+
+def test_resumed_and_divided_epochs_have_the_same_values(path: Path) -> None:
+    def make(rank: int = 0, world_size: int = 1, batch_size: int = 6) -> ShardLoader:
+        return ShardLoader(
+            path, batch_size, device="cpu", seed=2, rank=rank, world_size=world_size, arrays=NAMES, columns=["score"],
+            return_indices=True, tail="short", crop=(3, 3), crop_at="random",
+        )  # fmt: skip
+
+    def look(batch: tuple[Any, ...], loader: ShardLoader) -> list[int]:
+        cropping = loader._pipeline.crop
+        assert cropping is not None
+        return check(batch, cropping.windows(0, batch[2].numpy()))
+
+    with make() as loader:
+        whole = [look(batch, loader) for batch in loader]
+    with make() as loader:
+        iterator = iter(loader)
+        begun = [look(next(iterator), loader) for _ in range(2)]
+        state = loader.state_dict()
+    ranks = []
+    for rank in range(2):
+        with make(rank, 2, 3) as loader:
+            loader.load_state_dict(state)
+            ranks.append([look(batch, loader) for batch in loader])
+    assert begun == whole[:2]
+    rest = [sorted(a + b) for a, b in zip(*ranks, strict=True)]
+    assert rest == [sorted(batch) for batch in whole[2:]]
+    # The state says nothing of arrays: it may be loaded with others, and with pictures of another size.
+    with ShardLoader(path, 6, device="cpu", seed=2, images_from="small", tail="short", return_indices=True) as small:
+        small.load_state_dict(state)
+        assert [check(batch, picture="small") for batch in small] == whole[2:]
+
+
+@pytest.mark.parametrize("crop", [None, (3, 2)])
+def test_arrays_are_read_while_the_set_is_staged_and_from_the_copy(
+    crop: Any, path: Path, tmp_path: Path, loader_of: Callable[..., ShardLoader]
+) -> None:
+    options = {"arrays": NAMES, "columns": COLUMNS, "crop": crop, "cache": tmp_path / "cache"}
+    for _ in range(2):
+        with loader_of(**options) as loader:
+            cropping = loader._pipeline.crop
+            for epoch in range(3):
+                for batch in loader:
+                    check(batch, cropping.windows(epoch, batch[2].numpy()) if cropping else None)
+    stage(path, tmp_path / "cache")
+    with loader_of(**options) as loader:
+        assert loader.stats()["staging"]["state"] == "complete"
+        list(loader)
+        assert loader.stats()["io"] == "mmap"
+        assert open_shards(loader.shards.path)[0].arrays.keys() == ARRAYS.keys()
+
+
+class Recorder(augment.Transform):
+    """Notes what it was called with, and turns pictures, masks and boxes into what can be told apart."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def apply(self, batch: Any, purpose: str) -> Any:
+        raise NotImplementedError
+
+    def __call__(self, images: torch.Tensor, labels: Any = None, **samples: Any) -> Any:
+        self.calls.append(samples)
+        arrays = {**samples.get("masks", {}), **samples.get("boxes", {})}
+        return (images, labels, {name: value + 1 for name, value in arrays.items()}) if arrays else (images, labels)
+
+
+def test_a_transform_is_given_masks_and_boxes_by_kind(loader_of: Callable[..., ShardLoader]) -> None:
+    transform = Recorder()
+    with loader_of(arrays=["clip", "boxes", "mask"], transform=transform) as loader:
+        _, _, indices, more = next(iter(loader))
+    assert list(more) == ["clip", "boxes", "mask"]
+    for number, index in enumerate(indices.tolist()):
+        np.testing.assert_array_equal(more["clip"][number].numpy(), values_of("clip", index))
+        np.testing.assert_array_equal(more["mask"][number].numpy(), values_of("mask", index) + np.uint8(1))
+        np.testing.assert_array_equal(more["boxes"][number].numpy(), values_of("boxes", index) + 1)
+    (call,) = transform.calls
+    assert call["masks"].keys() == {"mask"}
+    assert call["boxes"].keys() == {"boxes"}
+    with loader_of(arrays=["clip"], transform=transform) as loader:
+        next(iter(loader))
+    assert transform.calls[1].keys() == {"indices", "seed", "epoch", "sizes"}
+
+
+def test_a_function_is_given_images_alone(loader_of: Callable[..., ShardLoader]) -> None:
+    with loader_of(arrays=["mask"], transform=lambda images: images.float()) as loader:
+        images, _, indices, more = next(iter(loader))
+    assert images.dtype == torch.float32
+    np.testing.assert_array_equal(more["mask"][0].numpy(), values_of("mask", int(indices[0])))
+
+
+def test_flips_move_masks_and_boxes_with_their_pictures(loader_of: Callable[..., ShardLoader]) -> None:
+    with loader_of(arrays=["mask", "depth", "boxes"], transform=augment.HorizontalFlip(p=1.0)) as loader:
+        images, _, indices, more = next(iter(loader))
+    for number, index in enumerate(indices.tolist()):
+        pixels = sample_pixels(ORDER[index])
+        np.testing.assert_array_equal(images[number].permute(1, 2, 0).numpy(), pixels[:, ::-1])
+        for name in ("mask", "depth"):
+            np.testing.assert_array_equal(more[name][number].numpy(), values_of(name, index)[:, ::-1])
+
+
+def look_on_device(simulation: Simulation, batch: tuple[Any, ...], seen: list[int]) -> None:
+    images, labels, indices, more = batch
+    names = list(more)
+
+    def look(images: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor, *values: torch.Tensor) -> None:
+        seen.extend(check((images, labels, indices, dict(zip(names, values, strict=True)))))
+
+    simulation.launch(look, images, labels, indices, *more.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("haste", [0.0, 0.4, 0.95])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_arrays_arrive_on_the_device_whenever_it_gets_to_them(
+    prefetch: int, haste: float, seed: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = Simulation(seed, haste)
+    monkeypatch.setattr(shardio.loading.cuda, "torch", simulation.torch())
+    monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: CudaCopier("simulated"))  # type: ignore[arg-type]
+    release = Ring.release
+
+    def poison(ring: Ring, slot: Slot) -> None:
+        spoil(slot)
+        release(ring, slot)
+
+    monkeypatch.setattr(Ring, "release", poison)
+    seen: list[int] = []
+    with ShardLoader(
+        path, 5, device="cpu", seed=seed, prefetch=prefetch, return_indices=True, arrays=NAMES, columns=COLUMNS
+    ) as loader:
+        expected = [i for e in range(2) for batch in loader._position.sampler.batches(e) for i in batch.tolist()]
+        for _ in range(2):
+            for batch in loader:
+                assert all(isinstance(tensor, Tensor) for tensor in batch[3].values())
+                look_on_device(simulation, batch, seen)
+                del batch
+        simulation.synchronize()
+    assert seen == expected
+    assert simulation.allocated == 0
+
+
+def test_a_copier_hands_over_arrays_with_the_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copier = FakeCopier()
+    monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: copier)
+    with ShardLoader(path, 5, device="cpu", return_indices=True, tail="short", arrays=NAMES) as loader:
+        held = list(loader)
+        copier.synchronize()
+        assert sorted(i for batch in held for i in check(batch)) == list(range(len(ORDER)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("crop", [None, (3, 2)])
+def test_arrays_arrive_on_a_gpu(crop: Any, path: Path) -> None:
+    options: Mapping[str, Any] = {"arrays": NAMES, "columns": COLUMNS, "crop": crop, "return_indices": True}
+    with ShardLoader(path, 5, device="cuda", **options) as loader:
+        for epoch in range(4):
+            for images, labels, indices, more in loader:
+                assert all(tensor.is_cuda for tensor in more.values())
+                batch = images.cpu(), labels.cpu(), indices.cpu(), {name: t.cpu() for name, t in more.items()}
+                cropping = loader._pipeline.crop
+                check(batch, cropping.windows(epoch, batch[2].numpy()) if cropping else None)
+
+
+def test_a_dataset_gives_arrays_by_name(path: Path) -> None:
+    dataset = ShardDataset(path, arrays=["mask", "number"])
+    image, label, values = dataset[3]
+    assert torch.equal(image, as_batch(sample_pixels(ORDER[3])[None])[0])
+    assert label == ORDER[3] % 7
+    assert list(values) == ["mask", "number"]
+    np.testing.assert_array_equal(values["mask"].numpy(), values_of("mask", 3))
+    for number, (_, labels, batch) in enumerate(DataLoader(dataset, batch_size=4)):
+        assert batch["number"][0] == values_of("number", 4 * number)
+        assert len(labels) == len(batch["mask"])
+    with pytest.raises(ValueError, match="found 'masks'"):
+        ShardDataset(path, arrays=["masks"])
+    with ShardLoader(path, 5, device="cpu", arrays=["mask"]) as loader:
+        assert len(loader.dataset[3]) == 2

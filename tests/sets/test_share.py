@@ -1,0 +1,280 @@
+"""Copies in a cache share files of equal checksums: fetched once, stored once, and freed with the last copy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arrays import change_split, some_arrays, write_array
+from folders import contents, flip
+
+from shardio.errors import SpaceError
+from shardio.format.entries import FileEntry
+from shardio.format.layout import HEADER_NBYTES
+from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets.cache import share
+from shardio.sets.cache import stage as staging
+from shardio.sets.cache.folder import MARKER_NAME, Cache
+from shardio.sets.cache.stage import stage
+from shardio.sets.rows import write_index
+from shardio.sets.storage import FolderStorage
+from shardio.sets.verify import verify
+
+COUNT, SHAPE = 400, (40, 50, 3)
+
+
+@pytest.fixture
+def sets(make_set: Callable[..., Path], tmp_path: Path, no_waiting_for_the_disk: None) -> tuple[Path, Path]:
+    """A set of 400 samples, four a shard, and the same with other labels of 1% of them and a small array."""
+    first = make_set(COUNT, SHAPE, 4)
+    second = shutil.copytree(first, tmp_path / "second")
+    train = load_manifest(second).splits["train"]
+    rows = np.fromfile(second / "train-index.npy", train.index.dtype, offset=HEADER_NBYTES)
+    rows["label"][::100] = 6
+    (second / "train-index.npy").unlink()
+    array = write_array(second, "train", "scores", "array", np.arange(COUNT, dtype="<f2"), most=COUNT)
+    train = replace(train, index=write_index(second, "train", rows), arrays={"scores": array})
+    manifest = load_manifest(second)
+    commit_manifest(second, replace(manifest, splits={"train": train}))
+    return first, second
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all reads from a storage."""
+    nbytes: list[int] = []
+
+    class Counting(FolderStorage):
+        def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
+            nbytes.append(len(buffer))
+            super().read_into(entry, offset, buffer)
+
+    monkeypatch.setattr(staging, "open_storage", Counting)
+    return nbytes
+
+
+def room(cache: Path) -> int:
+    """Returns the bytes of all files of copies, each once."""
+    files = {path.stat().st_ino: path.stat().st_size for path in cache.glob("*/*")}
+    return sum(files.values())
+
+
+def test_what_another_copy_has_is_not_fetched_again(sets: tuple[Path, Path], cache: Path, fetched: list[int]) -> None:
+    first, second = sets
+    one = stage(first, cache)
+    assert (one.num_linked, one.nbytes_linked) == (0, 0)
+    fetched.clear()
+    two = stage(second, cache)
+    assert sum(fetched) == two.nbytes_copied < 0.02 * two.nbytes
+    assert two.nbytes_linked == two.nbytes - two.nbytes_copied
+    assert (two.num_linked, two.num_files) == (100 + 1, 104)
+    assert contents(Path(two.path)) == contents(second)
+    assert verify(two.path).ok
+    assert (Path(one.path) / "train-00007.npy").samefile(Path(two.path) / "train-00007.npy")
+    # Both copies together take little more room than one.
+    sizes = {copy.digest: (copy.nbytes, copy.nbytes_alone) for copy in Cache(cache).copies()}
+    assert sum(nbytes for nbytes, _ in sizes.values()) > 1.9 * room(cache)
+    assert sizes[one.digest][1] < 0.05 * sizes[one.digest][0]
+    again = stage(second, cache)
+    assert (again.num_copied, again.num_linked) == (0, 0)
+
+
+def test_a_set_with_arrays_and_orders_is_staged_whole(make_set: Callable[..., Path], cache: Path) -> None:
+    out = make_set(23)
+    change_split(out, some_arrays(23, 6, 5), np.array([5, 22, 5, 0]))
+    report = stage(out, cache)
+    assert contents(Path(report.path)) == contents(out)
+    assert report.num_files == len(load_manifest(out).files)
+    shards = open_shards(report.path)
+    assert shards[1].arrays.keys() == some_arrays(1, 6, 5).keys()
+    (Path(report.path) / "train-clip-00001.npy").unlink()
+    assert stage(out, cache).num_copied == 1
+
+
+@pytest.mark.parametrize("evicted", [0, 1])
+def test_eviction_of_one_copy_keeps_the_other_whole_and_the_last_frees_the_room(
+    sets: tuple[Path, Path], cache: Path, evicted: int
+) -> None:
+    copies = [stage(one, cache) for one in sets]
+    kept = copies[1 - evicted]
+    total = room(cache)
+    with Cache(cache).lease(kept.digest):
+        report = Cache(cache).evict(keep=0)
+    assert [copy.digest for copy in report.removed] == [copies[evicted].digest]
+    assert [copy.digest for copy in report.kept] == [kept.digest]
+    assert report.nbytes == room(cache) > 0.9 * total
+    assert verify(kept.path).ok
+    assert Cache(cache).copies()[0].nbytes_alone == report.nbytes
+    last = Cache(cache).evict(keep=0)
+    assert (last.nbytes, room(cache)) == (0, 0)
+
+
+def test_no_copy_is_evicted_for_room_that_its_going_would_not_make(
+    sets: tuple[Path, Path], cache: Path, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = [stage(one, cache) for one in sets]
+    capacity = room(cache) + 1000
+    monkeypatch.setattr(Cache, "free_nbytes", lambda self: capacity - room(self.folder))
+    other = make_set(20, SHAPE, 3)
+    with Cache(cache).lease(copies[1].digest), pytest.raises(SpaceError) as caught:
+        stage(other, cache)
+    (alone,) = (copy.nbytes_alone for copy in Cache(cache).copies() if copy.digest == copies[0].digest)
+    assert f"{alone:,} in copies that are not in use" in str(caught.value)
+    assert {copy.digest for copy in Cache(cache).copies()} == {copy.digest for copy in copies}
+    # Both together make room.
+    assert set(stage(other, cache).evicted) == {copy.digest for copy in copies}
+
+
+def test_keep_counts_a_file_of_two_copies_once(sets: tuple[Path, Path], cache: Path) -> None:
+    for one in sets:
+        stage(one, cache)
+    report = Cache(cache).evict(keep=room(cache))
+    assert (report.removed, report.nbytes) == ((), room(cache))
+    assert len(Cache(cache).evict(keep=room(cache) - 1).removed) == 1
+
+
+def test_a_damaged_shared_file_is_replaced_in_one_copy_and_the_other_is_left_as_it_is(
+    sets: tuple[Path, Path], cache: Path
+) -> None:
+    one, two = (Path(stage(folder, cache).path) for folder in sets)
+    flip(one / "train-00003.npy", -1)
+    assert stage(sets[1], cache, verify=True).num_copied == 1
+    assert verify(two).ok
+    assert not verify(one).ok
+
+
+def test_with_verify_a_file_that_was_taken_over_is_read_and_copied_if_it_is_damaged(
+    sets: tuple[Path, Path], cache: Path
+) -> None:
+    one = Path(stage(sets[0], cache).path)
+    flip(one / "train-00003.npy", -1)
+    report = stage(sets[1], cache, verify=True)
+    assert verify(report.path).ok
+    assert report.num_copied == 1 + 3
+    assert not (one / "train-00003.npy").samefile(Path(report.path) / "train-00003.npy")
+
+
+def test_what_is_cut_missing_or_no_regular_file_is_copied(sets: tuple[Path, Path], cache: Path) -> None:
+    one = Path(stage(sets[0], cache).path)
+    os.truncate(one / "train-00000.npy", 5000)
+    flip(one / "train-00001.npy", 30)
+    (one / "train-00002.npy").unlink()
+    (one / "train-00003.npy").unlink()
+    (one / "train-00003.npy").symlink_to(sets[0] / "train-00003.npy")
+    report = stage(sets[1], cache)
+    assert verify(report.path).ok
+    assert report.num_copied == 4 + 3
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP])
+def test_without_hard_links_everything_is_copied(
+    sets: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    stage(sets[0], cache)
+    monkeypatch.setattr(os, "link", refuse)
+    report = stage(sets[1], cache)
+    assert (report.num_linked, report.num_copied) == (0, report.num_files)
+    assert verify(report.path).ok
+
+
+def test_another_users_copy_or_file_an_unfinished_one_and_one_that_is_evicted_give_nothing(
+    sets: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = stage(sets[0], cache)
+    entries = load_manifest(sets[1]).files
+    digest = load_manifest(sets[1]).digest
+
+    def link() -> int:
+        return len(share.link_from_others(cache, digest, entries, SHAPE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert link() == 0
+    lock = share.CopyPaths(cache, one.digest).lock_alone()
+    assert lock is not None
+    with lock:
+        assert link() == 0
+    manifest = Path(one.path) / "manifest.json"
+    data = manifest.read_bytes()
+    manifest.write_bytes((sets[1] / "manifest.json").read_bytes())
+    assert link() == 0
+    manifest.unlink()
+    assert link() == 0
+    manifest.write_bytes(data)
+    assert not (cache / digest).exists()
+    assert link() == 101
+
+
+def test_the_copy_that_gives_files_is_kept_meanwhile_and_not_used(
+    sets: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = stage(sets[0], cache)
+    os.utime(cache / f"{one.digest}.lock", (7, 7))
+    real, kept = os.link, []
+
+    def link(*args: object, **options: object) -> None:
+        kept.append(Cache(cache).evict(keep=0).removed)
+        real(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "link", link)
+    stage(sets[1], cache)
+    assert kept == [()] * 101
+    assert (cache / f"{one.digest}.lock").stat().st_mtime == 7
+
+
+def test_too_little_room_leaves_no_begun_copy(
+    sets: tuple[Path, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = stage(sets[0], cache)
+    monkeypatch.setattr(Cache, "free_nbytes", lambda self: 0)
+    with Cache(cache).lease(one.digest), pytest.raises(SpaceError):
+        stage(sets[1], cache)
+    assert sorted(os.listdir(cache)) == sorted([MARKER_NAME, one.digest, f"{one.digest}.lock", f"{one.digest}.fill"])
+
+
+def test_a_stage_that_is_killed_between_links_is_gone_on_with(sets: tuple[Path, Path], cache: Path) -> None:
+    one = stage(sets[0], cache)
+    script = """
+        import os, signal, sys
+        from shardio.sets.cache.stage import stage
+        real, calls = os.link, []
+        def link(*args, **options):
+            if len(calls) == int(sys.argv[3]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            calls.append(args)
+            real(*args, **options)
+        os.link = link
+        stage(sys.argv[1], sys.argv[2])
+    """
+    for number in (0, 1, 50, 100):
+        command = [sys.executable, "-c", textwrap.dedent(script), str(sets[1]), str(cache), str(number)]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        assert verify(one.path).ok
+        two = cache / load_manifest(sets[1]).digest
+        linked = len(list(two.glob("*"))) if two.exists() else 0
+        report = stage(sets[1], cache)
+        assert report.num_linked + linked == 101
+        assert contents(two) == contents(sets[1])
+        Cache(cache).evict(keep=room(cache) - 1)  # the first, which was not used for longest
+        one = stage(sets[0], cache)
+        assert (one.num_linked, verify(one.path).ok) == (101, True)
+        shutil.rmtree(two)
