@@ -60,6 +60,13 @@ columns_option = click.option(
     metavar="FILE",
     help="CSV or parquet with a column `path`, and numbers that the index shall hold for each image.",
 )
+masks_option = click.option(
+    "--masks",
+    type=folder,
+    metavar="DIR",
+    help="A mask for each picture, for the array `mask`: a PNG or lossless WebP at the same path below DIR. A picture "
+    "without its mask is refused.",
+)
 size_option = click.option(
     "--size",
     callback=parsed(parse_size),
@@ -111,6 +118,16 @@ def image_options(command: Command) -> Command:
                 type=click.Choice(["exact", "fast"]),
                 default="exact",
                 help="fast: decode JPEGs of four times SIZE and more to a half or less, for about 50 dB PSNR.",
+            ),
+            masks_option,
+            click.option(
+                "--also",
+                multiple=True,
+                callback=lambda context, parameter, values: tuple(
+                    parsed(parse_size)(context, parameter, value) for value in values
+                ),
+                metavar="N|HxW",
+                help="A smaller size that the set shall also have, as the array `imageN`. May be given again.",
             ),
             click.option(
                 "--shard-size",

@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from shardio.cli.options import columns_option, cores_option, folder, json_option, set_argument, source_option
+from shardio.cli.options import (
+    columns_option,
+    cores_option,
+    folder,
+    json_option,
+    masks_option,
+    set_argument,
+    source_option,
+)
 from shardio.cli.output import say, show
 
 
@@ -17,13 +25,15 @@ from shardio.cli.output import say, show
 @click.argument("src", type=folder)
 @source_option
 @columns_option
+@masks_option
 @cores_option
 @json_option
 def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     """Make the files that `shardio verify` finds damaged in OUT again from SRC, which OUT was converted from.
 
     A file is replaced only by one that has the checksum of the manifest: the set is then what was published, to the
-    byte. Exit code 1 if that cannot be, since images or libraries have changed. An index with columns needs their file.
+    byte. Exit code 1 if that cannot be, since images or libraries have changed. An index with columns needs their file,
+    masks need their folder.
     """
     import shardio.conversion.repair as repairer
     from shardio.cli.progress import Bar, BytesBar

@@ -20,23 +20,33 @@ from pathlib import Path
 import numpy as np
 
 from shardio.conversion.amounts import DEFAULT_MAX_BAD, check_max_bad, given, most_bad, parse_part
+from shardio.conversion.arrays import ArrayDeclaration, ArraySpec
 from shardio.conversion.claim import claimed, copy_again, leave, published
 from shardio.conversion.duplicates import Duplicates, find_duplicates, hash_sources
 from shardio.conversion.engines.engine import Engine
 from shardio.conversion.images.decode import Colour
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.journal import Left, find_left
-from shardio.conversion.options import ConvertOptions, Order, Quality, SourceOptions, Src, make_options
+from shardio.conversion.options import ConvertOptions, Order, Quality, Size, SourceOptions, Src, make_options
 from shardio.conversion.plan import Part, Plan, ShardTask, library_versions, make_plan
-from shardio.conversion.records import ShardRecord, discard_record, load_records, refused_so_far, without_record
+from shardio.conversion.records import (
+    ShardRecord,
+    discard_record,
+    find_shard,
+    load_records,
+    refused_so_far,
+    without_record,
+)
 from shardio.conversion.report import ConvertReport, Monitor, Progress, TooManyBad, Unfinished, report_set, report_work
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
 from shardio.errors import ConvertError, SpaceError
+from shardio.format.entries import ArrayEntry
 from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME
 from shardio.format.manifest import Manifest
 from shardio.sets.local import check_local
+from shardio.sets.rows import write_crc32s
 from shardio.system.files import write_atomic
 from shardio.system.machine import usable_cores
 
@@ -61,6 +71,9 @@ def convert(
     max_bad: int | float | str = DEFAULT_MAX_BAD,
     report_duplicates: bool = False,
     columns: str | os.PathLike[str] | None = None,
+    masks: str | os.PathLike[str] | None = None,
+    also: Sequence[Size] = (),
+    arrays: Mapping[str, ArrayDeclaration] | None = None,
     executor: Executor | None = None,
     scheduler: str | None = None,
     part: tuple[int, int] | str | None = None,
@@ -69,21 +82,23 @@ def convert(
     """Converts the images in `src` into a shard set in the folder `out`, and returns a report of it.
 
     `src` may also be a dataset of Python, or one for each split: see `shardio.conversion.sources.datasets.Dataset`.
-    `SourceOptions` describes the arguments from `source` to `empty_classes`, and `columns`; `ConvertOptions` those from
-    `size` to `background`; `Engine` says what `workers`, `executor` and `scheduler` do. `max_bad` is how many sources
-    may be refused, as a count (int) or a share (float). With `report_duplicates` the report tells which sources have
-    the same bytes. `part=(k, n)` makes every n-th shard, from the k-th on: see `Part`. `on_progress` is called in this
-    thread. `size`, `shard_size`, `max_bad` and `part` may be text, too: "224x320", "4GiB", "1%", "3/16".
+    `SourceOptions` describes the arguments from `source` to `empty_classes`, `columns`, `masks` and `arrays`;
+    `ConvertOptions` those from `size` to `background`, and `also`; `Engine` says what `workers`, `executor` and
+    `scheduler` do. `max_bad` is how many sources may be refused, as a count (int) or a share (float). With
+    `report_duplicates` the report tells which sources have the same bytes. `part=(k, n)` makes every n-th shard, from
+    the k-th on: see `Part`. `on_progress` is called in this thread. `size`, `also`, `shard_size`, `max_bad` and `part`
+    may be text, too: "224x320", "4GiB", "1%", "3/16".
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
     Raises SourceError, ConvertError, SpaceError or OSError if nothing is published: finished shards are kept, and so is
     what is done of others, and the same call goes on. KeyboardInterrupt likewise; it says how many images are kept. A
-    kill or a loss of power takes what each worker did in the last 20 seconds, and the block of 8 MiB that it was at.
+    kill or a loss of power takes what each worker did in the last 20 seconds, and the block of 8 MiB that it was at. A
+    file of an array is made in one go, once its shard is finished: any end of the call takes the one under way.
     """
     start = time.monotonic()
     check_local(out, ConvertError, "convert into a folder here, and copy the finished set there (docs/cluster.md)")
-    options = make_options(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background)
-    sources = SourceOptions(source, accept_layout, empty_classes, columns)
+    options = make_options(size, fit, resample, quality, shard_size, order, seed, exif_rotate, background, also)
+    sources = SourceOptions(source, accept_layout, empty_classes, columns, masks, arrays or {})
     max_bad = check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = Part(1, 1) if part is None else Part(*given("part", part, parse_part))
@@ -97,13 +112,14 @@ def _plan(
     """Scans SRC, which may take minutes: whatever else can be wrong is found out before."""
     if hash_sources and engine.serial:
         raise ValueError("report_duplicates compares the bytes of files, which a dataset has none of: leave it out")
-    sources.check(src, out)
+    sources.check(src, out, options)
     if not (out / MANIFEST_NAME).exists():
         engine.check()
-    collection = sources.collect(src, out)
+    collection, arrays = sources.collect(src, out, options)
     if engine.sends:
         collection.origin.check_sendable()
-    return make_plan(out, collection, options, sources.read_columns(collection), hash_sources=hash_sources)
+    columns = sources.read_columns(collection)
+    return make_plan(out, collection, options, columns, hash_sources=hash_sources, arrays=arrays)
 
 
 class Conversion:
@@ -121,6 +137,8 @@ class Conversion:
         self._monitor = Monitor(sum(len(task.sources) for task in self._mine), most_bad, on_progress)
         self._records: dict[str, ShardRecord] = {}
         """The records of the finished tasks, by shard. All are known when the set is published by this call."""
+        self._shards: dict[str, ShardRecord] = {}
+        """The records of shards that were found finished, but not with all their arrays."""
         self._missing: list[ShardTask] = []
         """The others' tasks that are not finished."""
 
@@ -186,17 +204,23 @@ class Conversion:
 
     def _find_done(self) -> dict[str, ShardRecord]:
         """Returns the records of this part's tasks that need not be done again, and discards its other records."""
-        undone = {task.name for task in without_record(self._mine)}
+        undone = {task.name for task in without_record(self._mine, "shard")}
         found = load_records(self._mine)
         records = {name: record for name, record in found.items() if not record.has_unreadable}
         for task in self._mine:
-            if task.name not in records and (task.name in found or task.name not in undone):
+            if task.name in records:
+                continue
+            if task.arrays and (shard := find_shard(task)) is not None:
+                self._shards[task.name] = shard
+            elif task.name in found or task.name not in undone:
                 discard_record(task)
         return records
 
     def _check_space(self, todo: Sequence[ShardTask], left: Mapping[str, Left]) -> None:
         plan = self._plan
-        room = sum(task.nbytes - min(task.nbytes, left[task.name].nbytes if task.name in left else 0) for task in todo)
+        there = {name: one.nbytes for name, one in left.items()}
+        there |= {name: record.entry.nbytes for name, record in self._shards.items() if record.entry}
+        room = sum(task.nbytes - min(task.nbytes, there.get(task.name, 0)) + task.arrays_nbytes for task in todo)
         copied = plan.collection.origin.copies_nbytes() if todo else 0
         free = shutil.disk_usage(plan.out).free
         if room + copied > free:
@@ -208,7 +232,7 @@ class Conversion:
 
     def _count_found(self, records: Mapping[str, ShardRecord], left: Mapping[str, Left]) -> None:
         monitor = self._monitor
-        finished = sum(record.num_sources for record in records.values())
+        finished = sum(record.num_sources for record in (*records.values(), *self._shards.values()))
         monitor.expect_kept(finished + sum(one.num_sources for one in left.values()))
         # Looking whether sources have changed takes time, and shards without refused images do not count here.
         monitor.count_others(load_records([task for task in self._others if refused_so_far(task)]).values())
@@ -226,12 +250,18 @@ class Conversion:
             if not shards:
                 raise ConvertError(f"{plan.out}: split {name!r}: every image was refused; nothing is published")
             rows = np.concatenate([record.rows for record in records])
-            splits[name] = SplitContent(shards, plan.columns.extend(rows) if plan.columns else rows)
+            arrays = {spec.name: self._publish_array(name, spec, records) for spec in plan.arrays}
+            splits[name] = SplitContent(shards, plan.columns.extend(rows) if plan.columns else rows, arrays)
         rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
         provenance = {"conversion": plan.describe(), "libraries": library_versions()}
         classes = collection.classes or _numbers(splits.values())
         shape, class_names = plan.options.sample_shape, collection.class_names
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
+
+    def _publish_array(self, split: str, spec: ArraySpec, records: Iterable[ShardRecord]) -> ArrayEntry:
+        parts = [record.arrays[spec.name] for record in records if record.entry is not None]
+        crc32s = write_crc32s(self._plan.out, split, spec.name, np.concatenate([part.crc32s for part in parts]))
+        return ArrayEntry(spec.kind, spec.row, tuple(part.entry for part in parts), crc32s)
 
     def _find_duplicates(self) -> tuple[Duplicates, ...]:
         """Reads sources again whose hashes no record has: a finished set has no records, older records no hashes."""
@@ -255,7 +285,7 @@ class Conversion:
         """Returns how many images of this part the same call would not have to convert again."""
         out, total = self._plan.out, self._monitor.progress.total
         try:
-            undone = {task.name: task for task in without_record(self._mine)}
+            undone = {task.name: task for task in without_record(self._mine, "shard")}
             done = sum(len(task.sources) for task in self._mine if task.name not in undone)
             done += sum(left[0].num_sources for left in find_left(out, undone).values())
         except OSError:

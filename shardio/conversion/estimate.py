@@ -9,7 +9,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,10 +23,11 @@ from shardio.conversion.engines.torchthreads import one_torch_thread
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import FitMode, Resample
 from shardio.conversion.images.warned import KeptWarnings
-from shardio.conversion.options import ConvertOptions, Quality, SourceOptions, make_options
-from shardio.conversion.plan import make_plan
+from shardio.conversion.options import Quality, Size, SourceOptions, make_options
+from shardio.conversion.plan import ShardTask, make_plan
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
+from shardio.conversion.values import check_values, make_value
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
 from shardio.errors import ConvertError, DecodeError
 from shardio.sets.local import check_local
@@ -64,7 +65,7 @@ class Estimate:
     """Size of the encoded images, about that for parquet; None if their origin cannot tell without reading them."""
     num_shards: int
     nbytes: int
-    """Size of all shards and indexes."""
+    """Size of all shards, arrays and indexes."""
     spool_nbytes: int
     """About the size of the images' copies that a conversion of parquet keeps beside the shards until the set is
     published; 0 for any other kind."""
@@ -112,6 +113,8 @@ def estimate(
     quality: Quality = "exact",
     shard_size: int | str = DEFAULT_SHARD_NBYTES,
     max_bad: int | float | str = DEFAULT_MAX_BAD,
+    masks: str | os.PathLike[str] | None = None,
+    also: Sequence[Size] = (),
     workers: int | None = None,
     seconds: float = DEFAULT_SECONDS,
 ) -> Estimate:
@@ -120,19 +123,20 @@ def estimate(
     The rate is measured for about `seconds`. Raises what `convert` would, also if it could not have `out`.
     """
     # The order of the samples decides about neither counts nor sizes, and hashing every key is slow.
-    options = make_options(size, fit, resample, quality, shard_size, order="source")
+    options = make_options(size, fit, resample, quality, shard_size, order="source", also=also)
     workers = count_workers(workers)
     max_bad = check_max_bad(max_bad)
     if out is not None:
         check_local(out, ConvertError, "a conversion needs a folder here")
         out = Path(os.path.abspath(out))
-    sources = SourceOptions(source, accept_layout, empty_classes, columns)
+    sources = SourceOptions(source, accept_layout, empty_classes, columns, masks)
     sources.check(src, out)
-    collection = sources.collect(src, out)
-    plan = make_plan(Path(os.devnull), collection, options, sources.read_columns(collection))
+    collection, arrays = sources.collect(src, out, options)
+    plan = make_plan(Path(os.devnull), collection, options, sources.read_columns(collection), arrays=arrays)
     shards = Counter(task.split for task in plan.tasks)
     listed = list(itertools.chain.from_iterable(collection.splits.values()))
-    rate, measured, refused = _measure(collection.origin, listed, options, workers, seconds)
+    task = replace(plan.tasks[0], origin=collection.origin)  # one that reads without copies
+    rate, measured, refused = _measure(task, listed, workers, seconds)
     return Estimate(
         source=collection.kind,
         num_sources=len(listed),
@@ -168,9 +172,13 @@ def _free_nbytes(out: Path) -> int:
 
 
 def _measure(
-    origin: Origin, sources: Sequence[Source], options: ConvertOptions, workers: int, seconds: float
+    task: ShardTask, sources: Sequence[Source], workers: int, seconds: float
 ) -> tuple[float, int, Mapping[str, int]]:
-    """Returns (images per second of so many workers, sources tried, how many of them were refused, per reason)."""
+    """Returns (images per second of so many workers, sources tried, how many of them were refused, per reason).
+
+    `task` stands for all: its sources do not count.
+    """
+    origin, options = task.origin, task.options
     order = spread(len(sources))
     read: Callable[[Source], bytes | DecodeError] = partial(_read, origin)
     if origin.copies_nbytes():
@@ -185,7 +193,11 @@ def _measure(
                 return data.reason
             try:
                 decoded = decode_image(data, least_size=options.least_size)
-                options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
+                pixels = options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction)
+                if task.arrays:
+                    check_values(task, source, data, decoded)
+                    for spec in task.arrays:
+                        make_value(task, spec, source, pixels, decoded.source_size)
             except DecodeError as error:
                 return error.reason
             return ""

@@ -6,27 +6,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from shardio.conversion.amounts import given, parse_nbytes, parse_size
+from shardio.conversion.arrays import ArrayDeclaration, ArraySpec, declare
 from shardio.conversion.images.decode import Colour, DecodeOptions, parse_colour
 from shardio.conversion.images.fit import Fit, FitMode, Resample
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.columns import ColumnTable, check_columns_file, read_columns
 from shardio.conversion.sources.datasets import Dataset, collect_datasets
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
+from shardio.conversion.sources.masks import with_masks
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
 from shardio.errors import SourceError
-from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER, SampleShape
+from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER, RowType, SampleShape, pixels_row
+from shardio.format.parse import first_repeated
 from shardio.sets.local import PLAN_NAME, check_apart, check_local, check_usable, looks_like_a_set
 
 Order = Literal["shuffled", "source"]
 Quality = Literal["exact", "fast"]
+Size = int | tuple[int, int] | str
 Src = str | os.PathLike[str] | Dataset | Mapping[str, Dataset]
+
+MASK = "mask"
+"""The name of the array that the files of a folder of masks become."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,14 @@ class SourceOptions:
     the others; "keep" gives it a label that no sample has."""
     columns: str | os.PathLike[str] | None = None
     """A CSV or parquet file with numbers for each source, which `read_columns` describes; they go into the index."""
+    masks: str | os.PathLike[str] | None = None
+    """A folder with a mask for each picture, at the same relative path, as a PNG (grey of 8 or 16 bits, or a palette,
+    whose indices count) or a lossless WebP. They become the array "mask"; a picture without its mask is refused."""
+    arrays: Mapping[str, ArrayDeclaration] = field(default_factory=dict)
+    """Entries of a dataset's items that become arrays: for each name (kind, dtype, shape of the stored value). Items
+    are dicts then."""
 
-    def check(self, src: Src, out: Path | None) -> None:
+    def check(self, src: Src, out: Path | None, options: ConvertOptions | None = None) -> None:
         """Raises all errors that can be found without a scan."""
         if isinstance(src, (str, os.PathLike)):
             check_local(src, SourceError, "images are read from files, so copy or mount them here first")
@@ -54,6 +67,8 @@ class SourceOptions:
                 check_apart(Path(os.path.abspath(src)), out)
         elif self.source != "auto":
             raise ValueError(f"source says what a path is, and `src` is a dataset: leave it out; found {self.source!r}")
+        elif self.masks is not None:
+            raise ValueError("masks are files beside those of a path, and `src` is a dataset: let its items have them")
         elif self.accept_layout or self.empty_classes != "refuse":
             raise ValueError(
                 "accept_layout and empty_classes are about folders, and `src` is a dataset: leave them out"
@@ -62,15 +77,41 @@ class SourceOptions:
             check_usable(out)
         if self.columns is not None:
             check_columns_file(Path(self.columns))
+        if isinstance(src, (str, os.PathLike)) and self.arrays:
+            raise ValueError("arrays are entries of a dataset's items, and `src` is a path: see `masks`")
+        if options is not None:
+            self.declared(options.sample_shape)
+        if self.masks is not None:
+            check_local(self.masks, SourceError, "masks are read from files, so copy or mount them here first")
+            if not os.path.isdir(self.masks):
+                raise SourceError(f"{self.masks}: expected a folder of masks, found none")
+            if out is not None:
+                check_apart(Path(os.path.abspath(self.masks)), out)
 
-    def collect(self, src: Src, out: Path | None) -> Collection:
+    def declared(self, sample_shape: SampleShape) -> tuple[ArraySpec, ...]:
+        """Returns what is declared of a dataset's items."""
+        return declare(self.arrays, sample_shape, ("image", "label"))
+
+    def collect(self, src: Src, out: Path | None, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
+        """Returns what is in SRC, as `_collect` does, and the arrays that its sources have."""
+        if not isinstance(src, (str, os.PathLike)):
+            specs = self.declared(options.sample_shape)
+            return collect_datasets(src, specs), specs
+        return self.add_masks(self._collect(src, out), options)
+
+    def add_masks(self, collection: Collection, options: ConvertOptions) -> tuple[Collection, tuple[ArraySpec, ...]]:
+        """Returns the collection with its masks, and their array, if there are any."""
+        if self.masks is None:
+            return collection, ()
+        collection, dtype = with_masks(collection, Path(os.path.abspath(self.masks)))
+        return collection, (ArraySpec(MASK, "mask", RowType(dtype.str, options.sample_shape[:2]), "file"),)
+
+    def _collect(self, src: str | os.PathLike[str], out: Path | None) -> Collection:
         """Returns what is in SRC, for a set in `out`.
 
         If that conversion has begun, its layout was accepted then, and the sources are compared with its plan anyway:
         the caller is not asked again.
         """
-        if not isinstance(src, (str, os.PathLike)):
-            return collect_datasets(src)
         accept_layout, empty_classes = self.accept_layout, self.empty_classes
         begun = (MANIFEST_NAME, f"{WORK_FOLDER}/{PLAN_NAME}")
         if out is not None and any(os.path.lexists(out / name) for name in begun):
@@ -106,6 +147,8 @@ class ConvertOptions:
     quality: Quality = "exact"
     """"fast" decodes a JPEG to a half, a quarter or an eighth of its size where that is still twice what it is resized
     to; such samples differ by about 50 dB PSNR."""
+    also: tuple[tuple[int, int], ...] = ()
+    """Other sizes (height, width) of every sample, made from its pixels with the same filter."""
 
     def __post_init__(self) -> None:
         if self.order not in get_args(Order):
@@ -116,10 +159,28 @@ class ConvertOptions:
             raise ValueError(f"shard size must be positive, an integer of bytes; found {self.shard_nbytes!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; found {self.seed!r}")
+        for also in self.also:
+            Fit(also)  # which checks it
+            if also == self.fit.size or any(n > most for n, most in zip(also, self.fit.size, strict=True)):
+                raise ValueError(f"also must be smaller than size {self.fit.size}; found {also!r}")
+        if (repeated := first_repeated([str(also) for also in self.also])) is not None:
+            raise ValueError(f"also must have each size once; found {repeated} twice")
 
     @property
     def sample_shape(self) -> SampleShape:
         return (*self.fit.size, 3)
+
+    def also_arrays(self) -> tuple[ArraySpec, ...]:
+        """Returns the arrays of the other sizes: "image128" for 128 x 128 pixels, "image96x128" for others."""
+        return tuple(
+            ArraySpec(
+                f"image{height}" if height == width else f"image{height}x{width}",
+                "image",
+                pixels_row((height, width, 3)),
+                "pixels",
+            )
+            for height, width in self.also
+        )
 
     @cached_property
     def least_size(self) -> Callable[[int, int], tuple[int, int]] | None:
@@ -138,11 +199,12 @@ class ConvertOptions:
             "seed": self.seed,
             "exif_rotate": self.decode.exif_rotate,
             "background": list(self.decode.background),
+            **({"also": [list(size) for size in self.also]} if self.also else {}),
         }
 
 
 def make_options(
-    size: int | tuple[int, int] | str,
+    size: Size,
     fit: FitMode,
     resample: Resample,
     quality: Quality,
@@ -151,17 +213,25 @@ def make_options(
     seed: int = 0,
     exif_rotate: bool = False,
     background: Colour | str = "white",
+    also: Sequence[Size] = (),
 ) -> ConvertOptions:
     """Returns the options that a caller has given, as text or not. Raises ValueError if one is wrong."""
-    sides = size if isinstance(size, int) else given("size", size, parse_size)
+    if isinstance(also, (str, int)):
+        raise ValueError(f"also must be several sizes, such as (128,); found {also!r}")
     return ConvertOptions(
-        Fit((sides, sides) if isinstance(sides, int) else sides, fit, resample),
+        Fit(_sides("size", size), fit, resample),
         given("shard_size", shard_size, parse_nbytes),
         order,
         seed,
         DecodeOptions(exif_rotate, parse_colour(background) if isinstance(background, str) else background),
         quality,
+        tuple((height, width) for height, width in (_sides("also", one) for one in also)),
     )
+
+
+def _sides(what: str, size: Size) -> tuple[int, int]:
+    sides = size if isinstance(size, int) else given(what, size, parse_size)
+    return (sides, sides) if isinstance(sides, int) else sides
 
 
 def read_options(values: Mapping[str, Any]) -> ConvertOptions:
@@ -174,6 +244,7 @@ def read_options(values: Mapping[str, Any]) -> ConvertOptions:
             values["seed"],
             DecodeOptions(values["exif_rotate"], tuple(values["background"])),
             values["quality"],
+            tuple(map(tuple, values.get("also", ()))),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"expected the options of a conversion, found {dict(values)}: {error!r}") from None

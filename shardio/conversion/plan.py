@@ -13,12 +13,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from shardio.conversion.arrays import ArraySpec, check_count, check_splits
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.sources.collection import Collection, Origin, Source
 from shardio.conversion.sources.columns import ColumnTable
 from shardio.conversion.writing.set_writer import samples_per_shard
-from shardio.format.layout import WORK_FOLDER, index_nbytes, key_field_nbytes, shard_name, shard_nbytes
+from shardio.format.layout import (
+    CRC32_ROW,
+    WORK_FOLDER,
+    array_shard_name,
+    index_nbytes,
+    key_field_nbytes,
+    shard_name,
+    shard_nbytes,
+)
 from shardio.format.manifest import check_names_fit
+from shardio.format.parse import first_repeated
 from shardio.version import __version__
 
 
@@ -35,6 +45,8 @@ class ShardTask:
     options: ConvertOptions
     hash_sources: bool = False
     """Whether the record shall tell which sources have the same bytes."""
+    arrays: tuple[ArraySpec, ...] = ()
+    """The arrays that the set has beside the pixels."""
     expected_sha256: str | None = None
     """The task repairs a published set: it publishes nothing but the very shard that has this checksum."""
 
@@ -46,6 +58,15 @@ class ShardTask:
     def nbytes(self) -> int:
         """Size of the shard if no source is refused."""
         return shard_nbytes(len(self.sources), self.options.sample_shape)
+
+    def array_name(self, spec: ArraySpec) -> str:
+        """Returns the name of the file with the array's values for the shard's samples."""
+        return array_shard_name(self.split, spec.name, self.number)
+
+    @property
+    def arrays_nbytes(self) -> int:
+        """Size of the files of arrays that go with the shard if no source is refused."""
+        return sum(spec.row.file_nbytes(len(self.sources)) for spec in self.arrays)
 
 
 @dataclass(frozen=True)
@@ -84,14 +105,16 @@ class Plan:
     columns: ColumnTable | None = None
     hash_sources: bool = False
     """Whether it shall be known which sources have the same bytes."""
+    arrays: tuple[ArraySpec, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Size of all shards and indexes if no source is refused."""
+        """Size of all shards, arrays and indexes if no source is refused."""
         indexes = {task.split: task.key_nbytes for task in self.tasks}
         columns = self.columns.columns if self.columns else ()
-        return sum(task.nbytes for task in self.tasks) + sum(
+        return sum(task.nbytes + task.arrays_nbytes for task in self.tasks) + sum(
             index_nbytes(len(self.collection.splits[split]), key_nbytes, columns)
+            + len(self.arrays) * CRC32_ROW.file_nbytes(len(self.collection.splits[split]))
             for split, key_nbytes in indexes.items()
         )
 
@@ -103,7 +126,15 @@ class Plan:
             "sources_sha256": _hash_sources(self.collection),
             **({"class_names_sha256": _hash_names(self.collection)} if self.collection.class_names else {}),
             **({"columns_sha256": self.columns.sha256} if self.columns else {}),
+            **_describe_arrays(self.arrays),
         }
+
+
+def _describe_arrays(arrays: Iterable[ArraySpec]) -> dict[str, Any]:
+    """Returns what the options do not say of the arrays; {} if there are none."""
+    given = {spec.name: spec.describe() for spec in arrays if spec.source == "item"}
+    masks = [spec.dtype.name for spec in arrays if spec.source == "file"]
+    return {**({"arrays": given} if given else {}), **({"masks": masks[0]} if masks else {})}
 
 
 def library_versions() -> dict[str, str]:
@@ -118,8 +149,14 @@ def make_plan(
     columns: ColumnTable | None = None,
     *,
     hash_sources: bool = False,
+    arrays: Sequence[ArraySpec] = (),
 ) -> Plan:
-    """Returns the plan of a conversion into `out`. Raises ConvertError if no manifest could describe its set."""
+    """Returns the plan of a conversion into `out`, with these arrays and those that the options ask for.
+
+    Raises ConvertError if no manifest could describe its set, and ValueError if names of arrays clash.
+    """
+    specs = (*arrays, *options.also_arrays())
+    _check_arrays(specs, collection, columns)
     collection = replace(collection, origin=collection.origin.with_copies_in(out / WORK_FOLDER))
     tasks: list[ShardTask] = []
     most = samples_per_shard(options.shard_nbytes, options.sample_shape)
@@ -131,12 +168,29 @@ def make_plan(
         bounds = [len(ordered) * i // num_shards for i in range(num_shards + 1)]
         tasks += [
             ShardTask(
-                collection.origin, out, split, number, tuple(ordered[start:stop]), key_nbytes, options, hash_sources
+                collection.origin,
+                out,
+                split,
+                number,
+                tuple(ordered[start:stop]),
+                key_nbytes,
+                options,
+                hash_sources,
+                specs,
             )
             for number, (start, stop) in enumerate(pairwise(bounds))
         ]
-    check_names_fit(collection.classes, collection.class_names, [task.name for task in tasks])
-    return Plan(out, collection, options, tuple(tasks), columns, hash_sources)
+    names = [name for task in tasks for name in (task.name, *map(task.array_name, specs))]
+    check_names_fit(collection.classes, collection.class_names, names)
+    return Plan(out, collection, options, tuple(tasks), columns, hash_sources, specs)
+
+
+def _check_arrays(specs: Sequence[ArraySpec], collection: Collection, columns: ColumnTable | None) -> None:
+    names = [spec.name for spec in specs] + [name for name, _ in (columns.columns if columns else ())]
+    if (repeated := first_repeated(names)) is not None:
+        raise ValueError(f"arrays and columns must be named apart; found {repeated!r} twice")
+    check_count(specs)
+    check_splits(collection.splits, specs)
 
 
 def order_sources(sources: Iterable[Source], options: ConvertOptions) -> list[Source]:

@@ -11,19 +11,20 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.duplicates import HASH_NBYTES
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.sources.collection import UNREADABLE, digest
 from shardio.conversion.writing.set_writer import Reject
-from shardio.format.entries import ShardEntry
+from shardio.format.entries import ArrayShard, ShardEntry
 from shardio.format.layout import WORK_FOLDER, index_dtype
 from shardio.system.files import write_all, write_atomic
 from shardio.system.opening import naming, open_untrusted, read_untrusted
@@ -43,6 +44,14 @@ class Mended:
 
 
 @dataclass(frozen=True)
+class ArrayPart:
+    """A finished file with an array's values for the samples of one shard."""
+
+    entry: ArrayShard
+    crc32s: NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
 class ShardRecord:
     """The results of a task that is done. `entry` is None if every one of its sources was refused."""
 
@@ -53,6 +62,8 @@ class ShardRecord:
     sources_sha256: str
     hashes: bytes | None = None
     """The hashes of the task's sources, end to end and in order, if the task asked for them."""
+    arrays: Mapping[str, ArrayPart] = field(default_factory=dict)
+    """The files with the values of the task's arrays, by array."""
 
     @property
     def num_sources(self) -> int:
@@ -67,6 +78,11 @@ class ShardRecord:
 def _path(task: ShardTask, kind: Literal["json", "ahead", "refused.jsonl"]) -> Path:
     """Returns the path of the task's record, of that which is written ahead, or of the list of refused sources."""
     return task.out / WORK_FOLDER / f"{task.name}.{kind}"
+
+
+def _array_path(task: ShardTask, spec: ArraySpec) -> Path:
+    """Returns the path of the record of an array's file."""
+    return task.out / WORK_FOLDER / f"{task.array_name(spec)}.json"
 
 
 def _identify_file(path: Path) -> list[int]:
@@ -90,8 +106,9 @@ def _adopt_ahead(task: ShardTask) -> None:
             path.replace(_path(task, "json"))
 
 
-def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
-    """Returns the tasks that have no record, whether or not the sources of the others are still the same.
+def without_record(tasks: Sequence[ShardTask], of: Literal["shard", "all"] = "all") -> list[ShardTask]:
+    """Returns the tasks that lack the record of their shard, or one of all their records, whether or not the sources
+    of the others are still the same.
 
     Reads the folder's listing, which a network filesystem makes anew once this process has written there; it may go on
     for a while to deny a single file that was not there when it was looked for. Raises FileNotFoundError if there is no
@@ -100,7 +117,12 @@ def without_record(tasks: Sequence[ShardTask]) -> list[ShardTask]:
     if not tasks:
         return []
     there = set(os.listdir(tasks[0].out / WORK_FOLDER))
-    return [task for task in tasks if _path(task, "json").name not in there]
+    return [task for task in tasks if not there.issuperset(_record_names(task, of))]
+
+
+def _record_names(task: ShardTask, of: Literal["shard", "all"]) -> list[str]:
+    arrays = [] if of == "shard" else [_array_path(task, spec).name for spec in task.arrays]
+    return [_path(task, "json").name, *arrays]
 
 
 def save_ahead(task: ShardTask, record: ShardRecord, temporary: Path) -> None:
@@ -120,6 +142,8 @@ def discard_record(task: ShardTask) -> None:
     """Makes the task count as not done, so that no process publishes its shard, which is about to be replaced."""
     discard_ahead(task)
     _path(task, "json").unlink(missing_ok=True)
+    for spec in task.arrays:
+        _array_path(task, spec).unlink(missing_ok=True)
 
 
 def discard_refused(task: ShardTask) -> None:
@@ -172,6 +196,62 @@ def load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
 
 def load_record(task: ShardTask) -> ShardRecord | None:
     """Returns the record of a task that is done and whose sources are still the same; None if it must be done."""
+    record = load_shard_record(task)
+    if record is None or record.entry is None or not task.arrays:
+        return record
+    parts = {spec.name: load_array(task, spec, record) for spec in task.arrays}
+    arrays = {name: part for name, part in parts.items() if part is not None}
+    return replace(record, arrays=arrays) if len(arrays) == len(parts) else None
+
+
+def save_array(task: ShardTask, spec: ArraySpec, record: ShardRecord, part: ArrayPart) -> None:
+    """Writes the record of an array's file, made for the shard that has this record."""
+    document = {
+        "shard": _identify_shard(record),
+        "row": [spec.row.dtype, list(spec.row.shape)],
+        "entry": part.entry.content(),
+        "crc32s": base64.b64encode(part.crc32s.astype("<u4").tobytes()).decode("ascii"),
+    }
+    write_atomic(_array_path(task, spec), json.dumps(document).encode("ascii"))
+
+
+def save_no_array(task: ShardTask, spec: ArraySpec, record: ShardRecord) -> None:
+    """Writes that a shard without samples, which has this record, needs no file of the array."""
+    document = {"shard": _identify_shard(record), "entry": None}
+    write_atomic(_array_path(task, spec), json.dumps(document).encode("ascii"))
+
+
+def load_array(task: ShardTask, spec: ArraySpec, record: ShardRecord) -> ArrayPart | None:
+    """Returns the file of an array that goes with the shard that has this record; None if it must be made."""
+    try:
+        document = json.loads(read_untrusted(_array_path(task, spec)))
+        entry = ArrayShard(**document["entry"], row=spec.row)
+        crc32s = np.frombuffer(base64.b64decode(document["crc32s"]), "<u4")
+        if (
+            document["shard"] == _identify_shard(record)
+            and document["row"] == [spec.row.dtype, list(spec.row.shape)]
+            and entry.num_samples == len(crc32s) == len(record.rows)
+            and (task.out / entry.file).stat().st_size == entry.nbytes == spec.row.file_nbytes(entry.num_samples)
+        ):
+            return ArrayPart(entry, crc32s)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        pass  # no record, or a damaged one: the work is done again
+    return None
+
+
+def _identify_shard(record: ShardRecord) -> list[str | None]:
+    """Returns what differs for any other shard, and for the same one made of other sources."""
+    return [None if record.entry is None else record.entry.sha256, record.sources_sha256]
+
+
+def find_shard(task: ShardTask) -> ShardRecord | None:
+    """Returns the record of a shard that need not be made again, though its arrays may have to be made."""
+    record = load_shard_record(task)
+    return None if record is None or record.has_unreadable else record
+
+
+def load_shard_record(task: ShardTask) -> ShardRecord | None:
+    """Returns what `load_record` does, without the arrays: the shard is done, and they may have to be made."""
     _adopt_ahead(task)
     try:
         document = json.loads(read_untrusted(_path(task, "json")))

@@ -21,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.amounts import count_workers
+from shardio.conversion.array_files import make_array
+from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.claim import copy_again
 from shardio.conversion.engines.processes import run_tasks
 from shardio.conversion.images.decode import read_size
-from shardio.conversion.options import SourceOptions, read_options
+from shardio.conversion.options import MASK, SourceOptions, read_options
 from shardio.conversion.plan import Plan, ShardTask, difference, library_versions, make_plan
 from shardio.conversion.records import ShardRecord
 from shardio.conversion.report import Monitor
@@ -34,9 +36,9 @@ from shardio.conversion.sources.detect import SourceKind, find_empty, scan, with
 from shardio.conversion.task import reject_of
 from shardio.conversion.writing.set_writer import Reject, read_rejects
 from shardio.conversion.writing.shard_file import IndexRows
-from shardio.errors import ConvertError, DecodeError, SourceError
+from shardio.errors import ConvertError, DecodeError, FormatError, SourceError
 from shardio.format.checksum import crc32
-from shardio.format.entries import FileEntry, ShardEntry
+from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, sample_nbytes
 from shardio.format.manifest import Manifest, load_manifest
 from shardio.sets.local import hinting_at_order
@@ -65,22 +67,24 @@ def repair(
     *,
     source: SourceKind = "auto",
     columns: str | os.PathLike[str] | None = None,
+    masks: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     on_verify: Callable[[int, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RepairReport:
     """Makes the damaged files of the set in the folder `path` again from `src`, which it was converted from.
 
-    The whole set is read to find them. `source` and `columns` are those of `convert`; an index with columns can be made
-    again only from their file, all else without it. Images in parquet files are first copied out into the set's folder,
-    and the copies removed in the end: of two repairs at the same time, one may have to be run again. A set of a dataset
-    of Python cannot be repaired. `workers` is how many cores to use, by default all. `on_verify` is called, in
-    any thread, with (bytes read since, bytes in all); `on_progress` in this thread with (sources done, sources to do).
+    The whole set is read to find them. `source`, `columns` and `masks` are those of `convert`; an index with columns
+    can be made again only from their file, masks from their folder, and all else without them. Images in parquet files
+    are first copied out into the set's folder, and the copies removed in the end: of two repairs at the same time, one
+    may have to be run again. A set of a dataset of Python cannot be repaired. `workers` is how many cores to use, by
+    default all. `on_verify` is called, in any thread, with (bytes read since, bytes in all); `on_progress` in this
+    thread with (sources done, sources to do).
 
     Raises ConvertError if the set cannot be made again, since `convert` did not make it or `src` lists other images
     now; and if files come out other than they were, since an image or a library has changed, or if an index lacks its
-    columns: then these are left as they are and all others are repaired. Raises FormatError if the manifest itself is
-    damaged, and SetNotFoundError if there is none.
+    columns, or masks their folder: then these are left as they are and all others are repaired. Raises FormatError if
+    the manifest itself is damaged, and SetNotFoundError if there is none.
     """
     folder = Path(os.path.abspath(path))
     if not isinstance(src, (str, os.PathLike)):
@@ -89,7 +93,7 @@ def repair(
             "repaired: convert the dataset again into a new folder"
         )
     workers = count_workers(workers)
-    sources = SourceOptions(source, columns=columns)
+    sources = SourceOptions(source, columns=columns, masks=masks)
     sources.check(src, None)
     with hinting_at_order(src, "OUT, the set, comes first, and SRC, the images, second"):
         manifest = load_manifest(folder)
@@ -97,7 +101,9 @@ def repair(
     sweep_temporaries(folder)
     damaged = frozenset(problem.file for problem in verify(folder, workers=workers, on_progress=on_verify).problems)
     lacking = _without_columns(manifest, plan) & damaged
-    work = _Repair(manifest, plan, damaged - lacking, workers)
+    masks_files = _without_masks(manifest, plan)
+    lacking_masks = masks_files & damaged
+    work = _Repair(manifest, plan, damaged - lacking - lacking_masks, workers)
     try:
         if work.damaged:
             copy_again(plan)
@@ -106,15 +112,23 @@ def repair(
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
     if work.faults:
         faults = "; ".join(f"{file}: {fault}" for file, fault in work.faults.items())
+        hint = (
+            ". Images were refused for their masks, too: give the folder of these by `--masks`" if masks_files else ""
+        )
         raise ConvertError(
             f"{folder}: {len(work.faults)} files cannot be made again, and are left as they are: {faults}. Images have "
             f"changed since, or the libraries have: the set was made with {manifest.provenance.get('libraries')}, and "
-            f"these are {library_versions()}"
+            f"these are {library_versions()}{hint}"
         )
     if lacking:
         raise ConvertError(
             f"{folder}: {', '.join(sorted(lacking))} cannot be made again without the file of its columns: give it by "
             "`--columns`, from Python `columns=`"
+        )
+    if lacking_masks:
+        raise ConvertError(
+            f"{folder}: {', '.join(sorted(lacking_masks))} cannot be made again without the folder of the masks: give "
+            "it by `--masks`, from Python `masks=`"
         )
     return RepairReport(str(folder), tuple(work.repaired))
 
@@ -123,6 +137,14 @@ def _without_columns(manifest: Manifest, plan: Plan) -> frozenset[str]:
     """Returns the indexes that have columns, if the caller has not given their file."""
     indexes = [split.index for split in manifest.splits.values()]
     return frozenset(index.file for index in indexes if index.columns and plan.columns is None)
+
+
+def _without_masks(manifest: Manifest, plan: Plan) -> frozenset[str]:
+    """Returns the files of the masks that `convert` has made, if the caller has not given their folder."""
+    if "masks" not in manifest.provenance["conversion"] or any(spec.source == "file" for spec in plan.arrays):
+        return frozenset()
+    arrays = [split.arrays[MASK] for split in manifest.splits.values() if MASK in split.arrays]
+    return frozenset(entry.file for array in arrays for entry in array.files)
 
 
 def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], sources: SourceOptions) -> Plan:
@@ -142,9 +164,12 @@ def _plan_again(folder: Path, manifest: Manifest, src: str | os.PathLike[str], s
         raise ConvertError(f"{folder}: {error}") from None
     for collection in _readings(Path(src), sources.source):
         table = sources.read_columns(collection)
-        plan = make_plan(folder, collection, options, table)
+        collection, arrays = sources.add_masks(collection, options)
+        plan = make_plan(folder, collection, options, table, arrays=arrays)
         # The names of classes are in the manifest alone, and not every kind of storage has them.
-        ignored = {"class_names_sha256"} if table else {"class_names_sha256", "columns_sha256"}
+        ignored = {"class_names_sha256"}
+        ignored |= set() if table else {"columns_sha256"}
+        ignored |= {"masks"} if sources.masks is None else set()
         then, now = ({k: v for k, v in made.items() if k not in ignored} for made in (there, plan.describe()))
         changed = difference(then, now)
         if not changed:
@@ -189,6 +214,7 @@ class _Repair:
                 self._replace(split.index, self._index(name))
         if self.manifest.rejects.file in self.damaged:
             self._replace(self.manifest.rejects, self._reject_lines())
+        self._mend_arrays()
         for file in self.damaged.difference(self.repaired, self.faults):
             self.faults[file] = "no shard of this conversion"
 
@@ -257,6 +283,58 @@ class _Repair:
         named = ", ".join(map(os.fsdecode, changed[:_MOST_NAMED])) + (", ..." if len(changed) > _MOST_NAMED else "")
         return f" ({len(changed)} samples differ: {named})"
 
+    # --- arrays -------------------------------------------------------------------------------------------------------
+
+    def _mend_arrays(self) -> None:
+        """Makes damaged files of arrays again, from shards and indexes that are sound by now."""
+        specs = {spec.name: spec for spec in self.plan.arrays}
+        for split_name, split in self.manifest.splits.items():
+            for name, array in split.arrays.items():
+                files = {entry.file: entry for entry in array.files if entry.file in self.damaged}
+                if name not in specs:
+                    self.faults |= dict.fromkeys(
+                        files, f"`convert` did not make the array {name!r}: copy the file again"
+                    )
+                    continue
+                for task in self._tasks(split_name) if files else ():
+                    file = task.array_name(specs[name])
+                    if file in files:
+                        self._mend_array(task, specs[name], files[file])
+                if array.crc32.file in files:
+                    self._mend_crc32s(array)
+
+    def _mend_array(self, task: ShardTask, spec: ArraySpec, entry: FileEntry) -> None:
+        try:
+            rows = self._published_rows(task)
+            made = make_array(task, spec, rows, self.workers, lambda: None, entry.sha256).entry
+        except (ConvertError, FormatError) as error:
+            self.faults[entry.file] = str(error)
+            return
+        if made == entry:
+            self.repaired.append(entry.file)
+        else:
+            self.faults[entry.file] = f"expected sha256 {entry.sha256}, made {made.sha256}"
+
+    def _published_rows(self, task: ShardTask) -> NDArray[np.void]:
+        """Returns the index rows of a shard's samples."""
+        split = self.manifest.splits[task.split]
+        for file in (split.index.file, task.name):
+            if file in self.damaged and file not in self.repaired:
+                raise ConvertError(f"{file} is damaged, from which it is made")
+        rows = _read_index(self.plan.out, split.index)
+        names = [shard.file for shard in split.shards]
+        start = sum(shard.num_samples for shard in split.shards[: names.index(task.name)])
+        return rows[start : start + self._shards[task.name].num_samples]
+
+    def _mend_crc32s(self, array: ArrayEntry) -> None:
+        """Makes the checksums of an array again, from its files."""
+        if wrong := [one.file for one in array.shards if one.file in self.damaged and one.file not in self.repaired]:
+            self.faults[array.crc32.file] = f"{wrong[0]} is damaged, from which it is made"
+            return
+        found = [crc for one in array.shards for crc in _crc32s(self.plan.out / one.file, array.row.nbytes)]
+        header = array.crc32.header(self.manifest.sample_shape)
+        self._replace(array.crc32, (header, np.array(found, array.crc32.row.dtype).tobytes()))
+
     # --- indexes and rejects.jsonl ------------------------------------------------------------------------------------
 
     def _tasks(self, split: str) -> list[ShardTask]:
@@ -265,8 +343,7 @@ class _Repair:
     def _crc32s_of(self, split: str) -> Mapping[bytes, int]:
         """Returns the crc32 of each key. The index is read once, though every shard may have changed."""
         if split not in self._indexes:
-            index = self.manifest.splits[split].index
-            rows = np.frombuffer(read_untrusted(self.plan.out / index.file), index.dtype, offset=HEADER_NBYTES)
+            rows = _read_index(self.plan.out, self.manifest.splits[split].index)
             self._indexes[split] = dict(zip(rows["key"].tolist(), rows["crc32"].tolist(), strict=True))
         return self._indexes[split]
 
@@ -304,6 +381,10 @@ class _Repair:
             else:
                 rejects = (reject_of(task, source) for source in task.sources if self._is_refused(task, source))
             yield from (reject.to_line() for reject in rejects if reject is not None)
+
+
+def _read_index(folder: Path, index: IndexEntry) -> NDArray[np.void]:
+    return np.frombuffer(read_untrusted(folder / index.file), index.dtype, offset=HEADER_NBYTES)
 
 
 def _crc32s(path: Path, nbytes: int) -> Iterator[int]:

@@ -122,6 +122,7 @@ def report_work(
     for split, record in done:
         samples[split] += len(record.rows)
     shards = [record.entry for _, record in done if record.entry is not None]
+    arrays = [part.entry for _, record in done for part in record.arrays.values()]
     noted = [source for _, record in done for source in record.mended]
     unused = plan.columns.num_unused if plan.columns else 0
     return ConvertReport(
@@ -129,7 +130,7 @@ def report_work(
         digest="",
         num_samples=dict(samples),
         num_shards=len(shards),
-        nbytes=sum(shard.nbytes for shard in shards),
+        nbytes=sum(entry.nbytes for entry in (*shards, *arrays)),
         num_sources=sum(record.num_sources for _, record in done),
         refused=_count_reasons(reject for _, record in done for reject in record.rejects),
         source=plan.collection.kind,

@@ -1,4 +1,5 @@
-"""Does one shard task: reads, decodes, resizes and writes its images, and leaves the record that says so.
+"""Does one shard task: reads, decodes, resizes and writes its images, then the arrays that go with them, and leaves the
+records that say so.
 
 A task can be done any number of times, by any process, with the same bytes. Its record lets a later run of the same
 conversion skip it. Until then a journal says how far it is, and a later run goes on behind the last source that is
@@ -13,7 +14,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, takewhile
 from typing import Protocol
@@ -21,6 +22,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.conversion.array_files import make_arrays
 from shardio.conversion.duplicates import UNREAD, hash_source
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.warned import KeptWarnings
@@ -31,11 +33,13 @@ from shardio.conversion.records import (
     ShardRecord,
     discard_ahead,
     discard_refused,
+    find_shard,
     note_refused,
     save_ahead,
     save_record,
 )
 from shardio.conversion.sources.collection import UNREADABLE, Given, Source, digest
+from shardio.conversion.values import check_values
 from shardio.conversion.writing.set_writer import Reject
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError, FormatError
@@ -80,13 +84,15 @@ def _prepare(task: ShardTask, source: Source, row: NDArray[np.uint8]) -> Outcome
         try:
             found = task.origin.read(source)
             if isinstance(found, Given):
-                image, label = found
+                image, label = found.image, found.label
             else:
                 image, label = found, source.label
                 if task.hash_sources:
                     hashed = hash_source(found)
             decoded = decode_image(image, options.decode, least_size=options.least_size)
             np.copyto(row, options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
+            if task.arrays:
+                check_values(task, source, found, decoded)
         except DecodeError as error:
             return Outcome(Refusal(error.reason, error.detail), hashed)
     warning = "; ".join(dict.fromkeys(" ".join(text.split()) for text in (decoded.warning, *warned) if text))
@@ -169,6 +175,28 @@ class _Results:
 
 
 def do_task(task: ShardTask, control: Control) -> ShardRecord:
+    """Makes the task's shard and arrays, and their records. Raises Stopped if `control` says so.
+
+    Goes on where an earlier try was stopped or killed: a finished shard is not made again for its arrays. In a
+    published set, which the task repairs, nothing is written but the shard, and only if it is the one expected.
+    """
+    if not task.arrays or task.expected_sha256 is not None:
+        return _make_shard(task, control)
+    record = find_shard(task)
+    if record is None:
+        record = _make_shard(task, control)
+    else:
+        control.report(record.num_sources, len(record.rejects), record.num_sources)
+
+    def on_block() -> None:
+        if control.stopped():
+            raise Stopped
+        control.report(0, 0)  # which raises what is to end the work
+
+    return replace(record, arrays=make_arrays(task, record, control.threads, on_block))
+
+
+def _make_shard(task: ShardTask, control: Control) -> ShardRecord:
     """Makes the task's shard and its record. Raises Stopped if `control` says so.
 
     Goes on where an earlier try was stopped or killed. In a published set, which the task repairs, nothing is written
@@ -288,6 +316,8 @@ def _identify(task: ShardTask) -> str:
     options = task.options
     facts = (task.split, task.number, task.key_nbytes, options.fit, options.decode, options.quality, library_versions())
     sha256 = hashlib.sha256(repr(facts).encode())
+    if task.arrays:  # their sources may be the reason why one is refused
+        sha256.update(repr(task.arrays).encode())
     for source in task.sources:
         sha256.update(b"\0%d %s" % (source.label, source.key))
     return sha256.hexdigest()

@@ -50,10 +50,10 @@ def write_order(folder: Path, split: str, number: int, rows: NDArray[np.int64]) 
     return OrderEntry(name, *_write_numbers(folder / name, ORDER_ROW, rows))
 
 
-def write_crc32s(folder: Path, split: str, name: str, numbers: NDArray[np.uint32]) -> Crc32Entry:
-    """Writes the checksums of an array: those of its stored rows."""
-    file = array_crc32_name(split, name)
-    return Crc32Entry(file, *_write_numbers(folder / file, CRC32_ROW, numbers))
+def write_crc32s(folder: Path, split: str, array: str, crc32s: NDArray[np.uint32]) -> Crc32Entry:
+    """Writes the checksums of an array's stored rows."""
+    name = array_crc32_name(split, array)
+    return Crc32Entry(name, *_write_numbers(folder / name, CRC32_ROW, crc32s))
 
 
 def _write_numbers(path: Path, row: RowType, numbers: NDArray[Any]) -> tuple[int, str]:
@@ -84,7 +84,7 @@ class ArrayWriter:
         self._row = row
         self._dtype = np.dtype(row.dtype)
         self._most = max(1, (shard_nbytes - HEADER_NBYTES) // row.nbytes)
-        self._file: _RowsFile | None = None
+        self._file: RowsFile | None = None
         self._shards: list[ArrayShard] = []
         self._crc32s: list[int] = []
         self._finished = False
@@ -101,7 +101,7 @@ class ArrayWriter:
         while len(rows):
             if self._file is None:
                 name = array_shard_name(self._split, self._name, len(self._shards))
-                self._file = _RowsFile(self._folder / name, self._row, self._most)
+                self._file = RowsFile(self._folder / name, self._row, self._most)
             some = rows[: self._most - self._file.num_rows]
             self._file.write(some)
             rows = rows[len(some) :]
@@ -119,7 +119,7 @@ class ArrayWriter:
         self._finish_file()
         if not self._shards:
             raise ValueError(f"an array needs at least one value; found none of {self._name!r}")
-        entry = write_crc32s(self._folder, self._split, self._name, np.array(self._crc32s, CRC32_ROW.dtype))
+        entry = write_crc32s(self._folder, self._split, self._name, np.array(self._crc32s, np.uint32))
         self._finished = True
         return ArrayEntry(self._kind, self._row, tuple(self._shards), entry)
 
@@ -129,15 +129,19 @@ class ArrayWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.__exit__(kind, error, trace)
         if not self._finished:
-            for number in range(len(self._shards) + 1):  # the last may have been published by a call that then failed
-                (self._folder / array_shard_name(self._split, self._name, number)).unlink(missing_ok=True)
-            (self._folder / array_crc32_name(self._split, self._name)).unlink(missing_ok=True)
+            self.discard()
+
+    def discard(self) -> None:
+        """Removes the array's files, finished ones too. May be called again."""
+        if self._file is not None:
+            self._file.discard()
+        for number in range(len(self._shards) + 1):  # the last may have been published by a call that then failed
+            (self._folder / array_shard_name(self._split, self._name, number)).unlink(missing_ok=True)
+        (self._folder / array_crc32_name(self._split, self._name)).unlink(missing_ok=True)
 
 
-class _RowsFile:
+class RowsFile:
     """A file of `expected` rows. Fewer are right too, and cost reading the file once more for its checksum."""
 
     def __init__(self, path: Path, row: RowType, expected: int) -> None:
@@ -163,6 +167,12 @@ class _RowsFile:
 
     def finish(self) -> ArrayShard:
         """Publishes the file."""
+        entry = self.complete()
+        self.publish()
+        return entry
+
+    def complete(self) -> ArrayShard:
+        """Returns the file's entry in a manifest. Nothing can be written after that."""
         nbytes, sha256 = self._row.file_nbytes(self.num_rows), self._sha256.hexdigest()
         if self.num_rows != self._expected:
             descriptor = self._file.descriptor
@@ -170,11 +180,18 @@ class _RowsFile:
                 os.lseek(descriptor, 0, os.SEEK_SET)
                 write_all(descriptor, self._row.file_header(self.num_rows))
                 sha256 = pour(lambda offset, buffer: os.preadv(descriptor, [buffer], offset), nbytes)
-        self._file.commit()
         return ArrayShard(self._path.name, nbytes, sha256, self.num_rows, self._row)
 
-    def __enter__(self) -> _RowsFile:
+    def publish(self) -> None:
+        """Makes the completed file durable, and gives it its name."""
+        self._file.commit()
+
+    def discard(self) -> None:
+        """Removes the unfinished file."""
+        self._file.discard()
+
+    def __enter__(self) -> RowsFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.discard()
+        self.discard()

@@ -404,7 +404,7 @@ def test_a_mistake_that_shows_late_names_its_item_and_the_mended_dataset_goes_on
             ((RGB.astype(float), 0), TypeError, "float64"),
             (RGB, TypeError, r"expected \(image, label\), found ndarray"),
             ((RGB, 0, 1), TypeError, r"expected \(image, label\), found tuple of 3"),
-            ({"image": RGB, "label": 0}, TypeError, r"expected \(image, label\), found dict"),
+            ({"image": RGB}, TypeError, "expected a dict with image, label, found one without label"),
         ]
     ):
         out = tmp_path / str(number)

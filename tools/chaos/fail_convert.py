@@ -48,6 +48,7 @@ from attack import (
     verdict,
 )
 from faulty_disk import Fault, FaultyDisk, kinds_of
+from PIL import Image
 
 from shardio.conversion import convert as converter
 from shardio.conversion import task as shardtask
@@ -91,6 +92,8 @@ class Scenario:
     """The limit of the conversion that fails. The one that goes on allows what there is."""
     begun: float = 0.0
     """An earlier conversion was killed after this share of its calls."""
+    arrays: bool = False
+    """Whether the set has masks and pictures of another size, too."""
 
     def convert(self, images: Path, out: Path, max_bad: int, **options: Any) -> None:
         nbytes = self.size * self.size * 3
@@ -99,7 +102,9 @@ class Scenario:
         PATCHED_SHARDTASK.SAVE_SECONDS = 0.0 if self.saves else 1e9
         shard_size = 4096 + self.per_shard * nbytes
         options |= {"size": self.size, "shard_size": shard_size, "workers": self.workers, "order": "source"}
-        converter.convert(images, out, max_bad=max_bad, **options)
+        if self.arrays:
+            options |= {"masks": images / "masks", "also": (self.size // 2,)}
+        converter.convert(images / "pictures", out, max_bad=max_bad, **options)
 
 
 SCENARIOS = (
@@ -112,6 +117,8 @@ SCENARIOS = (
     Scenario("saved past the page cache", size=64, per_shard=9, direct=True, saves=True),
     Scenario("begun within a shard", per_shard=9, saves=True, begun=0.5),
     Scenario("too many bad images", max_bad=0),
+    Scenario("with arrays", per_shard=5, workers=2, arrays=True),
+    Scenario("begun within arrays", per_shard=5, arrays=True, begun=0.7),
 )
 
 
@@ -423,10 +430,16 @@ def _sum(parts: Iterable[Mapping[str, Any]]) -> Counts:
 
 
 def draw_images(folder: Path, seed: int) -> None:
-    """Draws two splits of two classes, 9 + 4 small JPEGs, of which NUM_BAD are bad."""
-    draw_jpegs(folder, seed, {"train": 9, "val": 4}, 2, (8, 24))
-    (folder / "train" / "class0" / "002.jpg").write_bytes(b"")
-    (folder / "val" / "class1" / "003.jpg").write_bytes(b"<html></html>")
+    """Draws two splits of two classes, 9 + 4 small JPEGs, of which NUM_BAD are bad, and their masks."""
+    pictures = folder / "pictures"
+    draw_jpegs(pictures, seed, {"train": 9, "val": 4}, 2, (8, 24))
+    for path in pictures.glob("*/*/*.jpg"):
+        mask = folder / "masks" / path.relative_to(pictures).with_suffix(".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as picture:
+            picture.convert("L").save(mask)
+    (pictures / "train" / "class0" / "002.jpg").write_bytes(b"")
+    (pictures / "val" / "class1" / "003.jpg").write_bytes(b"<html></html>")
 
 
 def fail_conversions(

@@ -102,7 +102,7 @@ class Race(Rounds[Counts]):
             PATCHED_SHARDTASK.SAVE_SECONDS, PATCHED_WRITER.BLOCK_NBYTES = 0.0, 8 * 8 * 3
             time.sleep(racer.start_seconds)
             try:
-                convert(self.images, out, seed=racer.seed, workers=racer.workers, **OPTIONS)
+                convert(self.images / "pictures", out, seed=racer.seed, workers=racer.workers, **OPTIONS)
             except ConvertError as error:
                 tell(str(error))
                 return REFUSED

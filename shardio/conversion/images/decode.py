@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import simplejpeg
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, PngImagePlugin, WebPImagePlugin
 
 from shardio.conversion.images import jpeg, png, webp
-from shardio.conversion.images.exif import read_orientation
+from shardio.conversion.images.exif import UPRIGHT, read_orientation
 from shardio.errors import DecodeError, Reason
 
 # 256 MiB of RGB. It is also where Pillow begins to warn of decompression bombs. Decoding and resizing take up to 16
@@ -59,6 +60,8 @@ _MOST_REDUCTION = 8
 # The least side of a reduced picture. Below it, sizes do not tell simplejpeg which reduction is meant, and little time
 # is saved.
 _LEAST_SIDE = 8
+
+Pixel = TypeVar("Pixel", bound=np.generic)
 
 Colour = tuple[int, int, int]
 """Red, green, blue, each from 0 to 255."""
@@ -103,6 +106,8 @@ class Decoded:
     reduction: int = 1
     """1, 2, 4 or 8: each pixel stands for so many rows and columns of the image. The last ones may stand for fewer."""
     reduced_from: tuple[int, int] | None = None
+    orientation: int = UPRIGHT
+    """By which of Exif's orientations the picture was turned after it was decoded."""
 
     @property
     def source_size(self) -> tuple[int, int]:
@@ -146,17 +151,17 @@ def decode_image(image: object, options: DecodeOptions = _DEFAULTS, *, least_siz
 
 
 def _decode_bytes(data: bytes, options: DecodeOptions, least_size: LeastSize | None) -> Decoded:
-    orientation = _orientation(data) if options.exif_rotate else 1
+    orientation = read_turn(data, options)
     if jpeg.is_jpeg(data):
         # The last pixels of a reduced picture may stand for fewer rows than others: a turn must not make them first.
-        decoded = _decode_jpeg(data, least_size if orientation == 1 else None)
+        decoded = _decode_jpeg(data, least_size if orientation == UPRIGHT else None)
     elif png.is_png(data):
         decoded = Decoded(_decode_png(data, options.background))
     elif webp.is_webp(data):
         decoded = Decoded(_decode_webp(data, options.background))
     else:
         raise DecodeError(*_describe_unsupported(data))
-    return replace(decoded, pixels=_turn(decoded.pixels, orientation))
+    return replace(decoded, pixels=turn(decoded.pixels, orientation), orientation=orientation)
 
 
 def read_size(data: bytes, options: DecodeOptions = _DEFAULTS) -> tuple[int, int]:
@@ -346,6 +351,11 @@ _ROWS_REVERSED = frozenset({3, 4, 7, 8})
 _COLUMNS_REVERSED = frozenset({2, 3, 6, 7})
 
 
+def read_turn(image: object, options: DecodeOptions) -> int:
+    """Returns by which of Exif's orientations `decode_image` turns such an image, which it takes."""
+    return _orientation(image) if options.exif_rotate and isinstance(image, bytes) else UPRIGHT
+
+
 def _orientation(data: bytes) -> int:
     if jpeg.is_jpeg(data):
         block = jpeg.exif_block(data, jpeg.read_header(data))
@@ -356,7 +366,8 @@ def _orientation(data: bytes) -> int:
     return read_orientation(block)
 
 
-def _turn(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+def turn(pixels: NDArray[Pixel], orientation: int) -> NDArray[Pixel]:
+    """Returns (height, width, ...) pixels that are stored in this orientation the right way up, contiguous."""
     if orientation in _SIDES_SWAPPED:
         pixels = pixels.swapaxes(0, 1)
     if orientation in _ROWS_REVERSED:

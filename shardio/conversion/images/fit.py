@@ -7,7 +7,7 @@ The kernel works in fixed point and gives the same bytes with AVX-512, AVX2 and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -108,6 +108,48 @@ class Fit:
             sample[-top : resized.shape[0] - top, -left : resized.shape[1] - left] = resized
             return sample
         return resized[top : top + self.size[0], left : left + self.size[1]]
+
+    def apply_nearest(self, mask: NDArray[Any]) -> NDArray[Any]:
+        """Returns a mask (height, width, ...) of a picture as the mask of its sample: a new array of the same type.
+
+        Every pixel is that of the mask in which the centre of the sample's pixel lies, in the place where `apply` puts
+        the picture. Margins that `apply` makes black are 0.
+        """
+        height, width = mask.shape[:2]
+        placement = self.placement(height, width)
+        rows = _nearest(self.size[0], placement.top, placement.resized[0], height)
+        columns = _nearest(self.size[1], placement.left, placement.resized[1], width)
+        sample: NDArray[Any] = mask[np.ix_(rows.clip(0, height - 1), columns.clip(0, width - 1))]
+        if self.mode == "pad":
+            sample[(rows < 0) | (rows >= height)] = 0
+            sample[:, (columns < 0) | (columns >= width)] = 0
+        return sample
+
+    def apply_boxes(self, boxes: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
+        """Returns boxes in a picture of this size, rows of (left, top, right, bottom, label), as boxes in its sample.
+
+        They are cut off at the sample's edges. One of which nothing is left gets the label -1, which means no box.
+        """
+        placement = self.placement(height, width)
+        moved = boxes.astype(np.float64)
+        for first, side, resized, start, most in (
+            (0, width, placement.resized[1], placement.left, self.size[1]),
+            (1, height, placement.resized[0], placement.top, self.size[0]),
+        ):
+            moved[:, first:4:2] = np.clip(moved[:, first:4:2] * resized / side - start, 0, most)
+        empty = ~((moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])) | (moved[:, 4] < 0)
+        moved[empty] = (0, 0, 0, 0, -1)
+        return moved.astype(np.float32)
+
+
+def resize_pixels(pixels: NDArray[np.uint8], size: tuple[int, int], resample: Resample) -> NDArray[np.uint8]:
+    """Returns a sample's pixels, (height, width, channels), in another (height, width)."""
+    return _resize(pixels, size, resample, (pixels.shape[0], pixels.shape[1]))
+
+
+def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int64]:
+    """Returns, for each pixel along a side of the sample, in which pixel of the picture its centre lies."""
+    return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)
 
 
 def _resize(

@@ -33,15 +33,24 @@ def read_size(data: bytes) -> tuple[int, int]:
     raise DecodeError("damaged", f"expected a VP8, VP8L or VP8X chunk, found {chunk!r}")
 
 
+def is_lossless(data: bytes) -> bool:
+    """Whether the file holds one picture, and that exactly as it was."""
+    return data[12:16] == b"VP8L" or (data[12:16] == b"VP8X" and _find_chunk(data, b"VP8L") is not None)
+
+
 def exif_block(data: bytes) -> bytes:
     """Returns the content of the EXIF chunk, if the flags announce one, or b""."""
     if data[12:16] != b"VP8X" or not _bits(data, 20, 21) & _HAS_EXIF:
         return b""
+    return _find_chunk(data, b"EXIF") or b""
+
+
+def _find_chunk(data: bytes, name: bytes) -> bytes | None:
     position = 12
     while position + 8 <= len(data):
         start = position + 8
         nbytes = _bits(data, position + 4, start)
-        if data[position : position + 4] == b"EXIF":
+        if data[position : position + 4] == name:
             return data[start : start + nbytes]
         position = start + nbytes + nbytes % 2  # chunks begin at even offsets
-    return b""
+    return None

@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from numpy.typing import NDArray
 
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.errors import DecodeError
@@ -58,6 +61,8 @@ class Given(NamedTuple):
     image: object
     """An object that `decode_image` takes."""
     label: int
+    arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
+    """The values of the set's arrays that come with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shardio.conversion.arrays import ArraySpec
 from shardio.conversion.images.decode import check_object, decode_image
 from shardio.conversion.images.warned import KeptWarnings
 from shardio.conversion.sources.collection import Collection, Given, Item, Origin, Source, is_want
@@ -36,7 +37,8 @@ class Dataset(Protocol):
 
     The image is a PIL image, encoded bytes, or uint8 of these shapes, C being 1, 3 or 4: an array (height, width) or
     (height, width, C), or a tensor (height, width) or (C, height, width), as torchvision has them. The label is an
-    integer. Map-style datasets of torch and torchvision are such, and so is a list. If it has `classes`, they are the
+    integer. An item may also be a dict with "image" and "label"; other entries are values of arrays, if these are
+    declared. Map-style datasets of torch and torchvision are such, and so is a list. If it has `classes`, they are the
     names that labels number; `targets` only help to tell it from another dataset.
     """
 
@@ -52,12 +54,13 @@ class DatasetOrigin(Origin):
     datasets: Mapping[str, Dataset]
     num_classes: int
     identity: str
+    arrays: tuple[ArraySpec, ...] = ()
 
     def read(self, source: Source) -> Given:
         """Raises DecodeError if the dataset raises; TypeError or ValueError if it gives no image with its label."""
         assert isinstance(source.place, Item)
         split, number = source.place.where.decode(), source.place.number
-        return _get(split, self.datasets[split], number, self.num_classes)
+        return _get(split, self.datasets[split], number, self.num_classes, self.arrays)
 
     def fingerprints(self, sources: Sequence[Source]) -> list[str]:
         """Returns the dataset's identity for each: it does not tell when one of its items was changed."""
@@ -80,8 +83,10 @@ class DatasetOrigin(Origin):
             )
 
 
-def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
+def collect_datasets(src: Dataset | Mapping[str, Dataset], arrays: tuple[ArraySpec, ...] = ()) -> Collection:
     """Returns a collection of one dataset, or of one for each split. A few items of each are read, twice.
+
+    With `arrays`, items are dicts that have a value for each.
 
     Keys are the numbers of the items, b"17" or, of several splits, b"train/17". Raises TypeError or ValueError if `src`
     is something else or its items are no images with labels; SourceError if it is empty, or no item can be read.
@@ -110,10 +115,10 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
         sha256.update(f"{split}\0{kind}\0{len(dataset)}\0".encode())
         sha256.update(_targets(dataset))
-        sha256.update(_try_items(split, dataset, len(classes)))
+        sha256.update(_try_items(split, dataset, len(classes), arrays))
     above = {split: f"{split}/" if isinstance(src, Mapping) else "" for split in datasets}
     return Collection(
-        DatasetOrigin(datasets, len(classes), sha256.hexdigest()),
+        DatasetOrigin(datasets, len(classes), sha256.hexdigest(), arrays),
         classes,
         {
             split: tuple(
@@ -129,7 +134,7 @@ def collect_datasets(src: Dataset | Mapping[str, Dataset]) -> Collection:
     )
 
 
-def _get(split: str, dataset: Dataset, number: int, num_classes: int) -> Given:
+def _get(split: str, dataset: Dataset, number: int, num_classes: int, arrays: tuple[ArraySpec, ...] = ()) -> Given:
     try:
         item = dataset[number]
     except (DecodeError, MemoryError):
@@ -139,10 +144,17 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int) -> Given:
             raise
         raise DecodeError("unreadable", f"{type(error).__name__}: {error}") from error
     where = f"dataset {split!r}, item {number}"
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
+    if isinstance(item, Mapping) or arrays:
+        needed = ("image", "label", *(spec.name for spec in arrays))
+        if not isinstance(item, Mapping) or (missing := [name for name in needed if name not in item]):
+            found = f"one without {', '.join(missing)}" if isinstance(item, Mapping) else type(item).__name__
+            raise TypeError(f"{where}: expected a dict with {', '.join(needed)}, found {found}")
+        image, label = item["image"], item["label"]
+    elif not isinstance(item, (tuple, list)) or len(item) != 2:
         size = f" of {len(item)}" if isinstance(item, (tuple, list)) else ""
         raise TypeError(f"{where}: expected (image, label), found {type(item).__name__}{size}")
-    image, label = item
+    else:
+        image, label = item
     try:
         image = check_object(_to_array(image) if isinstance(image, torch.Tensor) else image)
         label = check_label(label)
@@ -151,7 +163,7 @@ def _get(split: str, dataset: Dataset, number: int, num_classes: int) -> Given:
     most = (num_classes or MAX_CLASSES) - 1
     if not 0 <= label <= most:
         raise ValueError(f"{where}: label: expected 0 to {most}, found {label}")
-    return Given(image, label)
+    return Given(image, label, {spec.name: spec.check_dtype(item[spec.name], f"{where}: ") for spec in arrays})
 
 
 def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
@@ -165,7 +177,7 @@ def _to_array(image: torch.Tensor) -> NDArray[np.uint8]:
     return array
 
 
-def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
+def _try_items(split: str, dataset: Dataset, num_classes: int, arrays: tuple[ArraySpec, ...]) -> bytes:
     """Returns hashes of a few items, which tell the dataset from others."""
     numbers = np.unique(np.linspace(0, len(dataset) - 1, _MOST_TRIED).astype(np.int64)).tolist()
     hashes = b""
@@ -173,14 +185,15 @@ def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
     for number in numbers:
         try:
             with KeptWarnings():  # the conversion reads them again, and keeps what it is warned of
-                first, again = (_hash_item(_get(split, dataset, number, num_classes)) for _ in range(2))
+                first, again = (_hash_item(_get(split, dataset, number, num_classes, arrays)) for _ in range(2))
         except DecodeError as error:
             errors.append(error)
             hashes += hashlib.sha256(error.reason.encode()).digest()
             continue
         if first != again:
+            what = "image, label and arrays" if arrays else "image and label"
             raise ValueError(
-                f"dataset {split!r}, item {number}: expected the same image and label at every call, found others. "
+                f"dataset {split!r}, item {number}: expected the same {what} at every call, found others. "
                 "Leave random transforms out: they are for the training, where they come out anew in every epoch"
             )
         hashes += first
@@ -193,7 +206,10 @@ def _try_items(split: str, dataset: Dataset, num_classes: int) -> bytes:
 
 def _hash_item(given: Given) -> bytes:
     pixels = decode_image(given.image).pixels
-    return hashlib.sha256(b"%d %d %d " % (given.label, *pixels.shape[:2]) + pixels.tobytes()).digest()
+    sha256 = hashlib.sha256(b"%d %d %d " % (given.label, *pixels.shape[:2]) + pixels.tobytes())
+    for name, value in given.arrays.items():
+        sha256.update(f"\0{name} {value.shape}\0".encode() + value.tobytes())
+    return sha256.digest()
 
 
 def _targets(dataset: Dataset) -> bytes:

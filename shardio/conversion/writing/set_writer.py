@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.conversion.arrays import ArrayDeclaration, check_splits, declare
 from shardio.conversion.sources.labels import check_label
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
 from shardio.errors import ConvertError, FormatError
-from shardio.format.entries import RejectsEntry, ShardEntry, Split
+from shardio.format.entries import ArrayEntry, RejectsEntry, ShardEntry, Split
 from shardio.format.layout import (
     HEADER_NBYTES,
     MANIFEST_NAME,
@@ -37,12 +38,15 @@ from shardio.format.layout import (
 from shardio.format.manifest import Manifest, check_names_fit, commit_manifest
 from shardio.format.parse import check_text, first_repeated
 from shardio.sets.local import check_local
-from shardio.sets.rows import write_index
+from shardio.sets.rows import ArrayWriter, write_index
 from shardio.system.files import make_folder, sweep_temporaries, write_atomic
 from shardio.system.opening import read_untrusted
 from shardio.version import __version__
 
 DEFAULT_SHARD_NBYTES = 4 << 30
+
+# Arguments of `append`, whose names no array can have.
+_PARAMETERS = ("self", "image", "label", "split", "key", "source_size", "columns")
 
 _COLUMN_TYPES: dict[type, str] = {int: "<i8", float: "<f8"}
 
@@ -81,10 +85,11 @@ def read_rejects(path: Path) -> list[Reject]:
 
 @dataclass(frozen=True)
 class SplitContent:
-    """The finished shards of one split and their index rows, both in order."""
+    """The finished shards of one split and their index rows, both in order, and its finished arrays."""
 
     shards: Sequence[ShardEntry]
     rows: NDArray[np.void]
+    arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
 
 
 def samples_per_shard(shard_nbytes: int, sample_shape: SampleShape) -> int:
@@ -112,7 +117,12 @@ def publish_set(
         sample_shape=sample_shape,
         classes=tuple(classes),
         splits={
-            name: Split(len(content.rows), write_index(folder, name, content.rows), tuple(content.shards))
+            name: Split(
+                len(content.rows),
+                write_index(folder, name, content.rows),
+                tuple(content.shards),
+                arrays=dict(content.arrays),
+            )
             for name, content in splits.items()
         },
         rejects=_write_rejects(folder, rejects),
@@ -128,6 +138,7 @@ class _OpenSplit:
     shards: list[ShardEntry] = field(default_factory=list)
     rows: list[IndexRows] = field(default_factory=list)
     columns: dict[str, list[int | float]] = field(default_factory=dict)
+    arrays: dict[str, ArrayWriter] = field(default_factory=dict)
     writer: ShardFileWriter | None = None
     num_samples: int = 0
 
@@ -141,6 +152,14 @@ class ShardWriter:
 
     `classes` may be empty: then labels are any int64. `class_names` are their names for people, in the same order.
     `columns` are numbers that the index shall hold for each sample: names and `int` (int64) or `float` (float64).
+    `arrays` are values of any shape for each sample, in files of their own; each is (kind, dtype, shape):
+
+        arrays = {"mask": ("mask", "uint8", (224, 224)), "clip": ("array", "float16", (768,))}
+        with ShardWriter("masked/", (224, 224, 3), arrays=arrays) as writer:
+            writer.append(image, label, mask=mask, clip=vector)
+
+    A "mask" has the pictures' height and width, "boxes" are float32 (most boxes, 5): left, top, right, bottom and
+    label, an "image" is the picture in another size, uint8, and an "array" is anything else.
     An exception inside the block publishes nothing, and the shards written so far are removed, and `out` if it was made
     here. `out` must not exist or be an empty folder. Not thread safe.
     """
@@ -153,6 +172,7 @@ class ShardWriter:
         classes: Sequence[str] = (),
         class_names: Sequence[str] = (),
         columns: Mapping[str, type[int] | type[float]] = MappingProxyType({}),
+        arrays: Mapping[str, ArrayDeclaration] = MappingProxyType({}),
         shard_nbytes: int = DEFAULT_SHARD_NBYTES,
     ) -> None:
         check_local(out, ConvertError, "write into a folder here, and copy the finished set there (docs/cluster.md)")
@@ -171,7 +191,9 @@ class ShardWriter:
         if wrong := [name for name, kind in columns.items() if kind not in _COLUMN_TYPES]:
             raise ValueError(f"columns must be int or float, found {columns[wrong[0]]!r} for {wrong[0]!r}")
         self.columns = check_columns([(name, _COLUMN_TYPES[kind]) for name, kind in columns.items()])
+        self.arrays = declare(arrays, self.sample_shape, {*columns, *_PARAMETERS})
         check_names_fit(self.classes, self.class_names)
+        self._shard_nbytes = shard_nbytes
         self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
         self._splits: dict[str, _OpenSplit] = {}
         self._made = not self.out.exists()
@@ -192,12 +214,15 @@ class ShardWriter:
         key: bytes | str = b"",
         source_size: tuple[int, int] | None = None,
         columns: Mapping[str, int | float] = MappingProxyType({}),
+        **arrays: object,
     ) -> None:
         """Adds one sample, copying it. `image` is uint8 of the set's (height, width, channels).
 
         `key` is a name that finds the sample's origin again; by default its number in the split. Every row of the
         split's index is as wide as the longest. `source_size` is the original (height, width), by default the sample's
-        own. `columns` has a number for each of the set's columns.
+        own. `columns` has a number for each of the set's columns. All other arguments are the values of its arrays, by
+        name: NumPy arrays, or what `np.asarray` takes, of the declared dtype and shape. Of boxes there may be fewer.
+        Raises TypeError or ValueError, and adds nothing, if anything is not as it should be.
         """
         label = check_label(label)
         if self.classes and not 0 <= label < len(self.classes):
@@ -213,8 +238,10 @@ class ShardWriter:
         if len(source_size) != 2 or not all(0 <= side < 1 << 32 for side in source_size):
             raise ValueError(f"source_size must be (height, width), each below 2**32, found {source_size!r}")
         numbers = self._column_values(columns)
+        values = self._array_values(arrays)
         if split not in self._splits:
             check_split_name(split)
+            check_splits((*self._splits, split), self.arrays)
             self._splits[split] = _OpenSplit()
         state = self._splits[split]
         if not key:
@@ -225,6 +252,12 @@ class ShardWriter:
         state.num_samples += 1
         for name, number in numbers.items():
             state.columns.setdefault(name, []).append(number)
+        for spec in self.arrays:
+            if spec.name not in state.arrays:
+                state.arrays[spec.name] = ArrayWriter(
+                    self.out, split, spec.name, spec.kind, spec.row, self._shard_nbytes
+                )
+            state.arrays[spec.name].append(values[spec.name][np.newaxis])
         if len(state.writer.rows) == self._samples_per_shard:
             self._finish_shard(state)
 
@@ -239,6 +272,12 @@ class ShardWriter:
             if kind == "<i8" and not -(1 << 63) <= numbers[name] < 1 << 63:
                 raise ValueError(f"column {name!r} must fit in int64, found {value}")
         return numbers
+
+    def _array_values(self, given: Mapping[str, object]) -> dict[str, NDArray[Any]]:
+        if given.keys() != {spec.name for spec in self.arrays}:
+            expected = ", ".join(spec.name for spec in self.arrays) or "none"
+            raise TypeError(f"arrays must be those of the set ({expected}), found {', '.join(given) or 'none'}")
+        return {spec.name: spec.check(given[spec.name]) for spec in self.arrays}
 
     def _finish_shard(self, state: _OpenSplit) -> None:
         writer, state.writer = state.writer, None
@@ -272,7 +311,8 @@ class ShardWriter:
                 key_nbytes = key_field_nbytes(max(len(key) for rows in state.rows for key in rows.keys))
                 rows = np.concatenate([rows.to_array(key_nbytes) for rows in state.rows])
                 values = {column: np.array(state.columns[column], kind) for column, kind in self.columns}
-                splits[name] = SplitContent(state.shards, with_columns(rows, self.columns, values))
+                arrays = {name: array.finish() for name, array in state.arrays.items()}
+                splits[name] = SplitContent(state.shards, with_columns(rows, self.columns, values), arrays)
         if not splits:
             raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")
         provenance = {"shardio": __version__}
@@ -288,6 +328,8 @@ class ShardWriter:
             # The last of them may have been published by a call that then failed.
             for number in range(len(state.shards) + 1):
                 (self.out / shard_name(name, number)).unlink(missing_ok=True)
+            for array in state.arrays.values():
+                array.discard()
             (self.out / index_name(name)).unlink(missing_ok=True)
         (self.out / REJECTS_NAME).unlink(missing_ok=True)
         if self._made:

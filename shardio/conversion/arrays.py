@@ -1,0 +1,115 @@
+"""Arrays that a set is to have beside its pixels: how a caller declares them, and checks of values given for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from shardio.format.layout import MAX_ARRAYS, ArrayKind, RowType, SampleShape, check_array_name, check_kind
+
+ArrayDeclaration = tuple[ArrayKind, DTypeLike, Sequence[int]]
+"""(kind, dtype, shape of one sample's value), such as ("mask", "uint8", (224, 224)), ("array", "float16", (768,)) or
+("boxes", "float32", (20, 5)). docs/format.md says what the kinds mean."""
+
+NO_LABEL = -1.0
+"""The label of a row of boxes that holds none."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """An array to make: its name, what it is, and where its values come from."""
+
+    name: str
+    kind: ArrayKind
+    row: RowType
+    source: Literal["item", "file", "pixels"] = "item"
+    """The item of a dataset has the value under the array's name; a file beside the picture has it; or it is made from
+    the stored pixels."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.row.dtype)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of a value that is a picture or a mask."""
+        return self.row.shape[0], self.row.shape[1]
+
+    def describe(self) -> list[Any]:
+        """Returns the declaration as JSON values."""
+        return [self.kind, self.row.dtype, list(self.row.shape)]
+
+    def check(self, value: object, where: str = "") -> NDArray[Any]:
+        """Returns one sample's value as an array of the declared type and shape.
+
+        Boxes may be fewer than the array has room for: rows without a box follow them. Raises TypeError for another
+        dtype, and ValueError for another shape.
+        """
+        found = self.check_dtype(value, where)
+        shape = self.row.shape
+        if self.kind == "boxes" and found.ndim == 2 and found.shape[1] == shape[1] and len(found) < shape[0]:
+            rest = np.zeros((shape[0] - len(found), shape[1]), found.dtype)
+            rest[:, 4] = NO_LABEL
+            return np.concatenate([found, rest])
+        if found.shape != shape:
+            raise ValueError(f"{where}array {self.name!r}: expected shape {shape}, found {found.shape}")
+        return found
+
+    def check_dtype(self, value: object, where: str = "") -> NDArray[Any]:
+        """Returns the value as an array of the declared type, of whichever shape. Raises TypeError for another."""
+        try:
+            found = np.asarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: of tensors
+            raise TypeError(f"{where}array {self.name!r}: expected {self.dtype}, found no array: {error}") from None
+        if found.dtype.newbyteorder("=") != self.dtype.newbyteorder("="):
+            raise TypeError(f"{where}array {self.name!r}: expected {self.dtype}, found {found.dtype}")
+        return found.astype(self.dtype, copy=False)
+
+
+def declare(
+    arrays: Mapping[str, ArrayDeclaration], sample_shape: SampleShape, taken: Iterable[str] = ()
+) -> tuple[ArraySpec, ...]:
+    """Returns what the caller has declared, by name. Raises ValueError or TypeError if a set of such samples cannot
+    have it, or if a name is in `taken`."""
+    taken = set(taken)
+    specs = []
+    for name, declaration in arrays.items():
+        check_array_name(name)
+        if name in taken:
+            raise ValueError(f"array {name!r}: expected another name, as something else of a sample is called so")
+        if not isinstance(declaration, (tuple, list)) or len(declaration) != 3:
+            raise TypeError(
+                f'array {name!r}: expected (kind, dtype, shape), such as ("array", "float16", (768,)), found '
+                f"{declaration!r}"
+            )
+        kind, dtype, shape = declaration
+        if isinstance(shape, (str, bytes)) or not isinstance(shape, Sequence):
+            raise TypeError(f"array {name!r}: expected a shape such as (768,), or () for one number, found {shape!r}")
+        try:
+            row = RowType(np.dtype(dtype).newbyteorder("<").str, tuple(shape))
+            specs.append(ArraySpec(name, check_kind(kind, row, sample_shape), row))
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"array {name!r}: {error}") from None
+    check_count(specs)
+    return tuple(specs)
+
+
+def check_count(specs: Sequence[ArraySpec]) -> None:
+    if len(specs) > MAX_ARRAYS:
+        raise ValueError(f"arrays must be at most {MAX_ARRAYS}; found {len(specs)}")
+
+
+def check_splits(splits: Iterable[str], specs: Sequence[ArraySpec]) -> None:
+    """Raises ValueError if the files of an array would have the names of another split's shards."""
+    there = {split.lower(): split for split in splits}
+    for split in there.values():
+        for spec in specs:
+            if (other := there.get(f"{split}-{spec.name}".lower())) is not None:
+                raise ValueError(
+                    f"array {spec.name!r}: expected another name, as its files for the split {split!r} would be called "
+                    f"like those of the split {other!r}"
+                )

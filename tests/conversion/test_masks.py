@@ -1,0 +1,334 @@
+"""Masks beside pictures: each pixel of a stored mask belongs to that pixel of the picture, or there is no sample."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import assert_one_clear_error, shardio
+from conversions import rejects
+from folders import hashes
+from numpy.typing import NDArray
+from pictures import encode, random_picture
+from PIL import Image
+
+from shardio.conversion.convert import convert
+from shardio.conversion.estimate import estimate
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.images.mask import decode_mask
+from shardio.conversion.sources.collection import UNREADABLE
+from shardio.errors import ConvertError, DecodeError, SourceError
+from shardio.reading.shardset import ShardSet, open_shards
+from shardio.sets.verify import verify
+
+SIZES = [(24, 24), (37, 20), (20, 37), (16, 90), (9, 11), (61, 64)]
+"""(height, width) of pictures: smaller and larger than the samples, wide, tall and square."""
+
+
+def grey(seed: int, height: int, width: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (height, width), dtype=np.uint8)
+
+
+def put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def make_tree(folder: Path, deep: bool = False) -> tuple[Path, Path, dict[str, NDArray[Any]]]:
+    """Makes pictures and their masks. Returns (src, masks, mask by key)."""
+    masks = {}
+    for i, (height, width) in enumerate(SIZES):
+        key = f"{'ab'[i % 2]}/{i}"
+        mask: NDArray[Any] = grey(i, height, width)
+        mask = mask * np.uint16(257) + np.uint16(i) if deep else mask
+        put(folder / "src" / f"{key}.png", encode(random_picture(np.random.default_rng(i), height, width), "PNG"))
+        put(folder / "masks" / f"{key}.png", encode(mask, "PNG"))
+        masks[f"{key}.png"] = mask
+    return folder / "src", folder / "masks", masks
+
+
+def plain_nearest(mask: NDArray[Any], fit: Fit) -> NDArray[Any]:
+    """Computes the sample's mask pixel by pixel, in fractions: where the centre of each pixel lies in the picture."""
+    (height, width), placed = mask.shape[:2], fit.placement(*mask.shape[:2])
+    sample = np.zeros(fit.size, mask.dtype)
+    for row in range(fit.size[0]):
+        for column in range(fit.size[1]):
+            y = (row + placed.top + Fraction(1, 2)) * height / placed.resized[0]
+            x = (column + placed.left + Fraction(1, 2)) * width / placed.resized[1]
+            if 0 <= y < height and 0 <= x < width:
+                sample[row, column] = mask[int(y), int(x)]
+    return sample
+
+
+def masks_of(shards: ShardSet) -> dict[str, NDArray[Any]]:
+    return {key.decode(): shards[i].arrays["mask"] for i, key in enumerate(shards.index["key"])}
+
+
+@pytest.mark.parametrize("mode", ["crop", "squash", "pad"])
+@pytest.mark.parametrize("size", [(16, 16), (12, 20)])
+def test_a_mask_is_cropped_and_resized_as_its_picture_is(tmp_path: Path, mode: Any, size: tuple[int, int]) -> None:
+    src, folder, masks = make_tree(tmp_path)
+    convert(src, tmp_path / "out", masks=folder, size=size, fit=mode, workers=1)
+    found = masks_of(open_shards(tmp_path / "out"))
+    assert found.keys() == masks.keys()
+    for key, mask in masks.items():
+        assert found[key].dtype == np.uint8
+        assert np.array_equal(found[key], plain_nearest(mask, Fit(size, mode))), key
+    assert verify(tmp_path / "out").ok
+
+
+@pytest.mark.parametrize("mode", ["crop", "squash", "pad"])
+def test_a_picture_of_areas_that_is_its_own_mask_stays_so_away_from_their_edges(tmp_path: Path, mode: Any) -> None:
+    """The picture goes through the resampling filter, the mask does not: they agree where both are flat."""
+    areas = np.kron(np.arange(20, dtype=np.uint8).reshape(4, 5) * 12, np.ones((40, 40), np.uint8))
+    put(tmp_path / "src" / "a" / "0.png", encode(np.stack([areas] * 3, axis=2), "PNG"))
+    put(tmp_path / "src" / "b" / "0.png", encode(np.stack([areas.T] * 3, axis=2), "PNG"))
+    put(tmp_path / "masks" / "a" / "0.png", encode(areas, "PNG"))
+    put(tmp_path / "masks" / "b" / "0.png", encode(np.ascontiguousarray(areas.T), "PNG"))
+    convert(tmp_path / "src", tmp_path / "out", masks=tmp_path / "masks", size=96, fit=mode, workers=1)
+    for sample in open_shards(tmp_path / "out"):
+        mask = sample.arrays["mask"]
+        edges = [np.roll(mask, shift, axis) != mask for shift in range(-4, 5) for axis in (0, 1)]
+        flat = ~np.logical_or.reduce(edges)
+        assert flat.mean() > 0.3
+        assert np.array_equal(sample.image[flat][:, 0], mask[flat])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_mask_turns_with_its_picture(tmp_path: Path, orientation: int) -> None:
+    """A quadrant of the picture is white, and of the mask 7: they are the same one, whichever way the picture turns."""
+    picture, mask = np.zeros((40, 64, 3), np.uint8), np.zeros((40, 64), np.uint8)
+    picture[:20, :32], mask[:20, :32] = 255, 7
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    put(tmp_path / "src" / "a" / "0.jpg", encode(picture, "JPEG", exif=exif, quality=95))
+    put(tmp_path / "src" / "b" / "1.png", encode(picture, "PNG", exif=exif))
+    for name in ("a/0.png", "b/1.png"):
+        put(tmp_path / "masks" / name, encode(mask, "PNG"))
+    for rotate in (False, True):
+        out = tmp_path / str(rotate)
+        convert(tmp_path / "src", out, masks=tmp_path / "masks", size=20, fit="squash", exif_rotate=rotate, workers=1)
+        for sample in open_shards(out):
+            assert np.array_equal(sample.image[::19, ::19, 0] > 128, sample.arrays["mask"][::19, ::19] == 7)
+            turned = rotate and orientation not in (1, 5)  # 5 exchanges rows and columns alone
+            assert (sample.arrays["mask"][0, 0] == 7) != turned
+
+
+def test_masks_of_reduced_pictures_are_those_of_whole_ones(tmp_path: Path) -> None:
+    mask = grey(0, 301, 403)
+    put(tmp_path / "src" / "a" / "0.jpg", encode(random_picture(np.random.default_rng(0), 301, 403), "JPEG"))
+    put(tmp_path / "masks" / "a" / "0.png", encode(mask, "PNG"))
+    for quality in ("exact", "fast"):
+        options: dict[str, Any] = {"quality": quality, "accept_layout": True, "workers": 1, "size": 16}
+        convert(tmp_path / "src", tmp_path / quality, masks=tmp_path / "masks", **options)
+        assert np.array_equal(open_shards(tmp_path / quality)[0].arrays["mask"], plain_nearest(mask, Fit((16, 16))))
+
+
+# --- kinds of files --------------------------------------------------------------------------------------------------
+
+
+def palette(indices: NDArray[np.uint8], **options: Any) -> bytes:
+    image = Image.fromarray(indices, "P")
+    image.putpalette(np.random.default_rng(0).integers(0, 256, 768, dtype=np.uint8).tobytes())
+    return encode(image, "PNG", **options)
+
+
+def test_masks_hold_the_numbers_that_were_stored() -> None:
+    ids = grey(0, 7, 9)
+    assert np.array_equal(decode_mask(encode(ids, "PNG")), ids)
+    assert np.array_equal(decode_mask(palette(ids)), ids)
+    assert np.array_equal(decode_mask(palette(ids, transparency=3)), ids)
+    assert np.array_equal(decode_mask(palette(ids % 16, bits=4)), ids % 16)
+    assert np.array_equal(decode_mask(palette(ids % 2, bits=1)), ids % 2)
+    assert np.array_equal(decode_mask(encode(Image.fromarray(ids % 2 == 0), "PNG")), ids % 2 == 0)
+    assert np.array_equal(decode_mask(encode(np.stack([ids] * 3, axis=2), "WEBP", lossless=True)), ids)
+    deep = ids * np.uint16(257) + np.uint16(1)
+    found = decode_mask(encode(deep, "PNG"))
+    assert found.dtype == np.uint16
+    assert np.array_equal(found, deep)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "detail"),
+    [
+        (encode(np.zeros((4, 4, 3), np.uint8), "PNG"), "unsupported", "found a PNG of colour"),
+        (encode(np.zeros((4, 4, 4), np.uint8), "PNG"), "unsupported", "found a PNG of colour with alpha"),
+        (encode(Image.new("LA", (4, 4)), "PNG"), "unsupported", "found a PNG of grey with alpha"),
+        (encode(grey(0, 8, 8), "JPEG"), "unsupported", "found bytes that begin ff d8"),
+        (encode(np.zeros((4, 4, 3), np.uint8), "WEBP"), "unsupported", "a WebP that is lossy"),
+        (encode(random_picture(np.random.default_rng(0), 8, 8), "WEBP", lossless=True), "unsupported", "of colour"),
+        (encode(grey(0, 64, 64), "PNG")[:2000], "damaged", "mask"),
+        (encode(grey(0, 8, 8), "PNG")[:20], "damaged", "mask"),
+        (b"", "empty", "an empty file"),
+        (b"<html>", "unsupported", "found bytes that begin"),
+    ],
+)
+def test_what_is_no_mask_is_refused_with_a_reason(data: bytes, reason: str, detail: str) -> None:
+    with pytest.raises(DecodeError, match=detail) as error:
+        decode_mask(data)
+    assert error.value.reason == reason
+    assert error.value.detail.startswith("mask: ")
+
+
+def test_a_flipped_bit_of_a_mask_is_damage() -> None:
+    data = bytearray(encode(grey(0, 64, 64), "PNG"))
+    data[len(data) // 2] ^= 1
+    with pytest.raises(DecodeError, match="mask: "):
+        decode_mask(bytes(data))
+
+
+def test_mutated_masks_are_decoded_or_refused() -> None:
+    rng = np.random.default_rng(0)
+    originals = [encode(grey(0, 9, 9), "PNG"), palette(grey(1, 9, 9)), encode(grey(2, 9, 9).astype(np.uint16), "PNG")]
+    originals.append(encode(np.stack([grey(3, 9, 9)] * 3, axis=2), "WEBP", lossless=True))
+    for _ in range(600):
+        data = bytearray(originals[rng.integers(len(originals))])
+        for _ in range(rng.integers(1, 4)):
+            data[rng.integers(len(data))] = rng.integers(256)
+        with contextlib.suppress(DecodeError):
+            assert decode_mask(bytes(data)).ndim == 2
+
+
+# --- missing, damaged and odd ones ------------------------------------------------------------------------------------
+
+
+def test_a_picture_without_a_sound_mask_is_refused_and_listed(tmp_path: Path) -> None:
+    src, folder, masks = make_tree(tmp_path)
+    (folder / "a" / "0.png").unlink()
+    (folder / "b" / "1.png").write_bytes(b"")
+    put(folder / "a" / "2.png", encode(grey(0, 37, 20), "PNG"))  # turned
+    (folder / "b" / "3.png").unlink()
+    (folder / "b" / "3.png").mkdir()
+    with pytest.raises(ConvertError, match="expected at most 0 refused images of 6, found"):
+        convert(src, tmp_path / "out", masks=folder, size=16, workers=1, max_bad=0)
+    report = convert(src, tmp_path / "out", masks=folder, size=16, workers=1, max_bad=4)
+    assert report.refused == {"incomplete": 1, "empty": 1, "damaged": 1, UNREADABLE: 1}
+    details = {reject["key"]: reject["detail"] for reject in rejects(tmp_path / "out")}
+    assert details["a/0.png"] == "mask: found no a/0.png or .webp"
+    assert details["a/2.png"] == "mask: expected 37 x 20 pixels, as the picture has, found 20 x 37"
+    found = masks_of(open_shards(tmp_path / "out"))
+    assert found.keys() == {"a/4.png", "b/5.png"}
+    for key, mask in found.items():
+        assert np.array_equal(mask, plain_nearest(masks[key], Fit((16, 16))))
+
+
+def test_mended_masks_are_taken_and_the_set_is_that_of_sound_ones(tmp_path: Path) -> None:
+    src, folder, _ = make_tree(tmp_path)
+    options: dict[str, Any] = {"size": 16, "workers": 1, "max_bad": 0, "shard_size": 4096 + 2 * 768, "order": "source"}
+    convert(src, tmp_path / "sound", masks=folder, **options)
+    sound = (folder / "b" / "3.png").read_bytes()
+    (folder / "b" / "3.png").write_bytes(sound[:-30])
+    with pytest.raises(ConvertError, match="refused"):
+        convert(src, tmp_path / "out", masks=folder, **options)
+    (folder / "b" / "3.png").write_bytes(sound)
+    convert(src, tmp_path / "out", masks=folder, **options)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "sound")
+
+
+def test_sixteen_bits_are_kept_if_the_first_mask_has_them(tmp_path: Path) -> None:
+    src, folder, masks = make_tree(tmp_path, deep=True)
+    put(folder / "b" / "5.png", encode(grey(5, *SIZES[5]), "PNG"))
+    convert(src, tmp_path / "out", masks=folder, size=16, workers=1)
+    found = masks_of(open_shards(tmp_path / "out"))
+    masks["b/5.png"] = grey(5, *SIZES[5]).astype(np.uint16)
+    for key, mask in masks.items():
+        assert found[key].dtype == np.uint16
+        assert np.array_equal(found[key], plain_nearest(mask, Fit((16, 16))))
+
+
+def test_a_number_above_255_is_refused_if_the_first_mask_has_eight_bits(tmp_path: Path) -> None:
+    src, folder, _ = make_tree(tmp_path)
+    put(folder / "b" / "1.png", encode(np.full(SIZES[1], 255, np.uint16), "PNG"))
+    put(folder / "b" / "3.png", encode(np.full(SIZES[3], 256, np.uint16), "PNG"))
+    report = convert(src, tmp_path / "out", masks=folder, size=16, workers=1, max_bad=1)
+    assert report.refused == {"unsupported": 1}
+    (reject,) = rejects(tmp_path / "out")
+    assert reject["key"] == "b/3.png"
+    assert "expected numbers of 8 bits, as the first mask has, found 256" in reject["detail"]
+    assert (masks_of(open_shards(tmp_path / "out"))["b/1.png"] == 255).all()
+
+
+def test_a_wrong_folder_of_masks_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+    src, folder, _ = make_tree(tmp_path)
+    with pytest.raises(SourceError, match=r"elsewhere: expected a folder of masks, found none"):
+        convert(src, tmp_path / "out", masks=tmp_path / "elsewhere", size=16)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"expected a mask for each picture.*found no a/0.png or .webp, and none"):
+        convert(src, tmp_path / "out", masks=tmp_path / "empty", size=16)
+    with pytest.raises(ConvertError, match="one inside the other"):
+        convert(src, folder / "out", masks=folder, size=16)
+    with pytest.raises(ValueError, match="`src` is a dataset"):
+        convert([(grey(0, 8, 8), 0)], tmp_path / "out", masks=folder, size=16)
+    assert not (tmp_path / "out").exists()
+
+
+def test_keys_say_where_masks_are_whatever_the_pictures_are_stored_in(tmp_path: Path) -> None:
+    """A list whose pictures lie elsewhere has keys that lead out of its folder, so that they have no mask."""
+    src, folder, masks = make_tree(tmp_path)
+    listed = tmp_path / "lists" / "list.txt"
+    put(listed, "".join(f"{key} {i % 2}\n" for i, key in enumerate(masks)).encode())
+    shutil.copytree(src, listed.parent, dirs_exist_ok=True)
+    put(listed.parent / "away.txt", f"{src / 'a' / '0.png'} 0\nb/1.png 1\n".encode())
+    convert(listed, tmp_path / "out", masks=folder, size=16, workers=1)
+    assert masks_of(open_shards(tmp_path / "out")).keys() == masks.keys()
+    report = convert(listed.parent / "away.txt", tmp_path / "away", masks=folder, size=16, workers=1, max_bad=1)
+    assert report.refused == {"incomplete": 1}
+    assert "a picture that is not below SRC" in rejects(tmp_path / "away")[0]["detail"]
+
+
+def test_folders_of_splits_that_are_called_otherwise_have_masks_under_either_name(tmp_path: Path) -> None:
+    for split in ("Training", "val"):
+        src, folder, _ = make_tree(tmp_path / "made" / split)
+        for what, where in ((src, "src"), (folder, "masks")):
+            (tmp_path / where).mkdir(exist_ok=True)
+            what.rename(tmp_path / where / split)
+    for name in ("Training", "train"):
+        convert(tmp_path / "src", tmp_path / f"out-{name}", masks=tmp_path / "masks", size=16, workers=1)
+        if name == "Training":
+            (tmp_path / "masks" / "Training").rename(tmp_path / "masks" / "train")
+    assert hashes(tmp_path / "out-Training") == hashes(tmp_path / "out-train")
+
+
+def test_plan_counts_masks_and_refuses_what_convert_would(tmp_path: Path) -> None:
+    src, folder, _ = make_tree(tmp_path)
+    (folder / "a" / "0.png").unlink()
+    found = estimate(src, masks=folder, also=(8,), size=16, workers=1, seconds=0.05)
+    assert found.refused in ({}, {"incomplete": 1})
+    plain = estimate(src, size=16, workers=1, seconds=0.05)
+    assert found.nbytes == plain.nbytes + 2 * (4096 * 2 + 4 * 6) + 6 * (16 * 16 + 8 * 8 * 3)
+
+
+def test_a_mask_that_claims_to_be_huge_is_refused_before_memory_is_asked_for() -> None:
+    data = bytearray(encode(grey(0, 8, 8), "PNG"))
+    data[16:24] = (1 << 30).to_bytes(4, "big") * 2
+    with pytest.raises(DecodeError, match="too large: mask: expected at most"):
+        decode_mask(bytes(data))
+
+
+def test_odd_images_as_masks_are_decoded_or_refused(bad_images: Path) -> None:
+    files = [path for path in sorted(bad_images.rglob("*")) if path.is_file()]
+    for path in files:
+        with contextlib.suppress(DecodeError):
+            assert decode_mask(path.read_bytes()).ndim == 2
+
+
+def test_the_command_line_takes_masks_and_other_sizes(tmp_path: Path) -> None:
+    src, folder, masks = make_tree(tmp_path)
+    options = ["--size", 16, "--masks", folder, "--also", 8, "--also", "4x6"]
+    planned = shardio("plan", src, *options, "--seconds", 0.05)
+    assert planned.returncode == 0, planned.stderr
+    converted = shardio("convert", src, tmp_path / "out", *options, "--workers", 1)
+    assert converted.returncode == 0, converted.stderr
+    assert open_shards(tmp_path / "out")[0].arrays.keys() == {"mask", "image8", "image4x6"}
+    convert(src, tmp_path / "same", masks=folder, also=(8, (4, 6)), size=16, workers=1)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "same")
+    assert masks_of(open_shards(tmp_path / "out")).keys() == masks.keys()
+    repaired = shardio("repair", tmp_path / "out", src, "--masks", folder, "--json")
+    assert repaired.returncode == 0, repaired.stderr
+    assert_one_clear_error(shardio("convert", src, tmp_path / "no", "--masks", tmp_path / "x"), 1, "folder of masks")
+    assert_one_clear_error(shardio("convert", src, tmp_path / "no", "--size", 16, "--also", 32), 2, "smaller than size")

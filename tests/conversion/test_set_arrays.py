@@ -1,0 +1,450 @@
+"""Arrays that `convert` makes: of masks, of smaller pictures, of what a dataset's items hold; the same bytes always."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conversions import TWO_PROCESSES, Interrupt
+from folders import everything, flip, hashes
+from pictures import encode, random_picture
+from PIL import Image
+
+from shardio.conversion import array_files, records
+from shardio.conversion.convert import convert
+from shardio.conversion.images.fit import Fit
+from shardio.conversion.report import Progress
+from shardio.errors import ConvertError
+from shardio.format.manifest import load_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets.verify import verify
+
+SIZE = 16
+OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + 3 * SIZE * SIZE * 3, "also": (8, "4x6"), "workers": 1}
+NAMES = ["image4x6", "image8", "mask"]
+"""The arrays of `with_masks`; eleven samples in train and four in val, three to a shard at most."""
+
+
+@pytest.fixture
+def with_masks(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A tree with masks of which one is missing. Returns it and options for `convert`."""
+    for split, count in (("train", 12), ("val", 4)):
+        for i in range(count):
+            height, width = 16 + 5 * i, 70 - 4 * i
+            name = f"{split}/{'ab'[i % 2]}/{i}"
+            for folder, data in (
+                ("src", encode(random_picture(np.random.default_rng(i), height, width), "PNG")),
+                ("masks", encode(np.random.default_rng(i).integers(0, 99, (height, width), np.uint8), "PNG")),
+            ):
+                path = tmp_path / folder / f"{name}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+    (tmp_path / "masks" / "train" / "a" / "4.png").unlink()
+    return tmp_path / "src", {**OPTIONS, "masks": tmp_path / "masks", "max_bad": 1}
+
+
+# --- other sizes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resample", ["bicubic", "bilinear"])
+def test_other_sizes_are_the_stored_pixels_resized_by_the_same_filter(image_tree: Path, resample: Any) -> None:
+    out = image_tree.parent / "out"
+    convert(image_tree, out, **OPTIONS, resample=resample)
+    for split in ("train", "val"):
+        shards = open_shards(out, split)
+        assert {name: array.row.shape for name, array in shards.manifest.splits[split].arrays.items()} == {
+            "image8": (8, 8, 3),
+            "image4x6": (4, 6, 3),
+        }
+        for sample in shards:
+            picture = torch.from_numpy(sample.image.copy()).permute(2, 0, 1)[None]
+            for name, size in (("image8", (8, 8)), ("image4x6", (4, 6))):
+                small = torch.nn.functional.interpolate(picture, size=size, mode=resample, antialias=True)
+                assert np.array_equal(sample.arrays[name], small[0].permute(1, 2, 0).numpy())
+
+
+def test_the_pixels_and_the_index_are_those_of_a_set_without_arrays(image_tree: Path) -> None:
+    plain, out = image_tree.parent / "plain", image_tree.parent / "out"
+    convert(image_tree, plain, **{**OPTIONS, "also": ()})
+    convert(image_tree, out, **OPTIONS)
+    shared = hashes(plain).keys() - {"manifest.json"}
+    assert {name: hashes(out)[name] for name in shared} == {name: hashes(plain)[name] for name in shared}
+    assert load_manifest(plain).format_version == 1
+    assert not {"also", "masks", "arrays"} & load_manifest(plain).provenance["conversion"].keys()
+    assert load_manifest(out).provenance["conversion"]["also"] == [[8, 8], [4, 6]]
+
+
+@pytest.mark.parametrize(
+    ("also", "message"),
+    [
+        (([16, 16],), "also must be smaller"),
+        (((8, 8, 8),), "values to unpack"),
+        ((16,), r"also must be smaller than size \(16, 16\); found \(16, 16\)"),
+        (((8, 17),), "also must be smaller"),
+        ((8, "8x8"), "each size once"),
+        ("8", "also must be several sizes"),
+        ((0,), "size must be"),
+        (("big",), "also"),
+    ],
+)
+def test_sizes_that_are_not_smaller_are_refused(image_tree: Path, also: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        convert(image_tree, image_tree.parent / "out", **{**OPTIONS, "also": also})
+    assert not (image_tree.parent / "out").exists()
+
+
+def test_another_choice_of_arrays_is_another_conversion(
+    with_masks: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    src, options = with_masks
+    convert(src, tmp_path / "out", **options)
+    before = everything(tmp_path / "out")
+    convert(src, tmp_path / "out", **options)
+    for change, message in (({"also": (8,)}, "also"), ({"masks": None}, "masks 'uint8', here None")):
+        with pytest.raises(ConvertError, match=f"finished set of another conversion .*{message}"):
+            convert(src, tmp_path / "out", **{**options, **change})
+    assert everything(tmp_path / "out") == before
+
+
+def test_an_array_whose_files_would_be_called_like_another_splits_shards_is_refused(tmp_path: Path) -> None:
+    items = [{"image": np.zeros((16, 16, 3), np.uint8), "label": 0}]
+    with pytest.raises(ValueError, match="array 'image8': expected another name"):
+        convert({"train": items, "train-image8": items}, tmp_path / "out", **OPTIONS)
+
+
+# --- the same bytes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def undisturbed(with_masks: tuple[Path, dict[str, Any]], tmp_path: Path) -> dict[str, str]:
+    src, options = with_masks
+    report = convert(src, tmp_path / "undisturbed", **options)
+    assert report.num_samples == {"train": 11, "val": 4}
+    assert verify(tmp_path / "undisturbed").ok
+    assert sorted(load_manifest(tmp_path / "undisturbed").splits["val"].arrays) == NAMES
+    return hashes(tmp_path / "undisturbed")
+
+
+def test_any_number_of_workers_and_parts_makes_the_same_bytes(
+    with_masks: tuple[Path, dict[str, Any]], undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    src, options = with_masks
+    for workers in (3, TWO_PROCESSES):
+        convert(src, tmp_path / str(workers), **{**options, "workers": workers})
+        assert hashes(tmp_path / str(workers)) == undisturbed
+    for part in (3, 1, 2):
+        report = convert(src, tmp_path / "parts", **options, part=(part, 3))
+        assert (report.unfinished is None) == (part == 2)
+    assert hashes(tmp_path / "parts") == undisturbed
+
+
+class InterruptedAt:
+    """A function whose call of this number is interrupted before it begins."""
+
+    def __init__(self, number: int, function: Callable[..., Any]) -> None:
+        self.left, self.function = number, function
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return self.function(*arguments)
+
+
+def test_a_conversion_that_is_interrupted_among_arrays_goes_on_to_the_same_bytes(
+    with_masks: tuple[Path, dict[str, Any]],
+    undisturbed: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends at each array in turn, before its file is written, and before its record is."""
+    src, options = with_masks
+    options = {**options, "workers": 2}
+    for number in (1, 2, 7, 15):
+        for step in (array_files.make_array, array_files.save_array):
+            out = tmp_path / f"{number}-{step.__name__}"
+            with monkeypatch.context() as patch:
+                patch.setattr(array_files, step.__name__, InterruptedAt(number, step))
+                with pytest.raises(KeyboardInterrupt, match=r"of 16 images are kept"):
+                    convert(src, out, **options)
+            assert not (out / "manifest.json").exists()
+            shards = {path.name: path.stat().st_ino for path in out.glob("*.npy")}
+            report = convert(src, out, **options)
+            assert hashes(out) == undisturbed
+            remade = [name for name, inode in shards.items() if (out / name).stat().st_ino != inode]
+            assert len(remade) <= (step is array_files.save_array), remade
+            assert report.num_converted < 16
+
+
+def test_progress_counts_each_source_once_when_arrays_are_gone_on_with(
+    with_masks: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, options = with_masks
+
+    def fail(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(array_files, "make_array", fail)
+        with pytest.raises(KeyboardInterrupt, match="3 of 16 images are kept"):
+            convert(src, tmp_path / "out", **options)
+    seen: list[Progress] = []
+    convert(src, tmp_path / "out", **options, on_progress=seen.append)
+    assert (seen[-1].done, seen[-1].refused, seen[-1].kept, seen[-1].found) == (16, 1, 3, 3)
+
+
+def test_a_file_of_an_array_that_is_gone_or_cut_is_made_again_without_its_shard(
+    with_masks: tuple[Path, dict[str, Any]],
+    undisturbed: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    src, options = with_masks
+    interrupt = Interrupt(16)
+    with pytest.raises(KeyboardInterrupt):
+        convert(src, tmp_path / "out", **options, on_progress=interrupt)
+    stamps = {path.name: path.stat().st_ino for path in (tmp_path / "out").glob("*.npy")}
+    (tmp_path / "out" / "train-mask-00001.npy").unlink()
+    with (tmp_path / "out" / "train-image8-00002.npy").open("ab") as file:
+        file.write(b"x")
+    (tmp_path / "out" / ".convert" / "train-mask-00000.npy.json").write_bytes(b"{}")
+    convert(src, tmp_path / "out", **options)
+    assert hashes(tmp_path / "out") == undisturbed
+    again = {name for name, inode in stamps.items() if (tmp_path / "out" / name).stat().st_ino != inode}
+    assert again <= {"train-mask-00001.npy", "train-image8-00002.npy", "train-mask-00000.npy"}
+
+
+def test_damage_of_a_shard_that_its_arrays_meet_has_the_shard_made_again(
+    with_masks: tuple[Path, dict[str, Any]],
+    undisturbed: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    src, options = with_masks
+    real = array_files.make_array
+
+    def damaging(task: Any, *arguments: Any) -> Any:
+        if task.name == "train-00001.npy":
+            flip(tmp_path / "out" / task.name)
+        return real(task, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(array_files, "make_array", damaging)
+        with pytest.raises(ConvertError, match=r"train-00001.npy: expected the pixels of .* the disk may be failing"):
+            convert(src, tmp_path / "out", **options)
+    convert(src, tmp_path / "out", **options)
+    assert hashes(tmp_path / "out") == undisturbed
+
+
+def test_a_mask_that_changes_while_its_shard_is_made_ends_the_conversion_and_the_next_one_takes_it(
+    with_masks: tuple[Path, dict[str, Any]],
+    undisturbed: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    src, options = with_masks
+    path = options["masks"] / "val" / "a" / "0.png"
+    sound, real = path.read_bytes(), array_files.make_arrays
+
+    def changing(task: Any, *arguments: Any) -> Any:
+        if any(source.key == b"val/a/0.png" for source in task.sources):
+            path.write_bytes(b"")
+        return real(task, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.conversion.task.make_arrays", changing)
+        with pytest.raises(
+            ConvertError, match=r"val-mask-0000\d.npy: val/a/0.png: expected what was there when val-0000"
+        ):
+            convert(src, tmp_path / "out", **options)
+    path.write_bytes(sound)
+    convert(src, tmp_path / "out", **options)
+    assert hashes(tmp_path / "out") == undisturbed
+
+
+def test_a_shard_whose_images_are_all_refused_needs_no_arrays(
+    with_masks: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    src, options = with_masks
+    options = {**options, "order": "source", "max_bad": 16}
+    for i in (0, 2, 6):
+        (options["masks"] / "train" / "a" / f"{i}.png").unlink(missing_ok=True)
+    for part in (1, 2):
+        convert(src, tmp_path / "out", **options, part=(part, 2))
+    assert verify(tmp_path / "out").ok
+    entry = load_manifest(tmp_path / "out").splits["train"]
+    assert entry.num_samples == 8
+    for array in entry.arrays.values():
+        assert [shard.num_samples for shard in array.shards] == [shard.num_samples for shard in entry.shards]
+
+
+def test_a_late_worker_replaces_no_file_of_a_published_set(
+    with_masks: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, options = with_masks
+    real = records.load_array
+    late: list[bool] = []
+
+    def overtaken(*arguments: Any) -> Any:
+        if not late:
+            late.append(True)
+            monkeypatch.undo()
+            convert(src, tmp_path / "out", **options)
+            late.append(everything(tmp_path / "out"))  # type: ignore[arg-type]
+        return real(*arguments)
+
+    monkeypatch.setattr(array_files, "load_array", overtaken)
+    convert(src, tmp_path / "out", **options)
+    assert everything(tmp_path / "out") == late[1]
+
+
+# --- datasets ---------------------------------------------------------------------------------------------------------
+
+DECLARED: dict[str, Any] = {
+    "mask": ("mask", "int16", (SIZE, SIZE)),
+    "flow": ("mask", "float32", (SIZE, SIZE, 2)),
+    "boxes": ("boxes", "float32", (3, 5)),
+    "clip": ("array", "float16", (4,)),
+    "year": ("array", "int64", ()),
+}
+
+
+def item(i: int, changed: dict[str, Any] | None = None) -> dict[str, Any]:
+    rng = np.random.default_rng(i)
+    height, width = 20 + i, 40 - i
+    return {
+        "image": random_picture(rng, height, width),
+        "label": i % 3,
+        "mask": rng.integers(-9, 9, (height, width), dtype=np.int16),
+        "flow": torch.from_numpy(rng.standard_normal((height, width, 2)).astype(np.float32)),
+        "boxes": np.array([[0, 0, width, height, 5], [width / 2, 0, width, height / 2, 7]], np.float32),
+        "clip": rng.standard_normal(4).astype(np.float16),
+        "year": np.int64(i),
+        "comment": "not declared",
+        **(changed or {}),
+    }
+
+
+class Items:
+    def __init__(self, count: int, bad: dict[int, Any] | None = None) -> None:
+        self.count, self.bad = count, bad or {}
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return item(i, self.bad.get(i))
+
+
+@pytest.mark.parametrize("fit", ["crop", "squash", "pad"])
+def test_items_of_a_dataset_bring_their_arrays(tmp_path: Path, fit: Any) -> None:
+    options = {**OPTIONS, "also": (8,), "fit": fit, "order": "source"}
+    convert({"train": Items(7), "val": Items(2)}, tmp_path / "out", arrays=DECLARED, **options)
+    assert verify(tmp_path / "out").ok
+    how = Fit((SIZE, SIZE), fit)
+    for split, count in (("train", 7), ("val", 2)):
+        shards = open_shards(tmp_path / "out", split)
+        assert len(shards) == count
+        for i, sample in enumerate(shards):
+            given = item(i)
+            assert np.array_equal(sample.arrays["mask"], how.apply_nearest(given["mask"]))
+            assert np.array_equal(sample.arrays["flow"], how.apply_nearest(given["flow"].numpy()))
+            assert np.array_equal(sample.arrays["clip"], given["clip"])
+            assert sample.arrays["year"] == i
+            assert sample.arrays["image8"].shape == (8, 8, 3)
+            assert sample.arrays["boxes"][2].tolist() == [0, 0, 0, 0, -1]
+
+
+def test_boxes_are_moved_with_the_picture(tmp_path: Path) -> None:
+    """A white rectangle is where its box says, and a box outside of the crop is none."""
+    picture = np.zeros((40, 80, 3), np.uint8)
+    picture[10:30, 40:50] = 255
+    boxes = np.array([[40, 10, 50, 30, 4], [0, 0, 15, 40, 5], [10, 10, 30, 30, 6]], np.float32)
+    items = [{"image": picture, "label": 0, "boxes": boxes}]
+    for fit, expected in (
+        ("crop", [[20, 10, 30, 30, 4], [0, 0, 0, 0, -1], [0, 10, 10, 30, 6]]),
+        ("squash", [[20, 10, 25, 30, 4], [0, 0, 7.5, 40, 5], [5, 10, 15, 30, 6]]),
+        ("pad", [[20, 15, 25, 25, 4], [0, 10, 7.5, 30, 5], [5, 15, 15, 25, 6]]),
+    ):
+        declared: dict[str, Any] = {"boxes": ("boxes", "float32", (3, 5))}
+        convert(items, tmp_path / fit, size=40, fit=fit, arrays=declared)  # type: ignore[arg-type]
+        sample = open_shards(tmp_path / fit)[0]
+        assert sample.arrays["boxes"].tolist() == expected
+        left, top, right, bottom = (int(n) for n in sample.arrays["boxes"][0, :4])
+        assert sample.image[top + 1 : bottom - 1, left + 1 : right - 1].min() > 200
+
+
+def test_a_dataset_may_use_its_memory_again(tmp_path: Path) -> None:
+    class Reused(Items):
+        def __init__(self, count: int) -> None:
+            super().__init__(count)
+            self.clip = np.zeros(4, np.float16)
+
+        def __getitem__(self, i: int) -> dict[str, Any]:
+            self.clip[:] = i
+            return {**item(i), "clip": self.clip}
+
+    convert(Reused(9), tmp_path / "out", size=SIZE, order="source", arrays={"clip": DECLARED["clip"]})
+    assert [sample.arrays["clip"].tolist() for sample in open_shards(tmp_path / "out")] == [[i] * 4 for i in range(9)]
+
+
+def test_pil_masks_and_dicts_without_arrays_are_taken(tmp_path: Path) -> None:
+    indices = np.random.default_rng(0).integers(0, 20, (SIZE, SIZE), dtype=np.uint8)
+    mask = Image.fromarray(indices, "P")
+    items = [{"image": Image.new("RGB", (SIZE, SIZE)), "label": 1, "mask": mask}]
+    convert(items, tmp_path / "out", size=SIZE, arrays={"mask": ("mask", np.uint8, (SIZE, SIZE))})
+    assert np.array_equal(open_shards(tmp_path / "out")[0].arrays["mask"], indices)
+    convert(items, tmp_path / "plain", size=SIZE)
+    assert load_manifest(tmp_path / "plain").format_version == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"mask": np.zeros((20, 31), np.int16)}, ValueError, r"array 'mask': expected a mask of the picture's size"),
+        ({"mask": np.zeros((29, 31, 1), np.int16)}, ValueError, r"array 'mask': expected a mask of the picture's size"),
+        ({"mask": np.zeros((29, 31), np.int32)}, TypeError, "array 'mask': expected int16, found int32"),
+        ({"boxes": np.zeros((4, 5), np.float32)}, ValueError, "array 'boxes': expected shape"),
+        ({"clip": "text"}, TypeError, "array 'clip': expected float16, found"),
+        ({"year": np.zeros(1, np.int64)}, ValueError, r"array 'year': expected shape \(\), found \(1,\)"),
+    ],
+)
+def test_a_wrong_value_names_its_item_and_array(
+    tmp_path: Path, changed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    options = {**OPTIONS, "also": (), "order": "source"}
+    with pytest.raises(error, match=f"^dataset 'train', item 9: {message}"):
+        convert(Items(20, {9: changed}), tmp_path / "out", arrays=DECLARED, **options)
+    convert(Items(20), tmp_path / "out", arrays=DECLARED, **options)
+    assert len(open_shards(tmp_path / "out")) == 20
+
+
+def test_items_without_what_was_declared_and_wrong_declarations_are_refused(tmp_path: Path, image_tree: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(TypeError, match=r"item 0: expected a dict with image, label, depth, found one without depth"):
+        convert(Items(3), out, arrays={"depth": ("array", "u1", ())}, size=SIZE)
+    pairs = [(item(0)["image"], 0)]
+    small: dict[str, Any] = {"image8": ("array", "u1", ())}
+    with pytest.raises(TypeError, match=r"item 0: expected a dict with image, label, depth, found tuple"):
+        convert(pairs, out, arrays={"depth": ("array", "u1", ())}, size=SIZE)
+    with pytest.raises(ValueError, match="array 'mask': a mask must have the samples' height and width"):
+        convert(Items(3), out, arrays={"mask": ("mask", "u1", (8, 8))}, size=SIZE)
+    with pytest.raises(ValueError, match="`src` is a path"):
+        convert(image_tree, out, arrays=DECLARED, size=SIZE)
+    with pytest.raises(ValueError, match="must be named apart; found 'image8' twice"):
+        convert([{"image": pairs[0][0], "label": 0, "image8": np.uint8(0)}], out, arrays=small, size=SIZE, also=(8,))
+    assert not out.exists()
+
+
+def test_another_declaration_or_another_array_is_another_conversion(tmp_path: Path) -> None:
+    one: dict[str, Any] = {"year": ("array", "int64", ())}
+    convert(Items(3), tmp_path / "out", size=SIZE, arrays=one)
+    convert(Items(3), tmp_path / "out", size=SIZE, arrays=one)
+    with pytest.raises(ConvertError, match="another conversion"):
+        convert(Items(3), tmp_path / "out", size=SIZE)
+    with pytest.raises(ConvertError, match="another conversion"):
+        convert(Items(3, {1: {"year": np.int64(7)}}), tmp_path / "out", size=SIZE, arrays=one)
