@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import numpy as np
-from numpy.typing import NDArray
 
 from shardio.cli.output import say
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from PIL import Image
 
     from shardio.augment import Transform

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from shardio.cli.options import folder, json_option, set_argument
 from shardio.cli.output import Column, say, show, table
@@ -145,6 +144,8 @@ def _go_to(loader: ShardLoader, state: Mapping[str, Any] | None, epoch: int, ste
 
 def _save(path: Path, images: Any, labels: Any, indices: Any) -> None:
     import io
+
+    import numpy as np
 
     from shardio.system.files import write_atomic
 

@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import numpy as np
-from numpy.typing import NDArray
 
 from shardio.cli.options import folder, parsed, set_argument
 from shardio.cli.output import say
 from shardio.cli.pictures import captions_of, levels_of, read_chain, sheet_options, show_sheet
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardio.reading.shardset import ShardSet
 
-Pictures = list[NDArray[np.uint8]]
+    Pictures: TypeAlias = list[NDArray[np.uint8]]
 
 
 def parse_numbers(text: str) -> list[int]:
@@ -70,6 +73,8 @@ def view(
     shardio view out/ --count 4 --augmented deit3       what a recipe makes of them
     shardio view out/ --against imagenet/               each beside the image it was made of
     """
+    import numpy as np
+
     from shardio.reading.shardset import open_shards
     from shardio.viewing.sheet import sheet
 
@@ -126,6 +131,8 @@ def _damaged(shards: ShardSet) -> list[int]:
 def _of_classes(
     shards: ShardSet, rng: np.random.Generator, classes: Sequence[str], per_class: int | None, count: int
 ) -> list[int]:
+    import numpy as np
+
     labels = [_label_of(shards, name) for name in classes]
     if not labels:
         labels = np.unique(shards.labels)[:100].tolist()
@@ -158,6 +165,7 @@ def _augmented(
     shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], chain: str, draws: int, seed: int
 ) -> tuple[Pictures, list[str], int]:
     """Returns each sample, and so many draws of it: those of the epochs from 0 on."""
+    import numpy as np
     import torch
 
     transform = read_chain(chain, len(shards.classes))
@@ -180,6 +188,8 @@ def _beside_sources(
     shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], src: Path
 ) -> tuple[Pictures, list[str]]:
     """Returns each sample beside the image that it was made of."""
+    import numpy as np
+
     from shardio.conversion.images.decode import decode_image
     from shardio.conversion.sources.detect import scan
     from shardio.errors import DecodeError
