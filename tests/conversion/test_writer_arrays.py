@@ -110,7 +110,7 @@ def test_wrong_values_add_nothing_and_their_array_is_named(
     [
         ({"columns": ("array", "f4", ())}, ValueError, "array 'columns': expected another name"),
         ({"year": ("array", "f4", ())}, ValueError, "array 'year': expected another name"),
-        ({"pixels": ("array", "f4", ())}, ValueError, "must not be called 'pixels'"),
+        ({"pixels": ("array", "f4", ())}, ValueError, "must not be that of another part of a sample; found 'pixels'"),
         ({"a-b": ("array", "f4", ())}, ValueError, "name must be"),
         ({"a": ("array", "f4")}, TypeError, r"array 'a': expected \(kind, dtype, shape\)"),
         ({"a": ("array", "f4", 7)}, TypeError, "array 'a': expected a shape"),
