@@ -16,7 +16,7 @@ import numpy as np
 from common import BUILD, describe_machine, generated_set, in_turn, print_ratios
 
 from shardio.format.layout import MANIFEST_NAME, RowType
-from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.loading.loader import ShardLoader
 from shardio.sets.rows import ArrayWriter
 

@@ -48,8 +48,9 @@ from PIL import Image
 import shardio.augment
 import shardio.augment.batch
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
+from shardio.augment.chain import Transform
 from shardio.augment.resample import resample
 from shardio.augment.resample_cuda import can_fuse
 from shardio.format.layout import sample_nbytes

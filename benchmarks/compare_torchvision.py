@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.augment import AugMix, AutoAugment, RandAugment, TimmRandAugment, TrivialAugmentWide
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
+from shardio.augment.chain import Transform
 from shardio.augment.geometry import Affine, perspective
 from shardio.augment.policies import _LEARNT, _SPACE, _TIMM
 from shardio.augment.steps import Op, Sampling

@@ -33,7 +33,8 @@ from shardio.format.layout import (
     shard_name,
     shard_nbytes,
 )
-from shardio.format.manifest import Manifest, commit_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import commit_manifest
 
 SHAPE = (64, 64, 3)
 KEY_NBYTES = key_field_nbytes(30)

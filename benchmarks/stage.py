@@ -21,7 +21,7 @@ from pathlib import Path
 
 from common import BUILD, describe_machine, generated_set, print_ratios
 
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets.cache.stage import stage
 
 

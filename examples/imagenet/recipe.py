@@ -26,7 +26,7 @@ from shardio.augment import (
     Resize,
     ToDtype,
 )
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 
 
 def option(default: Any, text: str, **words: Any) -> Any:

@@ -15,9 +15,9 @@ Pictures that were squashed to one shape (`shardio convert --fit squash`) are tr
 boxes of the true picture, in its own pixels, and the result is undistorted.
 """
 
-from shardio.augment.batch import Compose as Compose
-from shardio.augment.batch import Transform as Transform
-from shardio.augment.batch import Views as Views
+from shardio.augment.chain import Compose as Compose
+from shardio.augment.chain import Transform as Transform
+from shardio.augment.chain import Views as Views
 from shardio.augment.choice import RandomApply as RandomApply
 from shardio.augment.choice import RandomChoice as RandomChoice
 from shardio.augment.choice import RandomOrder as RandomOrder

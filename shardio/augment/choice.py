@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.augment.batch import Batch, Compose, Transform, checked
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import MOST_DRAWS, Boxes
+from shardio.augment.chain import Compose, Transform, checked
 from shardio.augment.checks import check_number, check_probability
 from shardio.augment.resample import to_device
 from shardio.augment.steps import merged

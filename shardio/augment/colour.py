@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
+from shardio.augment.chain import Transform
 from shardio.augment.checks import around, check_at_least, check_number, check_probability, check_range, check_whole
 from shardio.augment.steps import Op
 

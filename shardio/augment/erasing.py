@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
+from shardio.augment.chain import Transform
 from shardio.augment.checks import check_fill, check_number, check_probability, check_range, check_whole, fill_of
 from shardio.augment.resample import to_device
 

@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
+from shardio.augment.chain import Transform
 from shardio.augment.checks import (
     Fill,
     around,

@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
+from shardio.augment.chain import Transform
 from shardio.augment.checks import check_number
 from shardio.augment.resample import to_device
 from shardio.order.orders import as_integer

@@ -19,16 +19,18 @@ from torch import Tensor
 
 from shardio.augment.pixels_torch import TABLES, fixed_affine, gaussian, levels_by
 from shardio.augment.resample import Statistics, affine_of, to_device
-from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Steps
+from shardio.augment.steps import FILL_AT, Op, Step, Steps
+from shardio.augment.steps_cuda import CHAINS, MEASURED, ROOM_AT, TAPS_AT, VALUES_AT
 from shardio.errors import printable
 from shardio.system.caller import warn_caller
 from shardio.system.eager import is_recorded
 
 try:
     import triton
-    import triton.language as tl
 except Exception:  # there are wheels for Linux only; torch for CUDA brings them
     triton = None
+else:
+    from shardio.augment.steps_cuda import blur_lines, measure, step
 
 # Bytes that one program makes, with room for a power of two of channels. With four times as many, the threads of all
 # operations in one kernel would take 222 registers each, instead of 72, and few of them would run at a time.
@@ -40,13 +42,6 @@ _MOST_CHANNELS = 64
 _MOST_NBYTES = 1 << 30
 _MOST_PROGRAMS = (1 << 31) - 1
 
-# A row of numbers for each picture and step, float64: the operation, its table or -1, and its values.
-_VALUES_AT = 2
-# The values of BLUR: both sizes, and then, instead of the deviations, where the kernel finds its room and its weights.
-_ROOM_AT, _TAPS_AT = 2, 3
-
-_MEASURED = (Op.CONTRAST, Op.AUTOCONTRAST, Op.EQUALIZE)
-_CHAINS = (Op.KEEP, Op.COLLECT, Op.RECALL, Op.TAKE)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -76,363 +71,6 @@ def _works(device: torch.device) -> bool:
     return True
 
 
-if triton is not None:
-    _CONTRAST, _SATURATION, _HUE, _SHARPNESS = (
-        tl.constexpr(int(op)) for op in (Op.CONTRAST, Op.SATURATION, Op.HUE, Op.SHARPNESS)
-    )
-    _AUTOCONTRAST, _EQUALIZE, _GRAYSCALE, _BLUR = (
-        tl.constexpr(int(op)) for op in (Op.AUTOCONTRAST, Op.EQUALIZE, Op.GRAYSCALE, Op.BLUR)
-    )
-    _AFFINE, _PERSPECTIVE, _MIRROR, _FLIP = (
-        tl.constexpr(int(op)) for op in (Op.AFFINE, Op.PERSPECTIVE, Op.MIRROR, Op.FLIP)
-    )
-    _KEEP, _COLLECT, _RECALL, _TAKE = (tl.constexpr(int(op)) for op in _CHAINS)
-    _NEAREST, _BILINEAR, _PILLOW_BICUBIC = (
-        tl.constexpr(int(kind)) for kind in (Sampling.NEAREST, Sampling.BILINEAR, Sampling.PILLOW_BICUBIC)
-    )
-    _SAMPLING, _FILL, _ROOM, _TAPS = (tl.constexpr(at) for at in (SAMPLING_AT, FILL_AT, _ROOM_AT, _TAPS_AT))
-    _VALUES = tl.constexpr(_VALUES_AT)
-
-    @triton.jit
-    def _cut(x):  # type: ignore[no-untyped-def]
-        """Cuts down to whole grey levels. No number becomes 0."""
-        return tl.floor(tl.minimum(tl.maximum(x, 0.0), 255.0))
-
-    @triton.jit
-    def _rounded(x):  # type: ignore[no-untyped-def]
-        """Rounds to whole grey levels, halves to even ones: floats beside 1.5 * 2^23 are whole numbers."""
-        return (tl.minimum(tl.maximum(x, 0.0), 255.0) + 12582912.0) - 12582912.0
-
-    @triton.jit
-    def _grey(red, green, blue):  # type: ignore[no-untyped-def]
-        """Returns whole grey levels. Products are added before they are rounded, as torch's `add` does with alpha."""
-        red, green, blue = red.to(tl.float32), green.to(tl.float32), blue.to(tl.float32)
-        return tl.floor(tl.fma(blue, 0.114, tl.fma(green, 0.587, red * 0.2989)))
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _measure(  # type: ignore[no-untyped-def]
-        pixels, rows, tables, size, ROW: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
-    ):
-        """Makes the table of one channel of a picture, for operations that depend on its grey levels."""
-        picture = (tl.program_id(0) // CHANNELS).to(tl.int64)
-        channel = tl.program_id(0) % CHANNELS
-        row = rows + picture * ROW
-        code = tl.load(row).to(tl.int32)
-        if (code == _CONTRAST) | (code == _AUTOCONTRAST) | (code == _EQUALIZE):
-            image = pixels + picture * size * CHANNELS
-            level = tl.arange(0, 256)
-            counts = tl.zeros([256], tl.int32)
-            for start in range(0, size, BLOCK):
-                place = start + tl.arange(0, BLOCK)
-                there = place < size
-                at = image + place * CHANNELS
-                if (CHANNELS == 3) & (code == _CONTRAST):
-                    grey = _grey(
-                        tl.load(at, mask=there, other=0),
-                        tl.load(at + 1, mask=there, other=0),
-                        tl.load(at + 2, mask=there, other=0),
-                    ).to(tl.int32)
-                else:
-                    grey = tl.load(at + channel, mask=there, other=0).to(tl.int32)
-                counts += tl.histogram(grey, 256)
-            outside = tl.cdiv(size, BLOCK) * BLOCK - size  # these were counted as black
-            counts -= tl.where(level == 0, outside, 0)
-            least = tl.min(tl.where(counts > 0, level, 255), 0)
-            most = tl.max(tl.where(counts > 0, level, 0), 0)
-            x = level.to(tl.float32)
-            if code == _CONTRAST:
-                total = tl.sum(level.to(tl.int64) * counts, 0)
-                mean = (total.to(tl.float64) / size).to(tl.float32)
-                factor = tl.load(row + _VALUES)
-                y = _cut(x * factor.to(tl.float32) + mean * (1.0 - factor).to(tl.float32))
-            elif code == _AUTOCONTRAST:
-                flat = least == most
-                share = tl.where(flat, 1.0, (most - least).to(tl.float32) * (1.0 / 255))
-                y = _cut(tl.div_rn(x - tl.where(flat, 0.0, least.to(tl.float32)), share + x * 0))
-            else:  # Pillow's table: half a step more than the pixels below, divided by the step
-                brightest = tl.sum(tl.where(level == most, counts, 0), 0)
-                step = (size - brightest) // 255
-                below = tl.cumsum(counts, 0) - counts
-                made = tl.minimum((below + step // 2) // tl.maximum(step, 1), 255)
-                y = tl.where(step == 0, level, made).to(tl.float32)
-            table = tl.load(row + 1).to(tl.int64) * CHANNELS + channel
-            tl.store(tables + table * 256 + level, y.to(tl.uint8))
-
-    @triton.jit
-    def _mirrored_place(place, limit):  # type: ignore[no-untyped-def]
-        """Returns the pixel in place of one beside the picture, which never lies farther away than the other side."""
-        place = tl.abs(place)
-        place = tl.where(place >= limit, 2 * limit - 2 - place, place)
-        return tl.minimum(tl.maximum(place, 0), limit - 1)
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _blur_lines(  # type: ignore[no-untyped-def]
-        pixels,
-        rows,
-        room,
-        taps,
-        height,
-        width,
-        most_taps,
-        ROW: tl.constexpr,
-        CHANNELS: tl.constexpr,
-        PADDED: tl.constexpr,
-        BLOCK: tl.constexpr,
-    ):
-        """Blurs along the lines, into float32, what `_step` blurs along the columns."""
-        blocks = tl.cdiv(height * width, BLOCK)
-        picture = (tl.program_id(0) // blocks).to(tl.int64)
-        row = rows + picture * ROW
-        if tl.load(row).to(tl.int32) == _BLUR:
-            place = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-            channel = tl.arange(0, PADDED)
-            inside = (place < height * width)[:, None] & (channel < CHANNELS)[None, :]
-            image = pixels + picture * (height * width * CHANNELS)
-            values = row + _VALUES
-            size = tl.load(values).to(tl.int32)
-            weights = taps + tl.load(values + _TAPS).to(tl.int64) * 2 * most_taps
-            x, start = place % width, place // width * width
-            y = tl.zeros([BLOCK, PADDED], tl.float32)
-            for tap in range(size):
-                at = start + _mirrored_place(x + tap - size // 2, width)
-                seen = tl.load(image + at[:, None] * CHANNELS + channel[None, :], mask=inside, other=0)
-                y += seen.to(tl.float32) * tl.load(weights + tap)
-            to = room + tl.load(values + _ROOM).to(tl.int64) * (height * width * CHANNELS)
-            tl.store(to + place[:, None] * CHANNELS + channel[None, :], y, mask=inside)
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _blurred(  # type: ignore[no-untyped-def]
-        room, values, taps, place, channel, inside, height, width, most_taps, CHANNELS: tl.constexpr
-    ):
-        size = tl.load(values + 1).to(tl.int32)
-        weights = taps + (tl.load(values + _TAPS).to(tl.int64) * 2 + 1) * most_taps
-        lines = room + tl.load(values + _ROOM).to(tl.int64) * (height * width * CHANNELS)
-        x, y = place % width, place // width
-        result = tl.zeros(inside.shape, tl.float32)
-        for tap in range(size):
-            at = _mirrored_place(y + tap - size // 2, height) * width + x
-            seen = tl.load(lines + at[:, None] * CHANNELS + channel[None, :], mask=inside, other=0.0)
-            result += seen * tl.load(weights + tap)
-        return _rounded(result)
-
-    @triton.jit
-    def _turned(red, green, blue, shift, channel):  # type: ignore[no-untyped-def]
-        """Turns the hue of each pixel, and returns all channels of it."""
-        red, green, blue = red.to(tl.float32) / 255.0, green.to(tl.float32) / 255.0, blue.to(tl.float32) / 255.0
-        most = tl.maximum(tl.maximum(red, green), blue)
-        chroma = most - tl.minimum(tl.minimum(red, green), blue)
-        divisor = tl.where(chroma == 0, 1.0, chroma)
-        sixths = tl.where(
-            most == red,
-            (green - blue) / divisor,
-            tl.where(most == green, 2.0 + (blue - red) / divisor, 4.0 + (red - green) / divisor),
-        )
-        hue = sixths / 6.0 + shift
-        hue = hue - tl.floor(hue)
-        phase = tl.where(channel == 0, 5.0, tl.where(channel == 1, 3.0, 1.0))
-        place = phase[None, :] + (hue * 6.0)[:, None]
-        place = tl.where(place >= 6.0, place - 6.0, place)
-        share = tl.minimum(tl.maximum(tl.minimum(place, 4.0 - place), 0.0), 1.0)
-        return _cut((most[:, None] - chroma[:, None] * share) * 255.999)
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _sharpened(  # type: ignore[no-untyped-def]
-        image, grey, factor, place, channel, inside, height, width, CHANNELS: tl.constexpr
-    ):
-        x, y = place % width, place // width
-        middle = (x > 0) & (x < width - 1) & (y > 0) & (y < height - 1)
-        there = middle[:, None] & inside
-        sums = 4 * grey.to(tl.int32)
-        for number in range(9):
-            at = place + (number // 3 - 1) * width + number % 3 - 1
-            sums += tl.load(image + at[:, None] * CHANNELS + channel[None, :], mask=there, other=0).to(tl.int32)
-        smooth = ((2 * sums + 13) // 26).to(tl.float32)  # thirteenths, which are never halves, rounded
-        return tl.where(there, _cut(grey + (smooth - grey) * (1.0 - factor).to(tl.float32)), grey)
-
-    @triton.jit
-    def _fixed(place, depth):  # type: ignore[no-untyped-def]
-        """Divides, and returns fixed point, halves rounded to even: where a division by 0 leads is far away."""
-        place = place / depth
-        place = tl.where(place == place, place, 16777216.0)
-        place = tl.minimum(tl.maximum(place, -16777216.0), 16777216.0) * 4294967296.0
-        # Beside 1.5 * 2^52 are whole numbers only, as from 2^52 on there are no others.
-        whole = (place + 6755399441055744.0) - 6755399441055744.0
-        return tl.where(tl.abs(place) < 2251799813685248.0, whole, place).to(tl.int64)
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _places(values, x, y, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Returns the column and the row that each pixel is read from, int64."""
-        a, b, c = tl.load(values), tl.load(values + 1), tl.load(values + 2)
-        d, e, f = tl.load(values + 3), tl.load(values + 4), tl.load(values + 5)
-        if CODE == _AFFINE:
-            column = a.to(tl.int64) * x + b.to(tl.int64) * y + c.to(tl.int64)
-            row = d.to(tl.int64) * x + e.to(tl.int64) * y + f.to(tl.int64)
-        else:
-            across, down = x.to(tl.float64) + 0.5, y.to(tl.float64) + 0.5
-            depth = tl.load(values + 6) * across + tl.load(values + 7) * down + 1.0
-            column, row = _fixed(a * across + b * down + c, depth), _fixed(d * across + e * down + f, depth)
-        return column, row
-
-    @triton.jit
-    def _fraction(place):  # type: ignore[no-untyped-def]
-        return ((place & 4294967295) >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _pixels_at(  # type: ignore[no-untyped-def]
-        image, column, row, channel, inside, height, width, CHANNELS: tl.constexpr
-    ):
-        """Returns what is in these columns and rows, int64. The pixels at the edge go on outside."""
-        column = tl.minimum(tl.maximum(column, 0), width - 1).to(tl.int32)
-        row = tl.minimum(tl.maximum(row, 0), height - 1).to(tl.int32)
-        at = (row * width + column) * CHANNELS
-        return tl.load(image + at[:, None] + channel[None, :], mask=inside, other=0).to(tl.float32)
-
-    @triton.jit
-    def _are_inside(column, row, height, width):  # type: ignore[no-untyped-def]
-        return (column >= 0) & (column < width) & (row >= 0) & (row < height)
-
-    @triton.jit
-    def _cubic(number, d):  # type: ignore[no-untyped-def]
-        """Returns the weight of pixel -1, 0, 1 or 2: Keys, with a = -1."""
-        near = tl.where(number == 0, 1.0 + d * d * (d - 2.0), d * (1.0 + d * (1.0 - d)))
-        return tl.where(number == -1, d * (-1.0 + d * (2.0 - d)), tl.where(number == 2, d * d * (d - 1.0), near))
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _sampled(  # type: ignore[no-untyped-def]
-        image, values, column, row, channel, inside, height, width, CHANNELS: tl.constexpr
-    ):
-        """Returns grey levels read at these places."""
-        kind = tl.load(values + _SAMPLING).to(tl.int32)
-        fill = tl.load(values + _FILL + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
-        is_filled = (fill == fill)[None, :]
-        fill = tl.where(fill == fill, fill, 0.0)[None, :]
-        there = _are_inside(column >> 32, row >> 32, height, width)[:, None]
-        result = tl.zeros(inside.shape, tl.float32)
-        if kind == _NEAREST:
-            seen = _pixels_at(image, column >> 32, row >> 32, channel, inside, height, width, CHANNELS)
-            result = _rounded(tl.where(there, seen, fill))
-        else:
-            column -= 2147483648  # half a pixel
-            row -= 2147483648
-            right, low = _fraction(column), _fraction(row)
-            column = column >> 32
-            row = row >> 32
-            if kind == _BILINEAR:
-                covered = tl.zeros(right.shape, tl.float32)
-                for number in range(4):
-                    x, y = column + number % 2, row + number // 2
-                    by_row = tl.where(number // 2 == 0, 1.0 - low, low)
-                    by_column = tl.where(number % 2 == 0, 1.0 - right, right)
-                    weight = tl.where(_are_inside(x, y, height, width), by_row * by_column, 0.0)
-                    result += _pixels_at(image, x, y, channel, inside, height, width, CHANNELS) * weight[:, None]
-                    covered += weight
-                # With a fill, torchvision weighs what it has read twice; without one, it reads black outside.
-                result = _rounded(tl.where(is_filled, (result - fill) * covered[:, None] + fill, result))
-            else:
-                first, last = tl.where(kind == _PILLOW_BICUBIC, -1, 0), tl.where(kind == _PILLOW_BICUBIC, 3, 2)
-                for down in range(first, last):
-                    line = tl.zeros(inside.shape, tl.float32)
-                    for across in range(first, last):
-                        linear = tl.where(across == 0, 1.0 - right, right)
-                        weight = tl.where(kind == _PILLOW_BICUBIC, _cubic(across, right), linear)
-                        seen = _pixels_at(image, column + across, row + down, channel, inside, height, width, CHANNELS)
-                        line += seen * weight[:, None]
-                    linear = tl.where(down == 0, 1.0 - low, low)
-                    result += line * tl.where(kind == _PILLOW_BICUBIC, _cubic(down, low), linear)[:, None]
-                result = _cut(tl.where(there, result, fill))
-        return result
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _step(  # type: ignore[no-untyped-def]
-        pixels,
-        out,
-        rows,
-        tables,
-        room,
-        taps,
-        kept,
-        total,
-        affine,  # of each channel: what to multiply by, and what to add
-        height,
-        width,
-        most_taps,
-        ROW: tl.constexpr,
-        CHANNELS: tl.constexpr,
-        PADDED: tl.constexpr,
-        BLOCK: tl.constexpr,
-        STEPS: tl.constexpr,  # whether there is a step, or pictures are normalised and cast only
-        KEEPS: tl.constexpr,
-        NORMALIZE: tl.constexpr,
-    ):
-        """Makes BLOCK pixels of one picture by its operation."""
-        blocks = tl.cdiv(height * width, BLOCK)
-        picture = (tl.program_id(0) // blocks).to(tl.int64)
-        place = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
-        channel = tl.arange(0, PADDED)
-        inside = (place < height * width)[:, None] & (channel < CHANNELS)[None, :]
-        first = picture * (height * width * CHANNELS)
-        image = pixels + first
-        at = place[:, None] * CHANNELS + channel[None, :]
-        level = tl.load(image + at, mask=inside, other=0)
-        grey = level.to(tl.float32)
-        if STEPS:
-            row = rows + picture * ROW
-            code = tl.load(row).to(tl.int32)
-            table = tl.load(row + 1).to(tl.int64)
-            values = row + _VALUES
-            if table >= 0:
-                levels = tables + table * (CHANNELS * 256)
-                found = tl.load(levels + channel[None, :] * 256 + level.to(tl.int32), mask=inside, other=0)
-                grey = found.to(tl.float32)
-            elif code == _BLUR:
-                grey = _blurred(room, values, taps, place, channel, inside, height, width, most_taps, CHANNELS)
-            elif code == _SHARPNESS:
-                grey = _sharpened(image, grey, tl.load(values), place, channel, inside, height, width, CHANNELS)
-            elif (code == _AFFINE) | (code == _PERSPECTIVE):
-                column, line = (place % width).to(tl.int64), (place // width).to(tl.int64)
-                if code == _AFFINE:
-                    column, line = _places(values, column, line, _AFFINE)
-                else:
-                    column, line = _places(values, column, line, _PERSPECTIVE)
-                grey = _sampled(image, values, column, line, channel, inside, height, width, CHANNELS)
-            elif (code == _MIRROR) | (code == _FLIP):
-                x, y = place % width, place // width
-                other = tl.where(code == _MIRROR, y * width + width - 1 - x, (height - 1 - y) * width + x)
-                there = other[:, None] * CHANNELS + channel[None, :]
-                grey = tl.load(image + there, mask=inside, other=0).to(tl.float32)
-            # One channel is grey and has no hue; other numbers of channels are refused before.
-            if CHANNELS == 3:  # noqa: SIM102
-                if (code == _SATURATION) | (code == _GRAYSCALE) | (code == _HUE):
-                    pixel = image + place * 3
-                    seen = place < height * width
-                    red = tl.load(pixel, mask=seen, other=0)
-                    green = tl.load(pixel + 1, mask=seen, other=0)
-                    blue = tl.load(pixel + 2, mask=seen, other=0)
-                    factor = tl.load(values)
-                    if code == _HUE:
-                        grey = _turned(red, green, blue, factor.to(tl.float32), channel)
-                    else:
-                        same = _grey(red, green, blue)[:, None]
-                        share = tl.where(code == _SATURATION, factor, 0.0)
-                        grey = _cut(grey * share.to(tl.float32) + same * (1.0 - share).to(tl.float32))
-            if KEEPS:
-                if code == _KEEP:
-                    tl.store(kept + first + at, level, mask=inside)
-                    tl.store(total + first + at, grey * 0.0, mask=inside)
-                elif code == _COLLECT:
-                    summed = tl.load(total + first + at, mask=inside, other=0.0)
-                    tl.store(total + first + at, summed + grey * tl.load(values).to(tl.float32), mask=inside)
-                elif code == _RECALL:
-                    grey = tl.load(kept + first + at, mask=inside, other=0).to(tl.float32)
-                elif code == _TAKE:
-                    grey = _cut(tl.load(total + first + at, mask=inside, other=0.0))
-        if NORMALIZE:
-            factors = tl.load(affine + channel, mask=channel < CHANNELS, other=0.0)
-            offsets = tl.load(affine + CHANNELS + channel, mask=channel < CHANNELS, other=0.0)
-            grey = grey * factors[None, :] + offsets[None, :]
-        tl.store(out + first + at, grey.to(out.dtype.element_ty), mask=inside)
-
-
 def run_steps_fused(
     images: Tensor, steps: Steps, *, statistics: Statistics | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -456,7 +94,7 @@ def run_steps_fused(
     affine = pixels if statistics is None else to_device(affine_of(statistics), device)
     most_blurred = int((codes == Op.BLUR).sum(axis=1).max(initial=0))
     room = torch.empty((most_blurred, *pixels.shape[1:]), device=device) if most_blurred else pixels
-    keeps = not needs.isdisjoint(_CHAINS)
+    keeps = not needs.isdisjoint(CHAINS)
     kept = torch.empty_like(pixels) if keeps else pixels
     total = torch.empty(pixels.shape, device=device) if keeps else pixels
 
@@ -470,18 +108,18 @@ def run_steps_fused(
         for number in range(max(len(codes), 1)):
             each = numbers[number] if len(codes) else pixels
             found = codes[number] if len(codes) else np.zeros(0, np.uint8)
-            if np.isin(found, _MEASURED).any():
-                _measure[(count * channels,)](
+            if np.isin(found, MEASURED).any():
+                measure[(count * channels,)](
                     pixels, each, tables, height * width, rows.shape[2], channels, _COUNTED, **options
                 )
             if (found == Op.BLUR).any():
-                _blur_lines[(programs,)](pixels, each, room, weights, height, width, taps.shape[2], *shape, **options)
+                blur_lines[(programs,)](pixels, each, room, weights, height, width, taps.shape[2], *shape, **options)
             is_last = number >= len(codes) - 1
             if is_last or free is None:
                 out = torch.empty(pixels.shape, dtype=last if is_last else torch.uint8, device=device)
             else:
                 out = free
-            _step[(programs,)](
+            step[(programs,)](
                 pixels,
                 out,
                 each,
@@ -522,7 +160,7 @@ def _tables_of(
     if steps:
         values[:, :, 1:] = np.stack([step.values for step in steps])
         _to_the_front(codes, values)
-    is_made, has_table = np.isin(codes, list(TABLES)), np.isin(codes, [*TABLES, *_MEASURED])
+    is_made, has_table = np.isin(codes, list(TABLES)), np.isin(codes, [*TABLES, *MEASURED])
     levels = np.zeros((int(has_table.sum()), channels, 256), np.uint8)
     numbers = np.where(has_table, has_table.cumsum().reshape(codes.shape) - 1, -1)
     for op in TABLES:
@@ -553,7 +191,7 @@ def _rows_of(
 ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     """Returns what the kernels are told of each step and picture, and the weights of blurs, (n, 2, taps)."""
     rows = np.concatenate([codes[:, :, None], values], axis=2)
-    numbers = rows[:, :, _VALUES_AT:]
+    numbers = rows[:, :, VALUES_AT:]
     turned = codes == Op.AFFINE
     # Whole numbers, which float64 holds as they are: they were rounded as float64.
     numbers[turned, :6] = fixed_affine(numbers[turned], height, width).reshape(-1, 6)
@@ -564,6 +202,6 @@ def _rows_of(
         for size in np.unique(sizes[:, axis]):
             same = sizes[:, axis] == size
             taps[same, axis, :size] = gaussian(deviations[same, axis], int(size))
-    numbers[blurred, _ROOM_AT] = (blurred.cumsum(axis=1) - 1)[blurred]
-    numbers[blurred, _TAPS_AT] = np.arange(len(sizes))
+    numbers[blurred, ROOM_AT] = (blurred.cumsum(axis=1) - 1)[blurred]
+    numbers[blurred, TAPS_AT] = np.arange(len(sizes))
     return rows, taps

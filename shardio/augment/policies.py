@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
+from shardio.augment.chain import Transform
 from shardio.augment.checks import Fill, check_choice, check_fill, check_flag, check_number, check_whole
 from shardio.augment.geometry import SAMPLINGS, Reading
 from shardio.augment.manipulations import manipulated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardio.augment.batch import Compose, Transform, Views
+from shardio.augment.chain import Compose, Transform, Views
 from shardio.augment.checks import check_whole
 from shardio.augment.choice import RandomApply, RandomChoice
 from shardio.augment.colour import ColorJitter, GaussianBlur, RandomGrayscale, RandomSolarize

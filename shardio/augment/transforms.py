@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes, random_resized_boxes
+from shardio.augment.chain import Transform
 from shardio.augment.checks import (
     Fill,
     check_choice,

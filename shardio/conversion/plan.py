@@ -27,7 +27,7 @@ from shardio.format.layout import (
     shard_name,
     shard_nbytes,
 )
-from shardio.format.manifest import check_names_fit
+from shardio.format.manifest_file import check_names_fit
 from shardio.format.parse import first_repeated
 from shardio.version import __version__
 

@@ -40,7 +40,8 @@ from shardio.errors import ConvertError, DecodeError, FormatError, SourceError
 from shardio.format.checksum import crc32
 from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES, WORK_FOLDER, sample_nbytes
-from shardio.format.manifest import Manifest, load_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets.local import hinting_at_order
 from shardio.sets.rows import index_content
 from shardio.sets.verify import verify

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from numpy.typing import ArrayLike
 
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 from shardio.errors import printable
 from shardio.loading.device import choose_device, make_copier
 from shardio.loading.iterator import LoaderIterator

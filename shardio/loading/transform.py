@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.profiler import record_function
 
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 from shardio.format.manifest import Manifest
 from shardio.loading.parts import Parts
 from shardio.loading.prefetch import Tensors

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from shardio.errors import printable
 from shardio.format.entries import FileEntry
-from shardio.format.manifest import Manifest, load_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.order.orders import as_integer
 from shardio.order.windows import Windows

@@ -15,7 +15,7 @@ from pathlib import Path
 from shardio.errors import FormatError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.reading.shardset import ShardSet
 from shardio.system.machine import memory_left

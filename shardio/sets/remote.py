@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
-from shardio.format.manifest import Manifest, check_manifest_nbytes, manifest_of
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import check_manifest_nbytes, manifest_of
 from shardio.sets.names import join_place, without_credentials, without_credentials_in
 from shardio.system.retry import Attempts
 

@@ -12,7 +12,8 @@ import stat
 from typing import Protocol
 
 from shardio.format.entries import FileEntry
-from shardio.format.manifest import Manifest, load_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import check_not_cut, open_sized
 from shardio.sets.names import candidates, holds_set, is_url, not_in_catalogue
 from shardio.sets.remote import RemoteStorage
@@ -34,7 +35,7 @@ class Storage(Protocol):
         """Returns the names of the folders directly below, in order. Raises OSError if that fails."""
 
     def load_manifest(self, digest: str | None = None) -> Manifest:
-        """Does what `manifest.load_manifest` does. Raises OSError if the manifest cannot be read."""
+        """Does what `manifest_file.load_manifest` does. Raises OSError if the manifest cannot be read."""
 
     def path_of(self, entry: FileEntry) -> str:
         """Returns the name of one of the set's files for a message."""

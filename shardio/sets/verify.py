@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.checksum import crc32
-from shardio.format.entries import Crc32Entry, FileEntry, ShardEntry, Split
-from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, RowType, pixels_row
-from shardio.format.manifest import Manifest, load_manifest
+from shardio.format.entries import FileEntry, ShardEntry, Split
+from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, pixels_row
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.order.permutation import Permutation
-from shardio.system.opening import open_regular
+from shardio.sets.stored import FalseBools, Sums, Values, damaged_rows, values_of
 from shardio.system.pour import pour
 from shardio.system.threads import ThreadPool
 
@@ -142,73 +143,6 @@ def verify(
 
 
 @dataclass(frozen=True)
-class _Values:
-    """What stored rows of a split hold: its pixels, or, with a name, an array's values."""
-
-    split: Split
-    name: str
-    shards: tuple[ShardEntry, ...]
-    row: RowType
-    order: int | None
-    crc32: Crc32Entry | None = None
-    """The checksums of an array; those of pixels are in the index."""
-
-    @property
-    def num_rows(self) -> int:
-        return sum(shard.num_samples for shard in self.shards)
-
-    @property
-    def starts(self) -> list[int]:
-        """The first stored row of each shard."""
-        return list(accumulate((shard.num_samples for shard in self.shards[:-1]), initial=0))
-
-
-def _values_of(split: Split, pixels: RowType) -> list[_Values]:
-    """Returns the pixels, and the arrays in the order of their names, as the order of keys in a manifest means
-    nothing."""
-    arrays = sorted(split.arrays.items())
-    return [
-        _Values(split, "", split.shards, pixels, split.order),
-        *(_Values(split, name, array.shards, array.row, array.order, array.crc32) for name, array in arrays),
-    ]
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """The checksums of stored rows, in the order of the rows: `rows[i]` has `crc32s[i]` and is that of `samples[i]`.
-
-    A row comes once for each sample that it is of; one that is of no sample comes with the sample -1, or not at all if
-    nothing tells its crc32.
-    """
-
-    rows: NDArray[np.int64]
-    crc32s: NDArray[np.uint32]
-    samples: NDArray[np.int64]
-    keys: NDArray[np.bytes_] | None
-    """Those of all samples of the split; None if the index cannot be trusted."""
-
-    def of(self, first: int, count: int) -> _Sums:
-        """Returns those of so many rows from `first` on, which is row 0 of the result."""
-        start, stop = np.searchsorted(self.rows, [first, first + count])
-        return replace(
-            self,
-            rows=self.rows[start:stop] - first,
-            crc32s=self.crc32s[start:stop],
-            samples=self.samples[start:stop],
-        )
-
-    def at(self, rows: NDArray[np.int64]) -> _Sums:
-        """Returns those of these rows alone."""
-        chosen = np.isin(self.rows, rows)
-        return replace(self, rows=self.rows[chosen], crc32s=self.crc32s[chosen], samples=self.samples[chosen])
-
-    def known_rows(self) -> NDArray[np.int64]:
-        """Returns the rows that have a checksum, each once."""
-        rows: NDArray[np.int64] = np.unique(self.rows)
-        return rows
-
-
-@dataclass(frozen=True)
 class _Verifier:
     """The checks of one set, one per file; they may run in any order and at the same time."""
 
@@ -225,9 +159,9 @@ class _Verifier:
     def checks(self) -> tuple[list[Callable[[], Problem | None]], int]:
         """Returns the checks, and the size of what they read, or with `quick` look at."""
         checks: list[Callable[[], Problem | None]] = [partial(self.check_file, self.manifest.rejects)]
-        shards: list[tuple[_Values, int, ShardEntry, int]] = []
+        shards: list[tuple[Values, int, ShardEntry, int]] = []
         pixels = pixels_row(self.manifest.sample_shape)
-        splits = [_values_of(split, pixels) for split in self.manifest.splits.values()]
+        splits = [values_of(split, pixels) for split in self.manifest.splits.values()]
         for split in self.manifest.splits.values():
             checks.append(partial(self.check_index, split))
             checks += [partial(self.check_order, split, number) for number in range(len(split.orders))]
@@ -243,7 +177,7 @@ class _Verifier:
             checks += [partial(self.check_shard, values, shard, first) for values, first, shard, _ in shards]
             return checks, self.manifest.nbytes
         total = self.manifest.nbytes
-        sums: dict[int, _Sums | None] = {}
+        sums: dict[int, Sums | None] = {}
         for values in every:
             sums[id(values)] = None  # if its checksums cannot be trusted, which another check reports
             with contextlib.suppress(OSError, FormatError):
@@ -269,7 +203,7 @@ class _Verifier:
     def read_index(self, split: Split) -> NDArray[np.void]:
         return self.read_rows(split.index, split.index.dtype)
 
-    def read_sums(self, values: _Values) -> _Sums:
+    def read_sums(self, values: Values) -> Sums:
         """Returns the checksums of all stored rows. Raises FormatError or OSError if the files that tell them cannot be
         trusted."""
         split = values.split
@@ -296,7 +230,7 @@ class _Verifier:
         else:
             assert index is not None
             crc32s = index["crc32"][samples]
-        return _Sums(rows, crc32s, samples, None if index is None else index["key"])
+        return Sums(rows, crc32s, samples, None if index is None else index["key"])
 
     def check_index(self, split: Split) -> Problem | None:
         problem = self.check_file(split.index)
@@ -324,7 +258,7 @@ class _Verifier:
             rows = self.read_rows(entry, np.dtype(entry.row.dtype))
         except (FormatError, OSError) as error:  # it has changed since the check just before
             return _problem(path, error)
-        values = _values_of(split, pixels_row(self.manifest.sample_shape))
+        values = values_of(split, pixels_row(self.manifest.sample_shape))
         stored = {each.name or "pixels": each.num_rows for each in values if each.order == number}
         what, fewest = min(stored.items(), key=lambda item: item[1])
         wrong = np.flatnonzero((rows < 0) | (rows >= fewest))
@@ -335,8 +269,8 @@ class _Verifier:
         )
         return Problem(path.name, detail, tuple(wrong.tolist()))
 
-    def check_shard(self, values: _Values, shard: ShardEntry, first: int) -> Problem | None:
-        looking = _FalseBools(values.row) if values.row.dtype == "|b1" and not self.quick else None
+    def check_shard(self, values: Values, shard: ShardEntry, first: int) -> Problem | None:
+        looking = FalseBools(values.row) if values.row.dtype == "|b1" and not self.quick else None
         problem = self.check_file(shard, looking)
         if self.quick:
             return problem
@@ -344,7 +278,7 @@ class _Verifier:
         try:
             if problem is not None:
                 sums = self.read_sums(values).of(first, shard.num_samples)
-                return _described(problem, values, sums, shard, _damaged(path, values.row.nbytes, sums))
+                return _described(problem, values, sums, shard, damaged_rows(path, values.row.nbytes, sums))
             if looking is None or not looking.rows:
                 return None
             problem = Problem(
@@ -356,7 +290,7 @@ class _Verifier:
             return problem  # no file to look into, or nothing to compare with: that is another problem's text
 
     def check_samples(
-        self, values: _Values, shard: ShardEntry, first: int, sums: _Sums | None, subset: Subset, number: int
+        self, values: Values, shard: ShardEntry, first: int, sums: Sums | None, subset: Subset, number: int
     ) -> Problem | None:
         """Checks size and header of a shard, and the crc32 of some of its rows."""
         path = self.folder / shard.file
@@ -400,7 +334,7 @@ class _Verifier:
         is_damaged[damaged] = True
         return _described(problem, values, sums, None, is_damaged)
 
-    def check_file(self, entry: FileEntry, looking: _FalseBools | None = None) -> Problem | None:
+    def check_file(self, entry: FileEntry, looking: FalseBools | None = None) -> Problem | None:
         """Compares one file with its entry. `looking` sees all that is read."""
         path = self.folder / entry.file
 
@@ -420,19 +354,6 @@ class _Verifier:
         return None if found == entry.sha256 else Problem(entry.file, _other_sha256(path, entry, found))
 
 
-class _FalseBools:
-    """Finds the rows of a file of |b1 that have other bytes than 0 and 1."""
-
-    def __init__(self, row: RowType) -> None:
-        self.rows: set[int] = set()
-        self._row_nbytes = row.nbytes
-
-    def see(self, offset: int, data: memoryview) -> None:
-        """Looks at a piece of the file."""
-        places = np.flatnonzero(np.frombuffer(data, np.uint8) > 1) + (offset - HEADER_NBYTES)
-        self.rows.update((places[places >= 0] // self._row_nbytes).tolist())
-
-
 def _other_sha256(path: Path, entry: FileEntry, found: str) -> str:
     return f"{path}: sha256: expected {entry.sha256}, found {found}"
 
@@ -444,7 +365,7 @@ def _problem(path: Path, error: FormatError | OSError) -> Problem:
 
 
 def _described(
-    problem: Problem, values: _Values, sums: _Sums, shard: ShardEntry | None, is_damaged: NDArray[np.bool_]
+    problem: Problem, values: Values, sums: Sums, shard: ShardEntry | None, is_damaged: NDArray[np.bool_]
 ) -> Problem:
     """Returns the problem with the samples that are damaged: `is_damaged` tells them for each of the sums. `shard` is
     given if these are all of its rows."""
@@ -472,21 +393,3 @@ def _some(numbers: NDArray[np.int64], keys: NDArray[np.bytes_] | None) -> str:
     ]
     more = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
     return ", ".join(named) + more
-
-
-def _damaged(path: Path, nbytes: int, sums: _Sums) -> NDArray[np.bool_]:
-    """Returns of which sums the row does not have the crc32, or is not there."""
-    damaged = np.ones(len(sums.rows), bool)
-    if not os.path.lexists(path):
-        return damaged
-    at = 0
-    with io.BufferedReader(open_regular(path)[0]) as file:
-        while at < len(damaged):
-            row = int(sums.rows[at])
-            file.seek(HEADER_NBYTES + row * nbytes)
-            data = file.read(nbytes)
-            found = crc32(data) if len(data) == nbytes else None
-            while at < len(damaged) and sums.rows[at] == row:
-                damaged[at] = found is None or sums.crc32s[at] != found
-                at += 1
-    return damaged

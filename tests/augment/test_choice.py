@@ -40,8 +40,9 @@ from shardio.augment import (
     VerticalFlip,
     Views,
 )
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
+from shardio.augment.chain import Transform
 from shardio.augment.steps import Op
 
 COUNT = 40

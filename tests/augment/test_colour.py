@@ -36,8 +36,9 @@ from shardio.augment import (
     RandomPosterize,
     RandomSolarize,
 )
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
+from shardio.augment.chain import Transform
 from shardio.augment.steps import Op
 
 MILLION = 1_000_000

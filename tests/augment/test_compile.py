@@ -34,7 +34,7 @@ from shardio.augment import (
     ToDtype,
     Views,
 )
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 from shardio.system.eager import eager
 
 SHAPE = (12, 10, 3)

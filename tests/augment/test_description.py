@@ -30,7 +30,8 @@ from shardio.augment import (
     ToDtype,
     from_dict,
 )
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
+from shardio.augment.chain import Transform
 
 every = pytest.mark.parametrize("transform", ALL, ids=lambda transform: type(transform).__name__)
 

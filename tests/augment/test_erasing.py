@@ -16,8 +16,8 @@ from plain_arithmetic import plain_random_bits
 from scipy import stats
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomErasing, RandomInvert, ToDtype, erasing
-from shardio.augment.batch import Transform
 from shardio.augment.boxes import Draws
+from shardio.augment.chain import Transform
 from shardio.augment.erasing import noise
 
 MILLION = 1_000_000

@@ -15,8 +15,9 @@ from transforms import ALL, COLOURED, FIXED, RANDOM, SINGLE
 import shardio.augment
 from shardio import ShardLoader
 from shardio.augment import ColorJitter, Compose, HorizontalFlip, Normalize, RandAugment, RandomErasing, RandomInvert
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
+from shardio.augment.chain import Transform
 
 COUNT = 12
 

@@ -13,7 +13,8 @@ from drawn import assert_apart, assert_independent, assert_share, assert_shares,
 from numpy.typing import NDArray
 
 from shardio.augment import Compose, Normalize, RandomAffine, RandomPerspective, RandomRotation, VerticalFlip
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
+from shardio.augment.chain import Transform
 from shardio.augment.geometry import Affine, perspective
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling
 

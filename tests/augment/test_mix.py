@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardio.augment import CenterCrop, Compose, CutMix, Mixup, RandomChoice, ToDtype, Views
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 from shardio.augment.mix import beta_quantiles
 
 CLASSES = 10

@@ -134,7 +134,7 @@ def test_the_interpreted_kernels_do_what_torch_does() -> None:
 _COMPILE = """\
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from shardio.augment import pixels_cuda as kernels
+from shardio.augment import steps_cuda as kernels
 
 TYPES = {
     "pixels": "*u8", "rows": "*fp64", "tables": "*u8", "room": "*fp32", "taps": "*fp32", "kept": "*u8",
@@ -151,14 +151,14 @@ def check(kernel, constants, **types):
 
 
 shape = {"ROW": 14, "CHANNELS": 3, "PADDED": 4, "BLOCK": 128}
-check(kernels._measure, {"ROW": 14, "CHANNELS": 3, "BLOCK": 2048})
-check(kernels._blur_lines, shape)
-check(kernels._step, {**shape, "STEPS": True, "KEEPS": True, "NORMALIZE": True}, out="*bf16")
+check(kernels.measure, {"ROW": 14, "CHANNELS": 3, "BLOCK": 2048})
+check(kernels.blur_lines, shape)
+check(kernels.step, {**shape, "STEPS": True, "KEEPS": True, "NORMALIZE": True}, out="*bf16")
 # Where nothing is kept, or there are no steps, other pictures stand for what is not read.
 one = {"ROW": 12, "CHANNELS": 1, "PADDED": 1, "BLOCK": 512}
 unread = {"tables": "*u8", "room": "*u8", "taps": "*u8", "kept": "*u8", "total": "*u8"}
-check(kernels._step, {**one, "STEPS": True, "KEEPS": False, "NORMALIZE": False}, out="*u8", **unread, affine="*u8")
-check(kernels._step, {**shape, "STEPS": False, "KEEPS": False, "NORMALIZE": True}, out="*fp16", **unread, rows="*u8")
+check(kernels.step, {**one, "STEPS": True, "KEEPS": False, "NORMALIZE": False}, out="*u8", **unread, affine="*u8")
+check(kernels.step, {**shape, "STEPS": False, "KEEPS": False, "NORMALIZE": True}, out="*fp16", **unread, rows="*u8")
 print("compiled")
 """
 

@@ -26,7 +26,7 @@ from shardio.augment import (
     TimmRandAugment,
     TrivialAugmentWide,
 )
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 from shardio.augment.policies import _LEARNT
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step
 

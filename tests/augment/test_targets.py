@@ -49,8 +49,9 @@ from shardio.augment import (
     Views,
     recipe,
 )
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Boxes
+from shardio.augment.chain import Transform
 from shardio.augment.pixels import run_steps
 from shardio.augment.recipes import RECIPES
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Step, Steps

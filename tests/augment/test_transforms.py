@@ -31,7 +31,7 @@ from shardio.augment import (
     Views,
 )
 from shardio.augment import batch as transform_module
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 from shardio.augment.resample import resample
 
 SEED = 20

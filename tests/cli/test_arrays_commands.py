@@ -12,7 +12,7 @@ from arrays import change_split, some_arrays
 from command import shardio
 from folders import contents
 
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 
 
 @pytest.fixture

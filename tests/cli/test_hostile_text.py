@@ -23,7 +23,7 @@ from tars import tar_of
 from shardio.conversion.sources.listfile import scan_list
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError, DecodeError, FormatError, ShardioError, SourceError, SpaceError, printable
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
 from shardio.reading.through_cache import CachedSplit
 from shardio.sets.cache.folder import Cache

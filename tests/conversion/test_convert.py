@@ -48,7 +48,7 @@ from shardio.conversion.plan import library_versions, order_sources
 from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.tree import scan_tree
 from shardio.errors import ConvertError, FormatError, SourceError, SpaceError
-from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 

@@ -261,7 +261,7 @@ def test_a_plan_whose_manifest_no_reader_would_take_is_refused_before_anything_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src = put(tmp_path / "src", *(f"{i:0200d}/{j}.jpg" for i in range(10) for j in range(3)))
-    monkeypatch.setattr("shardio.format.manifest.MAX_MANIFEST_NBYTES", 6000)
+    monkeypatch.setattr("shardio.format.manifest_file.MAX_MANIFEST_NBYTES", 6000)
     with pytest.raises(ConvertError, match="for 10 classes and 30 shards: shorten the names"):
         convert(src, tmp_path / "out", **OPTIONS, shard_size=1)
     assert not (tmp_path / "out").exists()

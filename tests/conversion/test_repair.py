@@ -29,7 +29,7 @@ from shardio.conversion import repair as module
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SourceError
-from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 

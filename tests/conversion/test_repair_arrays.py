@@ -15,7 +15,7 @@ from PIL import Image
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
 from shardio.errors import ConvertError, FormatError
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 

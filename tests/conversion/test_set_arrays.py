@@ -19,7 +19,7 @@ from shardio.conversion.convert import convert
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.report import Progress
 from shardio.errors import ConvertError
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 

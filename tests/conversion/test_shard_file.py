@@ -28,7 +28,7 @@ from shardio.errors import ConvertError
 from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry
 from shardio.format.layout import shard_header
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 from shardio.system.direct import set_direct

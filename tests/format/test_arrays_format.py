@@ -38,7 +38,8 @@ from places import DATA
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
 from shardio.format.layout import ARRAY_TYPES, HEADER_NBYTES, RESERVED_NAMES, ArrayKind, RowType
-from shardio.format.manifest import Manifest, commit_manifest, load_manifest, parse_manifest
+from shardio.format.manifest import Manifest, parse_manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.rows import ArrayWriter, write_index, write_order
 from shardio.sets.verify import verify

@@ -30,7 +30,8 @@ from shardio.format.layout import (
     index_nbytes,
     key_field_nbytes,
 )
-from shardio.format.manifest import Manifest, load_manifest, parse_manifest
+from shardio.format.manifest import Manifest, parse_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.reading.file_reader import FileReader

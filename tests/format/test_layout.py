@@ -25,7 +25,7 @@ from shardio.format.layout import (
     shard_name,
     shard_nbytes,
 )
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
 

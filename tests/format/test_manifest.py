@@ -37,7 +37,8 @@ from manifests import (
 
 from shardio.errors import ConvertError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry, IndexEntry, RejectsEntry, ShardEntry, Split
-from shardio.format.manifest import Manifest, check_names_fit, commit_manifest, load_manifest, parse_manifest
+from shardio.format.manifest import Manifest, parse_manifest
+from shardio.format.manifest_file import check_names_fit, commit_manifest, load_manifest
 
 
 def small_manifest() -> Manifest:
@@ -137,14 +138,14 @@ def test_the_size_of_a_manifest_is_foreseen_and_not_more_than_a_fifth_too_large(
     rejects = RejectsEntry("rejects.jsonl", 0, sha(""), 0)
     manifest = Manifest((2, 3, 3), classes, {"train": Split(7 * num_shards, index, shards)}, rejects)
     found: list[int] = []
-    monkeypatch.setattr("shardio.format.manifest._check_room", lambda nbytes, *others: found.append(nbytes))
+    monkeypatch.setattr("shardio.format.manifest_file._check_room", lambda nbytes, *others: found.append(nbytes))
     check_names_fit(classes, (), [shard.file for shard in shards])
     assert len(manifest.dumps()) - 1000 < found[0] < 1.2 * len(manifest.dumps())
 
 
 def test_a_manifest_that_no_reader_takes_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = small_manifest()
-    monkeypatch.setattr("shardio.format.manifest.MAX_MANIFEST_NBYTES", len(manifest.dumps()))
+    monkeypatch.setattr("shardio.format.manifest_file.MAX_MANIFEST_NBYTES", len(manifest.dumps()))
     commit_manifest(tmp_path, manifest)
     load_manifest(tmp_path)
     other = replace(manifest, classes=(*manifest.classes, "bird"))
@@ -505,7 +506,7 @@ def test_what_no_reader_could_open_is_not_published(tmp_path: Path, changes: dic
 
 
 def test_a_manifest_that_would_be_too_large_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.format.manifest.MAX_MANIFEST_NBYTES", 100)
+    monkeypatch.setattr("shardio.format.manifest_file.MAX_MANIFEST_NBYTES", 100)
     with pytest.raises(ConvertError, match=r"manifest\.json: expected at most 100 bytes, found"):
         commit_manifest(tmp_path, small_manifest())
     assert os.listdir(tmp_path) == []

@@ -41,7 +41,7 @@ from shardio.augment import (
     ToDtype,
     pixels_torch,
 )
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 from shardio.augment.pixels_cuda import can_fuse, run_steps_fused
 from shardio.augment.pixels_torch import TABLES
 from shardio.augment.resample import normalized

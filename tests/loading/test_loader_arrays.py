@@ -30,7 +30,7 @@ from shardio import augment
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
-from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.loading.cuda import CudaCopier
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader

@@ -13,7 +13,7 @@ from pictures import random_picture
 from PIL import Image
 
 from shardio.augment import CenterCrop, Compose, CutMix, HorizontalFlip, Normalize, RandomResizedCrop, Resize, Views
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader

@@ -16,7 +16,7 @@ from pictures import sample_pixels
 
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.order.windows import Windows
 from shardio.reading.choose import look_at, make_reader
 from shardio.reading.guard import GuardedReader

@@ -28,7 +28,7 @@ import shardio.reading.guard
 import shardio.reading.mapped_table
 import shardio.system.kernels
 from shardio.errors import FormatError
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Slot
 from shardio.order.rng import make_keys, uniform

@@ -17,7 +17,7 @@ from pictures import sample_pixels
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.order.windows import Windows
 from shardio.reading import partial as stagedset
 from shardio.reading.partial import StagedSet

@@ -17,7 +17,7 @@ import pytest
 from places import ROOT, SUPPORT
 from reading import read_in_every_way
 
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
 
 # Reads in every way, in a process of its own that cannot write to the set. Gets the folder, and the user to become.

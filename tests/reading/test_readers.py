@@ -26,7 +26,7 @@ from pictures import sample_pixels
 
 import shardio.reading.file_reader
 from shardio.errors import FormatError
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.order.windows import Windows
 from shardio.reading.file_reader import FileReader
 from shardio.reading.layout import SplitLayout

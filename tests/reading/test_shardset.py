@@ -29,7 +29,8 @@ from shardio.conversion.writing.set_writer import ShardWriter, SplitContent, pub
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, Split
 from shardio.format.layout import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes
-from shardio.format.manifest import Manifest, commit_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import commit_manifest
 from shardio.reading.mapping import RowMapping
 from shardio.reading.shardset import Sample, ShardSet, open_shards
 from shardio.sets.verify import verify

@@ -20,7 +20,7 @@ from pictures import sample_pixels
 
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
 from shardio.reading import partial as stagedset
 from shardio.sets import fill

@@ -15,7 +15,7 @@ import pytest
 from command import assert_one_clear_error, shardio
 from servers import ObjectStore
 
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets.cache.folder import Cache
 from shardio.sets.cache.stage import stage
 from shardio.sets.catalogue import CatalogueEntry, list_sets

@@ -30,7 +30,7 @@ from shardio.conversion.repair import repair
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, ShardioError, SourceError, SpaceError
 from shardio.format.layout import HEADER_NBYTES
-from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.changes import carry
 from shardio.sets.changes.attach import attach

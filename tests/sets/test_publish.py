@@ -21,7 +21,7 @@ from deadlines import must_not_block
 from folders import contents
 
 from shardio.errors import ConvertError, FormatError, SetNotFoundError, SpaceError
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets import new_folder
 from shardio.sets import publish as publisher
 from shardio.sets.leftovers import find_left_overs, sweep_left_overs
@@ -478,7 +478,7 @@ from shardio.sets import new_folder
 from shardio.sets import publish as publisher
 from shardio.system.files import _boot_time, _machine
 from shardio.sets.leftovers import find_left_overs, sweep_left_overs
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets.verify import verify
 
 original, root, rounds = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

@@ -20,7 +20,7 @@ from servers import Fault, ObjectStore, cut, shifted, short, slow, status, whole
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import ShardEntry
 from shardio.format.layout import MAX_MANIFEST_NBYTES
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets import remote
 from shardio.sets.storage import FolderStorage, open_storage
 
@@ -248,7 +248,7 @@ def test_the_manifest_has_the_size_cap_and_the_checks_of_a_folder(
     store.put("sets/small/manifest.json", b"{}")
     with pytest.raises(FormatError, match=f"{re.escape(url)}/manifest.json: format: expected 'shardio'"):
         open_storage(url).load_manifest()
-    monkeypatch.setattr("shardio.format.manifest.MAX_MANIFEST_NBYTES", 1)
+    monkeypatch.setattr("shardio.format.manifest_file.MAX_MANIFEST_NBYTES", 1)
     store.requests.clear()
     with pytest.raises(FormatError, match=r"manifest\.json: expected at most 1 bytes, found 2"):
         open_storage(url).load_manifest()

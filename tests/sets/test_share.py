@@ -21,7 +21,7 @@ from folders import contents, flip
 from shardio.errors import SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import HEADER_NBYTES
-from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.cache import share
 from shardio.sets.cache import stage as staging

@@ -20,7 +20,7 @@ from servers import SlowServer
 
 from shardio.cli import output
 from shardio.cli.main import cli
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets import catalogue, remote
 from shardio.sets.storage import open_storage
 

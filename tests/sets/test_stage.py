@@ -33,7 +33,8 @@ from places import ROOT
 from shardio.cli.main import cli
 from shardio.errors import FormatError, SetNotFoundError, SpaceError
 from shardio.format.entries import FileEntry
-from shardio.format.manifest import Manifest, load_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets import fill
 from shardio.sets.cache import stage as staging

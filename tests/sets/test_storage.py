@@ -13,7 +13,7 @@ import pytest
 from reading import first_shard
 
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets.storage import FolderStorage, open_storage
 
 

@@ -17,7 +17,7 @@ from folders import flip
 
 from shardio.format.entries import FileEntry
 from shardio.format.layout import HEADER_NBYTES
-from shardio.format.manifest import commit_manifest, load_manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.rows import write_order
 from shardio.sets.verify import Problem, Subset, VerifyReport, verify
 

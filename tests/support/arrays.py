@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import HEADER_NBYTES, ArrayKind, RowType
-from shardio.format.manifest import Manifest, commit_manifest, load_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.sets.rows import ArrayWriter, write_index, write_order
 
 Given = tuple[ArrayKind, NDArray[Any]]

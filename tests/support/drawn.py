@@ -14,8 +14,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from shardio.augment.batch import Batch, Transform
+from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
+from shardio.augment.chain import Transform
 
 LEAST_PVALUE = 1e-7
 MOST_DEVIATIONS = 5.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardio.format.entries import ShardEntry
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.reading.warm import warm

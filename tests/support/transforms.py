@@ -42,7 +42,7 @@ from shardio.augment import (
     VerticalFlip,
     Views,
 )
-from shardio.augment.batch import Transform
+from shardio.augment.chain import Transform
 
 # For pictures of 18 x 17, of one channel or three. Those that draw nothing:
 FIXED: list[Transform] = [

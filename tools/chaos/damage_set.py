@@ -50,7 +50,7 @@ from shardio.format.layout import (
     sample_nbytes,
     shard_name,
 )
-from shardio.format.manifest import commit_manifest
+from shardio.format.manifest_file import commit_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.rows import ArrayWriter, write_index, write_order
 from shardio.sets.verify import verify

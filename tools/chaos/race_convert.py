@@ -34,7 +34,7 @@ from fail_convert import PATCHED_SHARDTASK, PATCHED_WRITER, PATIENCE_SECONDS, dr
 
 from shardio.conversion.convert import convert
 from shardio.errors import ConvertError
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 
 OPTIONS: dict[str, Any] = {"size": 8, "shard_size": 4096 + 4 * 8 * 8 * 3, "max_bad": 2}
 SEEDS = (1, 2)

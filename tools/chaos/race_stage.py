@@ -38,7 +38,7 @@ import numpy as np
 from attack import Child, Rounds, Say, Tell, hash_files, make_parser, never_sync, verdict, write_set
 
 from shardio.format.entries import FileEntry
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets.cache import stage as staging
 from shardio.sets.cache.folder import MARKER_NAME, Cache
 from shardio.sets.cache.stage import stage

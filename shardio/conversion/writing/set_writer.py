@@ -35,7 +35,8 @@ from shardio.format.layout import (
     sample_nbytes,
     shard_name,
 )
-from shardio.format.manifest import Manifest, check_names_fit, commit_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import check_names_fit, commit_manifest
 from shardio.format.parse import check_text, first_repeated
 from shardio.sets.local import check_local
 from shardio.sets.rows import ArrayWriter, write_index

@@ -19,7 +19,8 @@ from pathlib import Path
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
-from shardio.format.manifest import Manifest, load_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.sets.cache.locks import (
     WAY_OUT,
     LockedFile,

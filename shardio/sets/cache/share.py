@@ -15,7 +15,7 @@ from pathlib import Path
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
-from shardio.format.manifest import load_manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.format.parse import is_digest
 from shardio.sets.cache.leases import CopyPaths

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from shardio.errors import FormatError, SpaceError
 from shardio.format.entries import FileEntry
-from shardio.format.manifest import Manifest, commit_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import commit_manifest
 from shardio.format.opening import open_checked
 from shardio.format.parse import is_digest
 from shardio.sets.cache.folder import Cache, CachedCopy

@@ -29,7 +29,8 @@ from shardio.format.layout import (
     index_name,
     shard_name,
 )
-from shardio.format.manifest import Manifest, commit_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import commit_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.changes.draft import ArrayDraft, Draft, GivenArray, Held, Orders, SplitDraft, Stored, check_arrays
 from shardio.sets.changes.history import describe_change

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from shardio.errors import ConvertError, FormatError, SetNotFoundError
 from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry, ShardEntry, Split
 from shardio.format.layout import HEADER_NBYTES, SampleShape
-from shardio.format.manifest import Manifest, load_manifest
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.changes.draft import ArrayDraft, Draft, Held, SplitDraft, Stored
 from shardio.sets.names import find_folder

@@ -1,0 +1,112 @@
+"""manifest.json in a folder: read, checked against a pinned digest, and published as the last file of a set."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardio.errors import ConvertError, FormatError, SetNotFoundError
+from shardio.format import parse
+from shardio.format.layout import MANIFEST_NAME, MAX_MANIFEST_NBYTES, WORK_FOLDER
+from shardio.format.manifest import Manifest, parse_manifest
+from shardio.system.files import write_atomic
+from shardio.system.opening import naming, open_regular
+
+# Bytes that a shard takes in manifest.json beside its name.
+_SHARD_TEXT_NBYTES = 176
+
+# 48 bits: no site has so many sets that two of them would begin alike.
+_PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
+
+
+def check_manifest_nbytes(path: str | Path, nbytes: int) -> None:
+    """Raises FormatError if the file is larger than any manifest, before it is read."""
+    if nbytes > MAX_MANIFEST_NBYTES:
+        raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
+
+
+def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> Manifest:
+    """Returns the manifest of the set in `folder`. `digest` is what `check_digest` takes.
+
+    Raises SetNotFoundError if there is none, and FormatError if it is not sound.
+    """
+    path = Path(folder) / MANIFEST_NAME
+    if not os.path.lexists(path):
+        raise SetNotFoundError(f"{path}: not found: {_what_is_there(Path(folder))}")
+    opened, nbytes = open_regular(path)
+    with naming(path), io.BufferedReader(opened) as file:
+        check_manifest_nbytes(path, nbytes)
+        # One byte more than allowed is asked for: the file may have grown since.
+        return manifest_of(path, file.read(MAX_MANIFEST_NBYTES + 1), digest)
+
+
+def manifest_of(path: str | Path, data: bytes, digest: str | None) -> Manifest:
+    """Returns the manifest in these bytes of the file `path`, which a FormatError names. `digest` is what
+    `check_digest` takes."""
+    try:
+        manifest = parse_manifest(data)
+        check_digest(manifest, digest)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+    return manifest
+
+
+def check_digest(manifest: Manifest, digest: str | None) -> None:
+    """Raises FormatError unless the manifest has the digest that the caller pinned, whole or by its first 12 digits or
+    more; None pins nothing. Raises ValueError if `digest` is no such thing."""
+    if digest is None:
+        return
+    if not isinstance(digest, str) or not _PINNED.fullmatch(digest):
+        raise ValueError(
+            "digest must be the 64 lower-case hexadecimal digits that `shardio info` prints, or the first 12 or more "
+            f"of them; found {parse.show(digest)}"
+        )
+    if not manifest.digest.startswith(digest):
+        raise FormatError(
+            f"digest: expected {digest}, found {manifest.digest}: this is another set than the one that was pinned; "
+            "open the folder that holds that one, or pin the digest that `shardio info` prints of this one"
+        )
+
+
+def _what_is_there(folder: Path) -> str:
+    if not folder.exists():
+        return f"the folder {folder} does not exist"
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    if (folder / WORK_FOLDER).exists():
+        return "a conversion into this folder was not finished; the same `shardio convert` command goes on with it"
+    return "this folder holds no shard set; `shardio convert SRC OUT` makes one"
+
+
+def commit_manifest(folder: Path, manifest: Manifest) -> None:
+    """Publishes the set: it exists after this rename, and not before. Every file that it names must be durable already.
+
+    Raises FormatError if no reader would open it, and ConvertError if it is too large for them; then nothing is
+    published.
+    """
+    path, data = folder / MANIFEST_NAME, manifest.dumps()
+    _check_room(len(data), len(manifest.classes), sum(len(split.shards) for split in manifest.splits.values()))
+    try:
+        parse_manifest(data)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}; nothing is published") from None
+    write_atomic(path, data)
+
+
+def check_names_fit(classes: Sequence[str], class_names: Sequence[str] = (), shards: Sequence[str] = ()) -> None:
+    """Raises ConvertError if a set of these classes and shards would have a larger manifest than readers take."""
+    names = len(json.dumps([*classes, *class_names])) + 2 * (len(classes) + len(class_names))  # an indent for each
+    _check_room(names + sum(map(len, shards)) + _SHARD_TEXT_NBYTES * len(shards), len(classes), len(shards))
+
+
+def _check_room(nbytes: int, num_classes: int, num_shards: int) -> None:
+    if nbytes > MAX_MANIFEST_NBYTES:
+        raise ConvertError(
+            f"{MANIFEST_NAME}: expected at most {MAX_MANIFEST_NBYTES:,} bytes, found {nbytes:,} for {num_classes:,} "
+            f"classes and {num_shards:,} shards: shorten the names of the classes, or make fewer shards by a larger "
+            "`--shard-size`, from Python `shard_size=`"
+        )
