@@ -303,9 +303,9 @@ def test_damage_never_raises_anything_but_a_source_error(seed: int) -> None:
 # --- many -------------------------------------------------------------------------------------------------------------
 
 
-def test_walking_a_hundred_thousand_headers_takes_no_memory() -> None:
-    # The archive is made as it is read: 100,000 members of 100 kB, 10 GB.
-    count, stride = 100_000, 512 + 100_352
+def test_walking_any_number_of_headers_takes_no_memory() -> None:
+    # The archive is made as it is read: 30,000 members of 100 kB, 3 GB. A byte of each would be seen.
+    count, stride = 30_000, 512 + 100_352
 
     def read_at(nbytes: int, offset: int) -> bytes:
         number, place = divmod(offset, stride)
@@ -320,7 +320,7 @@ def test_walking_a_hundred_thousand_headers_takes_no_memory() -> None:
     finally:
         tracemalloc.stop()
     assert found == count
-    assert peak < 200_000
+    assert peak < 30_000
 
 
 def test_generators_are_drained_in_order_on_threads() -> None:
