@@ -39,7 +39,7 @@ from shardio.system.threads import DaemonThread, ThreadPool
 CONCURRENT = tuple(package.__path__[0] for package in (concurrent.futures, multiprocessing))
 BOXES = Boxes(*(np.full(16, value, float) for value in (0, 0, 8, 8)))
 # A prime, so that other points come in each case.
-STEP = 307
+STEP = 199
 CASES = [
     tool.Case("mmap", "close"),
     tool.Case("pread", "collect"),
