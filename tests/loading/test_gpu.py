@@ -451,7 +451,8 @@ class Hand:
         self.prefetch.start(self.filled(value), BATCH)
 
     def look(self, tensors: Tensors | list[torch.Tensor], value: int) -> None:
-        self._right += [(tensor == value).all() for tensor in tensors]
+        # Batches end with a dict, which is empty here.
+        self._right += [(tensor == value).all() for tensor in tensors if isinstance(tensor, torch.Tensor)]
 
     def all_right(self) -> bool:
         torch.cuda.synchronize()
