@@ -29,10 +29,13 @@ class Shown:
     picture: str
 
 
-def make_gallery(shards: ShardSet, labels: NDArray[np.int64]) -> dict[int, list[Shown]]:
-    """Returns samples of each label, from all over the split. Where there is room for some labels alone, these lie
-    evenly among all."""
+def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[int]) -> dict[int, list[Shown]]:
+    """Returns samples of the `wanted` labels, from all over the split; `labels` are those of all its samples. Where
+    there is room for some labels alone, these lie evenly among all."""
     order = np.argsort(labels, kind="stable")
+    order = order[np.isin(labels[order], np.array(wanted, np.int64))]
+    if not len(order):
+        return {}
     there, starts = np.unique(labels[order], return_index=True)
     members = np.split(order, starts[1:])
     tried = _evenly(len(there), _NUM_TRIED)

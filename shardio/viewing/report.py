@@ -11,7 +11,7 @@ import numpy as np
 from shardio.reading.shardset import ShardSet
 from shardio.viewing.facts import Facts, OnProgress, find_facts, read_pictures
 from shardio.viewing.gallery import make_gallery
-from shardio.viewing.page.document import make_page
+from shardio.viewing.page.document import listed_classes, make_page
 from shardio.viewing.page.sections import MOST_GROUPS, MOST_MEMBERS, Looks, Refused
 from shardio.viewing.repeats import Member
 from shardio.viewing.thumbnails import thumbnail
@@ -39,14 +39,15 @@ def make_report(
     """
     facts = find_facts(splits, num_pictures, on_progress)
     first = next(iter(splits.values()))
-    gallery = make_gallery(first, first.labels_of(np.arange(len(first))))
+    listed = listed_classes(facts.classes)
+    gallery = make_gallery(first, first.labels_of(np.arange(len(first))), [one.label for one in listed])
     indices = [shown.index for some in gallery.values() for shown in some]
     keys = dict(zip(indices, _keys(first, indices), strict=True))
     members = [one for group in facts.repeats.groups[:MOST_GROUPS] for one in group.members[:MOST_MEMBERS]]
     members += [group.members[0] for group in facts.repeats.keys[:MOST_GROUPS]]
     name = os.path.basename(first.folder)
     looks = dict(_looks(splits, members))
-    return Report(make_page(name, facts, gallery, keys, looks, refused, source_given), facts)
+    return Report(make_page(name, facts, listed, gallery, keys, looks, refused, source_given), facts)
 
 
 def _keys(shards: ShardSet, indices: Sequence[int]) -> list[str]:

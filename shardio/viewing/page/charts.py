@@ -24,7 +24,7 @@ def percent(share: float) -> str:
     return f"{number(100 * share)}%"
 
 
-def histogram(title: str, told: Distribution | None, format: Format = number, note: str = "") -> Html:
+def histogram(title: str, told: Distribution | None, format: Format = number) -> Html:
     """Returns a figure; nothing if there are no numbers. Its caption says in words what it shows."""
     if told is None:
         return Html("")
@@ -34,7 +34,7 @@ def histogram(title: str, told: Distribution | None, format: Format = number, no
     terms = [tag("div", tag("dt", name), tag("dd", format(value))) for name, value in zip(names, five, strict=True)]
     return tag(
         "figure",
-        tag("figcaption", title, *([tag("span", note, class_="note")] if note else [])),
+        tag("figcaption", title),
         _drawn(f"{title}: {summary}", told, format),
         tag("dl", *terms, class_="five"),
     )

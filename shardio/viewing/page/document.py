@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardio.format.manifest import Manifest
 from shardio.viewing.facts import Facts
 from shardio.viewing.gallery import Shown
 from shardio.viewing.page import sections
@@ -26,6 +27,7 @@ _HERE = Path(__file__).parent
 def make_page(
     name: str,
     facts: Facts,
+    listed: Sequence[ClassCount],
     gallery: Mapping[int, Sequence[Shown]],
     keys: Mapping[int, str],
     looks: Mapping[Member, Looks],
@@ -34,10 +36,11 @@ def make_page(
 ) -> bytes:
     """Returns the page about the set `name`.
 
-    `gallery` has thumbnails of the first split's classes by label, `keys` the keys of these samples, and `looks` how
-    the samples of repeats are shown. `refused` are all refused images.
+    `listed` are the classes that the table shall have, as far as there is room. `gallery` has thumbnails of the first
+    split's classes by label, `keys` the keys of these samples, and `looks` how the samples of repeats are shown.
+    `refused` are all refused images.
     """
-    rows = _rows(facts, gallery, keys)
+    rows = _rows(facts.manifest, listed, gallery, keys)
     data = {"splits": [shortened(split.name, 30) for split in facts.splits], "classes": rows}
     parts = (
         sections.classes(facts, len(rows), sum(1 for row in rows if row[-1])),
@@ -85,12 +88,14 @@ def _json(data: Mapping[str, Any]) -> Html:
     return Html(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def _rows(facts: Facts, gallery: Mapping[int, Sequence[Shown]], keys: Mapping[int, str]) -> list[list[Any]]:
+def _rows(
+    manifest: Manifest, listed: Sequence[ClassCount], gallery: Mapping[int, Sequence[Shown]], keys: Mapping[int, str]
+) -> list[list[Any]]:
     """Returns [label, name, what people call it, the counts of each split, [[index, key, picture], ...]] of classes."""
     rows = []
     nbytes = 0
-    names, called = facts.manifest.classes, facts.manifest.class_names
-    for one in _listed(facts.classes):
+    names, called = manifest.classes, manifest.class_names
+    for one in listed:
         label = one.label
         texts = [shortened(some[label], 80) if 0 <= label < len(some) else "" for some in (names, called)]
         shown = [[some.index, shortened(keys[some.index], 100), some.picture] for some in gallery.get(label, ())]
@@ -101,7 +106,7 @@ def _rows(facts: Facts, gallery: Mapping[int, Sequence[Shown]], keys: Mapping[in
     return rows
 
 
-def _listed(classes: Sequence[ClassCount]) -> Sequence[ClassCount]:
+def listed_classes(classes: Sequence[ClassCount]) -> Sequence[ClassCount]:
     """Returns the classes; of too many, the smallest and the largest, in the order of their labels."""
     if len(classes) <= _MOST_ROWS:
         return classes

@@ -4,6 +4,7 @@
   const { splits, classes } = JSON.parse(document.getElementById("data").textContent);
   const [LABEL, NAME, CALLED, COUNTS, SHOWN] = [0, 1, 2, 3, 4];
 
+  // Narrow pages lay the table's rows out anew. The roles say that it stays a table.
   // Texts of others only ever become text: nothing here parses HTML.
   function make(name, attributes = {}, ...children) {
     const element = document.createElement(name);
@@ -55,13 +56,13 @@
   }
 
   function row(one) {
-    const name = make("td", { class: "name" }, make("bdi", {}, one[CALLED] || one[NAME]));
+    const name = make("td", { role: "cell", class: "name" }, make("bdi", {}, one[CALLED] || one[NAME]));
     if (one[CALLED] && one[NAME] !== one[CALLED]) name.append(make("bdi", { class: "called" }, one[NAME]));
-    const cells = [make("td", { class: "label" }, String(one[LABEL])), name];
+    const cells = [make("td", { role: "cell", class: "label" }, String(one[LABEL])), name];
     one[COUNTS].forEach((count, split) => {
       const bar = make("div", { class: "bar" });
       bar.style.width = `${(100 * count) / most[split]}%`;
-      cells.push(make("td", { class: "count right" }, count.toLocaleString("en"), bar));
+      cells.push(make("td", { role: "cell", class: "count right" }, count.toLocaleString("en"), bar));
     });
     if (pictures.checked) {
       const items = one[SHOWN].map(([index, key, source]) => {
@@ -69,9 +70,9 @@
         image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalHeight < 72));
         return make("li", {}, image);
       });
-      cells.push(make("td", { class: "pictures" }, make("ul", { class: "thumbs" }, ...items)));
+      cells.push(make("td", { role: "cell", class: "pictures" }, make("ul", { class: "thumbs" }, ...items)));
     }
-    return make("tr", {}, ...cells);
+    return make("tr", { role: "row" }, ...cells);
   }
 
   function head() {
@@ -83,12 +84,12 @@
         choose();
         table.querySelectorAll("thead button")[place].focus();
       });
-      const cell = make("th", { scope: "col", class: column.kind }, button);
+      const cell = make("th", { role: "columnheader", scope: "col", class: column.kind }, button);
       if (place === sorted) cell.setAttribute("aria-sort", up ? "ascending" : "descending");
       return cell;
     });
-    if (pictures.checked) cells.push(make("th", { scope: "col", class: "pictures" }, "samples"));
-    return make("thead", {}, make("tr", {}, ...cells));
+    if (pictures.checked) cells.push(make("th", { role: "columnheader", scope: "col", class: "pictures" }, "samples"));
+    return make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...cells));
   }
 
   function turn(title, to, last) {
@@ -107,7 +108,7 @@
     const last = Math.max(0, Math.ceil(found.length / PAGE) - 1);
     const start = page * PAGE;
     const some = found.slice(start, start + PAGE);
-    table.replaceChildren(make("table", {}, head(), make("tbody", {}, ...some.map(row))));
+    table.replaceChildren(make("table", { role: "table" }, head(), make("tbody", { role: "rowgroup" }, ...some.map(row))));
     const told = found.length
       ? `${(start + 1).toLocaleString("en")} to ${(start + some.length).toLocaleString("en")} of ${found.length.toLocaleString("en")}`
       : "no class has these words";

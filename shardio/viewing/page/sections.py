@@ -152,7 +152,7 @@ def sizes(facts: Facts) -> Html:
             histogram(f"{split.name}: width ÷ height", split.aspects),
         )
     ]
-    told = "The sizes of the original images, of all samples. The axes double from mark to mark."
+    told = "The sizes of the original images, of all samples. The axes are logarithmic."
     return section("sizes", "Original sizes", paragraph(told if any(charts) else "The set has none."), figures(*charts))
 
 
@@ -168,20 +168,20 @@ def resizing(facts: Facts) -> Html:
     }
     share = {"crop": "cut away of each picture", "pad": "margins in each sample", "squash": ""}
     children: list[Child] = [paragraph(what[losses[0][1].fit])]
-    for split, loss in losses:
-        known = split.widths.total if split.widths else 0
-        children.append(
-            paragraph(
-                tag("b", foreign(split.name)),
-                f": {loss.num_enlarged:,} of {known:,} pictures ({percent(loss.num_enlarged / known)}) were enlarged.",
-            )
+    children += [
+        paragraph(
+            tag("b", foreign(split.name)),
+            f": {loss.num_enlarged:,} of {loss.reduction.total:,} pictures "
+            f"({percent(loss.num_enlarged / loss.reduction.total)}) were enlarged: their factor is below 1.",
         )
+        for split, loss in losses
+    ]
     charts = [
         chart
         for split, loss in losses
         for chart in (
             histogram(f"{split.name}: {share[loss.fit]}", loss.share, percent),
-            histogram(f"{split.name}: reduced by a factor of", loss.reduction, note="below 1: enlarged"),
+            histogram(f"{split.name}: factor of reduction", loss.reduction),
         )
     ]
     return section("resizing", "What resizing has lost", *children, figures(*charts))
