@@ -141,9 +141,11 @@ def _compute(splits: Mapping[str, ShardSet]) -> Levels:
 def _fit(manifest: Manifest) -> str:
     """Returns how pictures of all conversions became samples of this shape; "" if that is not told, or differs."""
     told = [one["conversion"] for one in conversions_of(manifest)]
-    fits = {one.get("fit") for one in told if one.get("size") == list(manifest.sample_shape[:2])}
-    fit = fits.pop() if len(fits) == 1 and len({str(one.get("fit")) for one in told}) == 1 else ""
-    return fit if fit in ("crop", "pad", "squash") else ""
+    size = list(manifest.sample_shape[:2])
+    for fit in ("crop", "pad", "squash"):
+        if told and all(one.get("fit") == fit and one.get("size") == size for one in told):
+            return fit
+    return ""
 
 
 def _facts(shards: ShardSet, fit: str, labels: NDArray[np.int64], greys: NDArray[np.float64]) -> SplitFacts:

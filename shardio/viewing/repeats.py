@@ -20,6 +20,7 @@ from shardio.viewing.alike import close_pairs, fields_of, join, look_alike, tell
 
 # Pictures that are compared with others, at most: of each kind of repeats.
 _MOST_COMPARED = 4000
+_MOST_OF_A_GROUP = 200
 _MOST_KEYS = 1000
 
 ReadPictures = Callable[[ShardSet, NDArray[np.int64]], Iterator[NDArray[np.uint8]]]
@@ -135,10 +136,9 @@ def _find_equal(samples: _Samples, read: ReadPictures) -> tuple[list[list[int]],
     chosen: list[int] = []
     left = 0
     for group in candidates:
-        if len(chosen) + len(group) <= _MOST_COMPARED:
-            chosen += group.tolist()
-        else:
-            left += len(group)
+        room = min(_MOST_OF_A_GROUP, _MOST_COMPARED - len(chosen))
+        chosen += group[:room].tolist()
+        left += len(group[room:])
     chosen.sort()
     same: defaultdict[bytes, list[int]] = defaultdict(list)
     for number, picture in zip(chosen, samples.read(chosen, read), strict=True):
@@ -169,7 +169,7 @@ def _find_keys(splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.i
         keys = shards.column_of("key", np.arange(len(shards)))
         order = np.argsort(keys, kind="stable")
         for start, stop in _runs(keys[order]):
-            members = order[start:stop][:_MOST_COMPARED]
+            members = order[start:stop][:_MOST_OF_A_GROUP]
             if keys[members[0]] and len(np.unique(labels[name][members])) > 1:
                 yield Group(False, tuple(Member(name, int(i), int(labels[name][i])) for i in members))
 

@@ -226,7 +226,7 @@ def repeats(facts: Facts, looks: Mapping[Member, Looks]) -> Html:
     equal = sum(group.equal for group in found.groups)
     told = [
         paragraph(
-            tag("b", f"{len(found.groups):,} groups"),
+            tag("b", f"{len(found.groups):,} group{'s' * (len(found.groups) != 1)}"),
             f" of repeated pictures: {equal:,} of equal ones, {len(found.groups) - equal:,} of pictures that look "
             f"alike. {conflicts:,} have different labels, {across:,} lie in more than one split.",
         ),
