@@ -41,8 +41,8 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     from shardio.conversion.writing.set_writer import read_rejects
     from shardio.format.layout import REJECTS_NAME
     from shardio.system.files import write_atomic
-    from shardio.viewing.facts import open_splits
     from shardio.viewing.page.sections import MOST_REFUSED, Refused, normalize_lines
+    from shardio.viewing.pictures import open_splits
     from shardio.viewing.report import make_report
     from shardio.viewing.thumbnails import SIDE, thumbnail
 

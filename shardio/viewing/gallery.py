@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.reading.shardset import ShardSet
-from shardio.viewing.facts import read_pictures
+from shardio.viewing.pictures import read_pictures
 from shardio.viewing.thumbnails import thumbnail
 
 NBYTES = 13_000_000

@@ -232,7 +232,7 @@ def repeats(facts: Facts, looks: Mapping[Member, Looks]) -> Html:
         ),
         paragraph(
             f"Equal pictures were searched among all {facts.num_samples:,} samples by their crc32, and then compared. "
-            f"Pictures that look alike were searched among {found.num_seen:,}, by a hash of 64 bits of each (dHash), "
+            f"Pictures that look alike were searched among {facts.num_seen:,}, by a hash of 64 bits of each (dHash), "
             "of which at most 3 may differ, and then compared in 16 x 16 fields.",
             class_="note",
         ),
