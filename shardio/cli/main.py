@@ -41,6 +41,7 @@ from shardio.cli.replay import replay
 from shardio.cli.report import report
 from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
+from shardio.cli.top import top
 from shardio.cli.verify import verify
 from shardio.cli.view import view
 from shardio.cli.warm import warm
@@ -63,7 +64,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.group(
     commands=[
         *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, info, list_sets, merge, plan),
-        *(publish, relabel, repair, replay, report, select, stage, verify, view, warm),
+        *(publish, relabel, repair, replay, report, select, stage, top, verify, view, warm),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
@@ -97,6 +98,7 @@ def cli() -> None:
     shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
     shardio evict /nvme/cache          remove unused copies from there
     shardio check-shuffle 1281167      how random is the order?
+    shardio top                        which loaders run on this node, and what limits them
     shardio replay out/ --batch-size 256 --step 9   what did the model see there?
     shardio publish out/ /sets/name    share it with the other users of a cluster
     shardio list /sets                 which sets are there
