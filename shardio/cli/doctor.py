@@ -33,6 +33,7 @@ def doctor(out: str | None, cache: str | None, as_json: bool) -> None:
     The exit code is 1 if there is an error: something would break.
     """
     from shardio.measure import advice, facts
+    from shardio.sets.names import shown
 
     machine, shards, copies = None, None, None
     silent = []
@@ -44,17 +45,17 @@ def doctor(out: str | None, cache: str | None, as_json: bool) -> None:
     if not as_json and machine is not None:
         show(_machine_lines(machine))
     if out is not None:
-        with _telling(out):
+        with _telling(shown(out)):
             try:
-                shards = facts.within(facts.ANSWER_SECONDS, out, lambda: facts.look_at_set(out))
+                shards = facts.within(facts.ANSWER_SECONDS, shown(out), lambda: facts.look_at_set(out))
             except TimeoutError as error:
                 silent.append(_silent(error))
         if not as_json and shards is not None:
             show(_set_lines(shards))
     if cache is not None:
-        with _telling(cache):
+        with _telling(shown(cache)):
             try:
-                copies = facts.within(facts.ANSWER_SECONDS, cache, lambda: facts.look_at_cache(cache))
+                copies = facts.within(facts.ANSWER_SECONDS, shown(cache), lambda: facts.look_at_cache(cache))
             except TimeoutError as error:
                 silent.append(_silent(error))
         if not as_json and copies is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shardio.reading import choose
+from shardio.sets.names import is_url
 from shardio.system.filesystems import is_network, is_shared
 
 Severity = Literal["error", "warning", "hint"]
@@ -136,7 +137,9 @@ def _about_set(facts: SetFacts, cached: bool) -> Iterator[Advice]:
             "error",
             facts.fault,
             "no job can read the set",
-            f"shardio verify {quoted}, and then shardio repair {quoted} SRC; or shardio convert SRC OUT",
+            f"shardio stage {quoted} CACHE"
+            if is_url(facts.path)
+            else f"shardio verify {quoted}, and then shardio repair {quoted} SRC; or shardio convert SRC OUT",
         )
     if facts.free_nbytes is not None and facts.free_nbytes < _ENOUGH_DISK:
         yield Advice(

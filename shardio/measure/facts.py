@@ -29,7 +29,7 @@ from shardio.measure.advice import CacheFacts, MachineFacts, SetFacts
 from shardio.reading.choose import look_at
 from shardio.reading.shardset import ShardSet
 from shardio.sets.cache.folder import MARKER_NAME, Cache
-from shardio.sets.names import catalogue_roots, find_folder, is_url
+from shardio.sets.names import catalogue_roots, find_folder, is_url, shown
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import try_lock
 from shardio.system.filesystems import filesystem_kind, is_network, is_shared
@@ -104,7 +104,7 @@ def look_at_set(out: str, *, reads: bool = True) -> SetFacts:
     try:
         folder = find_folder(out)
     except ShardioError as error:
-        return SetFacts(out, "", None, fault=str(error))
+        return SetFacts(shown(out), "", None, fault=str(error))
     facts = SetFacts(folder, filesystem_kind(folder), _free(folder))
     try:
         manifest = load_manifest(Path(folder))
@@ -145,6 +145,7 @@ def _reads_per_second(shards: ShardSet) -> float | None:
 def look_at_cache(folder: str) -> CacheFacts:
     """Looks at a folder that is a cache, or shall become one."""
     if is_url(folder):
+        folder = shown(folder)
         return CacheFacts(folder, "", f"{folder}: expected a folder on a disk of this machine, found a URL")
     cache = Cache(folder)
     there = next(path for path in (cache.folder, *cache.folder.parents) if os.path.lexists(path))

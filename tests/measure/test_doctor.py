@@ -215,6 +215,7 @@ def test_the_command_prints_text_of_80_columns_or_json_and_exits_with_1_for_an_e
     found = json.loads(run(cli, ["doctor", out, str(tmp_path / "cache"), "--json"]).stdout)
     assert found["set"]["fault"] == ""
     assert found["machine"]["kernels"] == kernels_in_use()
+    assert "secret" not in run(cli, ["doctor", "s3://me:secret@bucket/a", "s3://me:secret@bucket/b"]).output
     text = run(cli, ["doctor", "a\n\x1b[31mset"])
     assert text.exit_code == 1
     assert "a\\n\\x1b[31mset" in text.stdout
