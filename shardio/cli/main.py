@@ -28,6 +28,7 @@ from shardio.cli.check_shuffle import check_shuffle
 from shardio.cli.convert import convert
 from shardio.cli.demo import demo
 from shardio.cli.diff import diff
+from shardio.cli.doctor import doctor
 from shardio.cli.evict import evict
 from shardio.cli.info import info
 from shardio.cli.list_sets import list_sets
@@ -63,8 +64,31 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.group(
     commands=[
-        *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, info, list_sets, merge, plan),
-        *(publish, relabel, repair, replay, report, select, stage, top, verify, view, warm),
+        append,
+        attach,
+        bench,
+        check_shuffle,
+        convert,
+        demo,
+        diff,
+        doctor,
+        drop,
+        evict,
+        info,
+        list_sets,
+        merge,
+        plan,
+        publish,
+        relabel,
+        repair,
+        replay,
+        report,
+        select,
+        stage,
+        top,
+        verify,
+        view,
+        warm,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
@@ -93,6 +117,7 @@ def cli() -> None:
     shardio append out/ more/ new/     new images, converted as those of out/ were
     shardio merge a/ b/ new/           the samples of several sets
     shardio diff a/ b/                 what is different?
+    shardio doctor out/ /nvme/cache    what here would break or slow a job, and the cure
     shardio bench out/                 how fast does this machine read it?
     shardio warm out/                  bring it into memory before a job reads it
     shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
