@@ -98,15 +98,19 @@ def _machine_lines(facts: MachineFacts) -> Iterator[str]:
     yield from _fact("versions", ", ".join(f"{name} {version or '-'}" for name, version in facts.versions.items()))
     yield from _fact("kernels", ", ".join(f"{name} by {kernel}" for name, kernel in facts.kernels.items()))
     yield from _fact("cores", f"{facts.cores} of {facts.cores_of_machine}; NUMA nodes {facts.numa_nodes}")
-    yield from _fact("memory", f"{_bytes(facts.memory_left)} left; /dev/shm {_bytes(facts.shm_free)} free")
+    huge = f"; huge pages: {facts.huge_pages}" if facts.huge_pages else ""
+    yield from _fact("memory", f"{_bytes(facts.memory_left)} left; /dev/shm {_bytes(facts.shm_free)} free{huge}")
     yield from _fact(
         "limits",
         f"files {_count(facts.descriptors)}, mappings {_count(facts.mappings)} more, "
-        f"address space {_bytes(facts.address_space, 'unlimited')}",
+        f"address space {_bytes(facts.address_space, 'unlimited')}, locked memory "
+        f"{_bytes(facts.locked_memory, 'unlimited')}",
     )
     sees = {None: "", True: ", torch sees a GPU", False: ", torch sees no GPU"}[facts.torch_sees_gpu]
     driver = "driver here" if facts.has_driver else "no driver"
     yield from _fact("CUDA", f"torch for {facts.torch_cuda or 'the CPU'}, {driver}{sees}")
+    for name, rate in facts.gpus.items():
+        yield from _fact("", f"{name}: {bytes_text(rate)}/s from pinned memory")
 
 
 def _set_lines(facts: SetFacts) -> Iterator[str]:

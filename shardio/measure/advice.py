@@ -30,6 +30,10 @@ _ENOUGH_SHM = 128 << 20
 # Less is taken for a disk that is full: an index and a manifest need some of it.
 _ENOUGH_DISK = 1 << 30
 _MEMORY = ("tmpfs", "ramfs")
+# An epoch that reads for less is not worth a warm-up.
+_LITTLE_SECONDS = 10.0
+# Half of what eight lanes of PCIe 4 give.
+_SLOW_COPIES = 8e9
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,10 @@ class MachineFacts:
     mappings: int | None
     """How many more this process may make."""
     address_space: int | None
+    locked_memory: int | None
     shm_free: int | None
+    huge_pages: str
+    """What the kernel does for memory that asks for huge pages: always, madvise or never; "" if it does not say."""
     numa_nodes: int
     kernels: Mapping[str, str]
     missing_kernels: str
@@ -72,6 +79,8 @@ class MachineFacts:
     """Whether the kernel has a driver of NVIDIA."""
     torch_sees_gpu: bool | None
     """None: not asked, as torch or the driver is missing anyway."""
+    gpus: Mapping[str, float]
+    """Bytes a second that copies from pinned memory reach, by the name of the GPU."""
     lost_roots: tuple[str, ...]
     """Folders in SHARDIO_PATH that are not there."""
 
@@ -187,7 +196,7 @@ def _about_reading(facts: SetFacts, reading: choose.Facts) -> Iterator[Advice]:
             "more memory for the job (sbatch --mem, docker --memory), a smaller --size, or "
             'ShardLoader(..., shuffle="block") where the disk is slow at random reads',
         )
-    elif reading.resident_share is not None:
+    elif reading.resident_share is not None and not (rate and reading.nbytes / rate < _LITTLE_SECONDS):
         yield Advice(
             "hint",
             f"{facts.split}: about {reading.resident_share:.0%} of its {_amount(reading.nbytes)} are in the page cache",
@@ -279,6 +288,7 @@ def _about_machine(facts: MachineFacts) -> Iterator[Advice]:
         )
     yield from _about_cores(facts)
     yield from _about_libraries(facts)
+    yield from _about_gpus(facts)
     for root in facts.lost_roots:
         yield Advice(
             "warning",
@@ -349,6 +359,17 @@ def _about_libraries(facts: MachineFacts) -> Iterator[Advice]:
             "training runs on the CPU",
             "look at CUDA_VISIBLE_DEVICES, and whether nvidia-smi shows a CUDA version that is as new",
         )
+
+
+def _about_gpus(facts: MachineFacts) -> Iterator[Advice]:
+    for name, rate in facts.gpus.items():
+        if rate < _SLOW_COPIES:
+            yield Advice(
+                "hint",
+                f"copies from pinned memory to {name} reach {_amount(rate)}/s",
+                f"at most {rate / (256 * 256 * 3):,.0f} samples of 256 x 256 a second get there",
+                "look at the link (nvidia-smi -q -d PCIE), and whether the job's cores are on the GPU's NUMA node",
+            )
 
 
 def as_dict(found: Advice | MachineFacts | SetFacts | CacheFacts) -> dict[str, object]:

@@ -48,6 +48,7 @@ _GRANTED = ("SLURM_CPUS_PER_TASK", "NCPUS")
 ANSWER_SECONDS = 60.0
 """A filesystem that is silent for so long is taken for one that is gone."""
 _READING_SECONDS = 1.0
+_COPYING_SECONDS = 0.5
 
 
 def within(seconds: float, what: str, look: Callable[[], T]) -> T:
@@ -74,6 +75,7 @@ def within(seconds: float, what: str, look: Callable[[], T]) -> T:
 
 def look_at_machine(proc: Path = PROC, environ: Mapping[str, str] = os.environ) -> MachineFacts:
     cuda, has_driver = _torch_cuda(), (proc / "driver" / "nvidia" / "version").exists()
+    sees_gpu = _torch_sees_gpu() if cuda and has_driver else None
     return MachineFacts(
         cores=usable_cores(),
         cores_of_machine=os.cpu_count() or 1,
@@ -82,7 +84,9 @@ def look_at_machine(proc: Path = PROC, environ: Mapping[str, str] = os.environ) 
         descriptors=_limit(resource.RLIMIT_NOFILE),
         mappings=_mappings_left(proc),
         address_space=_limit(resource.RLIMIT_AS),
+        locked_memory=_limit(resource.RLIMIT_MEMLOCK),
         shm_free=_free(_SHM),
+        huge_pages=_huge_pages(),
         numa_nodes=max(1, len(list((SYSFS / "devices" / "system" / "node").glob("node[0-9]*")))),
         kernels=kernels_in_use(),
         missing_kernels=missing_kernels(),
@@ -93,7 +97,8 @@ def look_at_machine(proc: Path = PROC, environ: Mapping[str, str] = os.environ) 
         },
         torch_cuda=cuda,
         has_driver=has_driver,
-        torch_sees_gpu=_torch_sees_gpu() if cuda and has_driver else None,
+        torch_sees_gpu=sees_gpu,
+        gpus=_pinned_rates() if sees_gpu else {},
         lost_roots=tuple(root for root in catalogue_roots() if not is_url(root) and not os.path.isdir(root)),
     )
 
@@ -204,6 +209,13 @@ def _mappings_left(proc: Path) -> int | None:
     return None
 
 
+def _huge_pages() -> str:
+    with contextlib.suppress(OSError, IndexError):
+        text = (SYSFS / "kernel" / "mm" / "transparent_hugepage" / "enabled").read_text()
+        return text.split("[")[1].split("]")[0]
+    return ""
+
+
 def _granted(environ: Mapping[str, str]) -> int | None:
     found = (environ.get(name, "") for name in _GRANTED)
     return next((int(text) for text in found if re.fullmatch("[1-9][0-9]{0,5}", text)), None)
@@ -231,3 +243,23 @@ def _torch_sees_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _pinned_rates() -> dict[str, float]:
+    """Returns the bytes a second that copies to each GPU reach, by its name."""
+    import torch
+
+    from shardio.measure.limits import pinned_copies
+
+    rates = {}
+    for number in range(torch.cuda.device_count()):
+        device = torch.device("cuda", number)
+        steps = pinned_copies(device, 256, 256 * 256 * 3)
+        next(steps)  # starts the driver
+        start, images = time.perf_counter(), 0
+        while time.perf_counter() - start < _COPYING_SECONDS:
+            images += next(steps)
+        rates[f"{device} ({torch.cuda.get_device_name(device)})"] = (
+            images * 256 * 256 * 3 / (time.perf_counter() - start)
+        )
+    return rates

@@ -31,7 +31,9 @@ MACHINE = MachineFacts(
     descriptors=65536,
     mappings=60_000,
     address_space=None,
+    locked_memory=8 << 20,
     shm_free=GB,
+    huge_pages="madvise",
     numa_nodes=1,
     kernels={},
     missing_kernels="",
@@ -39,6 +41,7 @@ MACHINE = MachineFacts(
     torch_cuda="13.0",
     has_driver=True,
     torch_sees_gpu=True,
+    gpus={"cuda:0 (H100)": 50e9},
     lost_roots=(),
 )
 READING = Facts("ext4", 20 * GB, 1.0, 64 * GB, 512)
@@ -76,6 +79,7 @@ def test_a_sound_machine_needs_no_advice() -> None:
         ({"address_space": 10 * GB}, "error", "10 GB, the set has 20 GB", "ulimit -v unlimited"),
         ({"address_space": 30 * GB}, "warning", "30 GB, the set has 20 GB", "ulimit -v unlimited"),
         ({"shm_free": 64 << 20}, "hint", "67.1 MB", "--shm-size"),
+        ({"gpus": {"cuda:0 (H100)": 3e9}}, "hint", "cuda:0 (H100) reach 3 GB/s", "nvidia-smi -q"),
         ({"missing_kernels": "no kernels: it is slow. Install"}, "warning", "no kernels", "Install"),
         ({"versions": {"torch": ""}}, "error", "torch is not installed", "pip install torch"),
         ({"has_driver": False}, "warning", "2.9.0 is built for CUDA 13.0", "--gpus all"),
