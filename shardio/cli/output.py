@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +29,17 @@ def show(result: Mapping[str, Any] | Iterable[str]) -> None:
         return
     for line in result:
         say(line)
+
+
+def next_step(*words: object) -> str:
+    """Returns the last line of a command's text: what to type next, as `shardio` takes these words."""
+    return "next: " + shlex.join(["shardio", *map(str, words)])
+
+
+def shortened(text: str, most: int) -> str:
+    """Returns a name in at most so many characters, as it may go to a terminal: its beginning, if it is longer."""
+    text = printable(text)
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 class Column(NamedTuple):

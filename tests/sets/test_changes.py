@@ -1092,7 +1092,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
     run("append", out, more, "f", told="converted 4 images")
     run("diff", "a", "d", told="train: relabelled: 1 samples: train/n01/n01_0.JPEG from n01 to wolf", code=1)
     run("diff", "a", "a", told="the same samples, in the same files")
-    run("info", "f", told="  change.operation: append")
+    run("info", "f", "-v", told="  change.operation: append")
     run("diff", "a", "d", "--json", told='"equal": false', code=1)
     assert json.loads(shardio("select", "a", "g", "--label", "n01", "--json", cwd=tmp_path).stdout)["num_files"] == 12
     for words, code, told in (
