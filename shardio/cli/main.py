@@ -29,6 +29,7 @@ from shardio.cli.convert import convert
 from shardio.cli.demo import demo
 from shardio.cli.diff import diff
 from shardio.cli.evict import evict
+from shardio.cli.find import find
 from shardio.cli.info import info
 from shardio.cli.list_sets import list_sets
 from shardio.cli.merge import merge
@@ -61,7 +62,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.group(
     commands=[
-        *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, info, list_sets, merge, plan),
+        *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, find, info, list_sets, merge, plan),
         *(publish, relabel, repair, replay, select, stage, verify, view, warm),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
@@ -82,6 +83,7 @@ def cli() -> None:
     shardio convert imagenet/ out/     decode and resize once, offline
     shardio info out/                  what is in a set
     shardio view out/                  show samples
+    shardio find out/ --class cat      numbers and keys of some samples
     shardio verify out/                is it still what was published?
     shardio repair out/ imagenet/      if not, make the damaged files again
     shardio attach out/ new/ --array clip=clip.npy   a new set of the same files, with an array

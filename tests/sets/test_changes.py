@@ -38,8 +38,9 @@ from shardio.sets.changes.carry import Room
 from shardio.sets.changes.diff import diff
 from shardio.sets.changes.merge import merge
 from shardio.sets.changes.relabel import relabel
-from shardio.sets.changes.select import Condition, drop, parse_condition, select
+from shardio.sets.changes.select import drop, select
 from shardio.sets.changes.tables import open_array, read_keys, read_labels
+from shardio.sets.choice import Condition, parse_condition
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
 from shardio.system import links
@@ -555,7 +556,7 @@ def test_splits_that_are_not_named_stay_and_a_split_can_be_left_out(tmp_path: Pa
     ("options", "told"),
     [
         ({}, "say which samples"),
-        ({"labels": "c11"}, r"expected a class of the set, or a number from 0 to 6, found 'c11' \(there is 'c1'"),
+        ({"labels": "c11"}, r"expected a class of the set, or a number from 0 to 6, found 'c11': did you mean c1"),
         ({"labels": 7}, "found 7"),
         ({"labels": "-1"}, "found '-1'"),
         ({"where": "year >= 2000"}, r"year >= 2000: expected a column of the index \(label, source_width"),
