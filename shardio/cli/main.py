@@ -39,6 +39,7 @@ from shardio.cli.publish import publish
 from shardio.cli.relabel import relabel
 from shardio.cli.repair import repair
 from shardio.cli.replay import replay
+from shardio.cli.report import report
 from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
 from shardio.cli.verify import verify
@@ -63,7 +64,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 @click.group(
     commands=[
         *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, find, info, list_sets, merge, plan),
-        *(publish, relabel, repair, replay, select, stage, verify, view, warm),
+        *(publish, relabel, repair, replay, report, select, stage, verify, view, warm),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
@@ -84,6 +85,7 @@ def cli() -> None:
     shardio info out/                  what is in a set
     shardio view out/                  show samples
     shardio find out/ --class cat      numbers and keys of some samples
+    shardio report out/                write a page about a set
     shardio verify out/                is it still what was published?
     shardio repair out/ imagenet/      if not, make the damaged files again
     shardio attach out/ new/ --array clip=clip.npy   a new set of the same files, with an array

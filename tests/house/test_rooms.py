@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "system": set(),
     "format": {"system"},
     "order": set(),
-    "viewing": set(),
+    "viewing": {"reading", "sets", "format", "order", "system"},
     "sets": {"format", "order", "system"},
     "reading": {"sets", "format", "order", "system"},
     "augment": {"order", "system"},
