@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option
-from shardio.cli.output import Column, bytes_text, next_step, shortened, show, table, telling_of_servers
+from shardio.cli.output import Column, bytes_text, levels_text, next_step, shortened, show, table, telling_of_servers
 from shardio.errors import printable
 
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ def _counts(storage: Storage, manifest: Manifest) -> ClassCounts | str:
     """Returns how many samples each class has in the main split, or why that is not known."""
     from shardio.errors import FormatError
     from shardio.sets.index import read_index
+    from shardio.sets.levels import first_split
     from shardio.sets.names import is_url
     from shardio.sets.statistics import count_classes
 
-    name = _main_split(manifest)
+    name = first_split(manifest.splits)
     nbytes = manifest.splits[name].index.nbytes
     if is_url(storage.name) and nbytes > _MOST_FETCHED_NBYTES:
         return f"not counted: `shardio stats` would read {bytes_text(nbytes)}"
@@ -66,10 +67,6 @@ def _counts(storage: Storage, manifest: Manifest) -> ClassCounts | str:
         return count_classes(read_index(storage, manifest, name)["label"], len(manifest.classes))
     except (FormatError, OSError) as error:
         return f"not counted: {error}"
-
-
-def _main_split(manifest: Manifest) -> str:
-    return "train" if "train" in manifest.splits else next(iter(manifest.splits))
 
 
 def _in_use(storage: Storage, split: Split) -> list[int]:
@@ -134,6 +131,7 @@ def _summary(
 ) -> Iterator[str]:
     """Yields what matters first. `counts` are those of the main split, or why they are not known."""
     from shardio.sets.changes.history import describe_making
+    from shardio.sets.levels import stored_levels
     from shardio.sets.names import is_url
 
     height, width, channels = manifest.sample_shape
@@ -154,6 +152,8 @@ def _summary(
     yield f"  refused {manifest.rejects.num_rejects:,} images when it was made"
     if made := describe_making(manifest):
         yield from _wrapped("made by", made, verbose)
+    if levels := stored_levels(manifest.provenance, channels):
+        yield f"  pixels  {levels_text(levels)}"
     yield f"  digest  {manifest.digest}"
     if verbose:
         for key, value in _flat(manifest.provenance):
@@ -164,11 +164,13 @@ def _summary(
 
 def _classes(manifest: Manifest, counts: ClassCounts | str) -> Iterator[str]:
     """Yields how many samples the classes have, and the first of them."""
+    from shardio.sets.levels import first_split
+
     if isinstance(counts, str):
         if counts:
             yield f"  classes {counts}"
         return
-    split, each = _main_split(manifest), counts.range
+    split, each = first_split(manifest.splits), counts.range
     yield f"  classes {split} has {each.least:,} to {each.most:,} samples of each, median {each.median:,}"
     shown = counts.first(_MOST_CLASSES)
     names, called = manifest.classes, manifest.class_names
@@ -186,9 +188,10 @@ def _classes(manifest: Manifest, counts: ClassCounts | str) -> Iterator[str]:
 
 def _use(place: str, manifest: Manifest) -> str:
     """Returns the call that trains on the set."""
+    from shardio.sets.levels import first_split
     from shardio.sets.names import is_url
 
-    split = _main_split(manifest)
+    split = first_split(manifest.splits)
     arguments = [json.dumps(place, ensure_ascii=False), f"batch_size={min(256, manifest.splits[split].num_samples)}"]
     if split != "train":
         arguments.append(f"split={json.dumps(split)}")

@@ -29,6 +29,8 @@ from shardio.cli.convert import convert
 from shardio.cli.demo import demo
 from shardio.cli.diff import diff
 from shardio.cli.evict import evict
+from shardio.cli.export_index import export_index
+from shardio.cli.extract import extract
 from shardio.cli.find import find
 from shardio.cli.info import info
 from shardio.cli.list_sets import list_sets
@@ -42,6 +44,7 @@ from shardio.cli.replay import replay
 from shardio.cli.report import report
 from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
+from shardio.cli.stats import stats
 from shardio.cli.verify import verify
 from shardio.cli.view import view
 from shardio.cli.warm import warm
@@ -63,8 +66,8 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.group(
     commands=[
-        *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, find, info, list_sets, merge, plan),
-        *(publish, relabel, repair, replay, report, select, stage, verify, view, warm),
+        *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, export_index, extract, find, info),
+        *(list_sets, merge, plan, publish, relabel, repair, replay, report, select, stage, stats, verify, view, warm),
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
@@ -84,6 +87,9 @@ def cli() -> None:
     shardio convert imagenet/ out/     decode and resize once, offline
     shardio info out/                  what is in a set
     shardio view out/                  show samples
+    shardio stats out/                 counts per class, sizes, columns
+    shardio export-index out/ index.csv   a table of all samples
+    shardio extract out/ --indices 5,17 -o some/     samples as PNGs
     shardio find out/ --class cat      numbers and keys of some samples
     shardio report out/                write a page about a set
     shardio verify out/                is it still what was published?

@@ -7,11 +7,14 @@ import json
 import shlex
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from shardio.errors import printable
+
+if TYPE_CHECKING:
+    from shardio.sets.levels import Levels
 
 # A server that answers sooner needs no word.
 _TELL_SECONDS = 5.0
@@ -70,6 +73,12 @@ def bytes_text(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB"
+
+
+def levels_text(levels: Levels) -> str:
+    """Returns mean and standard deviation of each channel as far as they are of use."""
+    mean, std = (", ".join(f"{number:.3f}" for number in numbers) for numbers in (levels.mean, levels.std))
+    return f"mean {mean}; std {std} ({levels.num_samples:,} of {levels.split})"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

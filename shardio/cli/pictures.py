@@ -106,7 +106,7 @@ def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint
 
 def show_sheet(image: Image.Image, output: Path | None) -> None:
     """Writes the sheet, or draws it in the terminal. Raises ValueError if there is neither a file nor a terminal."""
-    from shardio.viewing.terminal import graphics_of, in_terminal
+    from shardio.drawing.terminal import graphics_of, in_terminal
 
     if output is not None:
         write_png(image, output)

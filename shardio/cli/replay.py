@@ -69,8 +69,8 @@ def replay(
     shardio replay out/ --batch-size 256 --seed 1 --epoch 3 --step 1234 --rank 3 --world-size 64
     shardio replay out/ --batch-size 256 --state checkpoint.pt --transform deit3 -o batch.png
     """
+    from shardio.drawing.sheet import sheet
     from shardio.loading.loader import ShardLoader
-    from shardio.viewing.sheet import sheet
 
     if [step, consumed, state].count(None) < 2:
         raise click.UsageError("--step, --consumed and --state say the same thing: give one of them")

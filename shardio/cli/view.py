@@ -68,9 +68,9 @@ def view(
     """
     import numpy as np
 
+    from shardio.drawing.sheet import sheet
     from shardio.reading.shardset import open_shards
     from shardio.sets.choice import describe_none, make_choice
-    from shardio.viewing.sheet import sheet
 
     if augmented is not None and against is not None:
         raise click.UsageError("--augmented and --against show different things: give one of them")

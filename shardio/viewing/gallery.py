@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.drawing.thumbnails import thumbnail
 from shardio.reading.shardset import ShardSet
 from shardio.viewing.facts import read_pictures
-from shardio.viewing.thumbnails import thumbnail
 
 NBYTES = 13_000_000
 """The bytes of a page that thumbnails of classes take, at most."""

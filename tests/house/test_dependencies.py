@@ -25,6 +25,7 @@ def packages_of(module: str) -> set[str]:
                 "conversion.images.mask",
                 "conversion.images.lenient",
                 "loading.dataset",
+                "drawing",
                 "viewing",
                 "cli.pictures",
             },
