@@ -23,8 +23,8 @@ from shardio.format.layout import MANIFEST_NAME
 
 
 def labelled_set(num_samples: int = 1_281_167, size: int = 16, num_classes: int = 1000) -> Path:
-    """Returns a set of `size` x `size` x 3 with classes, keys and original sizes as ImageNet has them; one sample in
-    10,000 is that of the class before. It is written once, in about a minute, and then found."""
+    """Returns a set of `size` x `size` x 3 with classes, keys and original sizes as ImageNet has them. One sample in
+    10,000 has the picture of the one before. It is written once, in about a minute, and then found."""
     out = BUILD / f"labelled-{num_samples}-{size}-{num_classes}"
     if (out / MANIFEST_NAME).exists():
         return out

@@ -42,8 +42,8 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     from shardio.drawing.thumbnails import SIDE, thumbnail
     from shardio.format.layout import REJECTS_NAME
     from shardio.system.files import write_atomic
-    from shardio.viewing.facts import open_splits
     from shardio.viewing.page.sections import MOST_REFUSED, Refused, normalize_lines
+    from shardio.viewing.pictures import open_splits
     from shardio.viewing.report import make_report
 
     if not output.parent.is_dir():

@@ -6,7 +6,7 @@ sums are whole numbers, so that the result depends neither on how the samples ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,8 @@ def measure_levels(split: str, pictures: Iterable[NDArray[np.uint8]]) -> Levels:
     num_samples = num_values = 0
     for picture in pictures:
         height, width, channels = picture.shape
-        lines = np.ascontiguousarray(picture[_first_line(height) :: _line_step(height)]).reshape(-1, width * channels)
+        step = max(1, height // _NUM_LINES)
+        lines = np.ascontiguousarray(picture[step // 2 :: step]).reshape(-1, width * channels)
         # Sums over lines, and then over columns: as fast as memory, and exact.
         total = total + _over_columns(lines.sum(axis=0, dtype=np.uint32), channels)
         squares = squares + _over_columns(np.multiply(lines, lines, dtype=np.uint16).sum(0, dtype=np.uint32), channels)
@@ -90,14 +91,6 @@ def measure_levels(split: str, pictures: Iterable[NDArray[np.uint8]]) -> Levels:
     mean = total / num_values
     variance = np.maximum(squares / num_values - mean * mean, 0)
     return Levels(split, num_samples, _shares(mean), _shares(np.sqrt(variance)))
-
-
-def _line_step(height: int) -> int:
-    return max(1, height // _NUM_LINES)
-
-
-def _first_line(height: int) -> int:
-    return _line_step(height) // 2
 
 
 def _over_columns(sums: NDArray[np.uint32], channels: int) -> NDArray[np.int64]:
@@ -109,12 +102,12 @@ def _shares(levels: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(round(float(level) / 255, 6) for level in levels)
 
 
-def measure_shards(folder: Path, split: str, shards: Iterable[ShardEntry], shape: SampleShape) -> Levels:
+def measure_shards(folder: Path, split: str, shards: Sequence[ShardEntry], shape: SampleShape) -> Levels:
     """Returns the levels of a split that has no order. Raises OSError or FormatError if its shards cannot be read."""
-    return measure_levels(split, _read(folder, list(shards), shape))
+    return measure_levels(split, _read(folder, shards, shape))
 
 
-def _read(folder: Path, shards: list[ShardEntry], shape: SampleShape) -> Iterator[NDArray[np.uint8]]:
+def _read(folder: Path, shards: Sequence[ShardEntry], shape: SampleShape) -> Iterator[NDArray[np.uint8]]:
     ends = np.cumsum([shard.num_samples for shard in shards])
     chosen = chosen_samples(int(ends[-1]))
     picture = np.empty(shape, np.uint8)

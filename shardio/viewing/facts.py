@@ -5,27 +5,22 @@ The index is read whole. Pictures are many bytes: at most so many are looked at,
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.drawing.sheet import as_image
 from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import load_manifest
 from shardio.order.permutation import Permutation
 from shardio.reading.shardset import ShardSet
 from shardio.sets.changes.history import conversions_of
-from shardio.sets.levels import Levels, chosen_samples, first_split, measure_levels, stored_levels
+from shardio.sets.levels import Levels, chosen_samples, measure_levels, stored_levels
 from shardio.viewing.alike import hash_picture
+from shardio.viewing.pictures import read_pictures
 from shardio.viewing.repeats import Repeats, Seen, find_repeats
 from shardio.viewing.statistics import ClassCount, Distribution, Loss, count_classes, distribution, measure_loss
-
-# Bytes of pictures that are read at a time, about.
-_BATCH_NBYTES = 16 << 20
 
 OnProgress = Callable[[int, int], None]
 """Is called with how many pictures were looked at, and how many will be."""
@@ -68,29 +63,6 @@ class Facts:
         return sum(split.num_seen for split in self.splits)
 
 
-def open_splits(path: str | os.PathLike[str]) -> dict[str, ShardSet]:
-    """Opens all splits of the set in the folder `path`: the one that models are trained with first, then by name."""
-    folder = Path(path)
-    manifest = load_manifest(folder)
-    first = first_split(manifest.splits)
-    names = sorted(manifest.splits, key=lambda name: (name != first, name))
-    return {name: ShardSet(folder, manifest, name) for name in names}
-
-
-def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-    """Yields the pictures (height, width, channels) of these samples, in this order. Each is valid until the next is
-    asked for. Errors are those of `ShardSet.gather`."""
-    size = max(1, _BATCH_NBYTES // shards.row_nbytes)
-    out = np.empty((min(size, len(indices)), *shards.sample_shape), np.uint8)
-    shards.expect_random_reads()
-    shards.will_read(indices[:size])
-    for start in range(0, len(indices), size):
-        some = indices[start : start + size]
-        shards.will_read(indices[start + size : start + 2 * size])
-        shards.gather(some, out[: len(some)])
-        yield from out[: len(some)]
-
-
 def find_facts(splits: Mapping[str, ShardSet], num_pictures: int, on_progress: OnProgress | None = None) -> Facts:
     """Reads the facts of opened splits. At most `num_pictures` of all samples are looked at, and one of each split."""
     manifest = next(iter(splits.values())).manifest
@@ -116,7 +88,7 @@ def find_facts(splits: Mapping[str, ShardSet], num_pictures: int, on_progress: O
         tuple(count_classes(list(labels.values()), len(manifest.classes))),
         levels or _compute(splits),
         levels is not None,
-        find_repeats(splits, labels, seen, read_pictures),
+        find_repeats(splits, labels, seen),
     )
 
 
@@ -142,9 +114,11 @@ def _compute(splits: Mapping[str, ShardSet]) -> Levels:
 def _fit(manifest: Manifest) -> str:
     """Returns how pictures of all conversions became samples of this shape; "" if that is not told, or differs."""
     told = [one["conversion"] for one in conversions_of(manifest)]
-    fits = {one.get("fit") for one in told if one.get("size") == list(manifest.sample_shape[:2])}
-    fit = fits.pop() if len(fits) == 1 and len({str(one.get("fit")) for one in told}) == 1 else ""
-    return fit if fit in ("crop", "pad", "squash") else ""
+    size = list(manifest.sample_shape[:2])
+    for fit in ("crop", "pad", "squash"):
+        if told and all(one.get("fit") == fit and one.get("size") == size for one in told):
+            return fit
+    return ""
 
 
 def _facts(shards: ShardSet, fit: str, labels: NDArray[np.int64], greys: NDArray[np.float64]) -> SplitFacts:

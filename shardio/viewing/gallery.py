@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardio.drawing.thumbnails import thumbnail
 from shardio.reading.shardset import ShardSet
-from shardio.viewing.facts import read_pictures
+from shardio.viewing.pictures import read_pictures
 
 NBYTES = 13_000_000
 """The bytes of a page that thumbnails of classes take, at most."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from shardio.reading.shardset import ShardSet
 from shardio.viewing.alike import close_pairs, fields_of, join, look_alike, tells
+from shardio.viewing.pictures import read_pictures
 
-# Pictures that are compared with others, at most: of each kind of repeats.
+# Pictures that are compared with others, at most: of each kind of repeats, and of one checksum or key.
 _MOST_COMPARED = 4000
+_MOST_OF_A_GROUP = 200
 _MOST_KEYS = 1000
-
-ReadPictures = Callable[[ShardSet, NDArray[np.int64]], Iterator[NDArray[np.uint8]]]
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,6 @@ class Repeats:
 
     groups: tuple[Group, ...]
     keys: tuple[Group, ...]
-    num_seen: int
-    """The pictures among which alike ones were searched."""
     num_not_compared: int
     """Samples with the checksum, or pairs with the hash, of another one that were too many to be compared."""
 
@@ -89,30 +87,27 @@ class _Samples:
     def column(self, name: str) -> NDArray[np.uint32]:
         return np.concatenate([shards.column_of(name, np.arange(len(shards))) for shards in self.splits.values()])
 
-    def read(self, numbers: list[int], read: ReadPictures) -> Iterator[NDArray[np.uint8]]:
+    def read(self, numbers: list[int]) -> Iterator[NDArray[np.uint8]]:
         """Yields the pictures of ascending numbers."""
         places = [self.locate(number) for number in numbers]
         for place, name in enumerate(self.names):
-            yield from read(self.splits[name], np.array([index for at, index in places if at == place], np.int64))
+            yield from read_pictures(
+                self.splits[name], np.array([index for at, index in places if at == place], np.int64)
+            )
 
 
 def find_repeats(
-    splits: Mapping[str, ShardSet],
-    labels: Mapping[str, NDArray[np.int64]],
-    seen: Mapping[str, Seen],
-    read: ReadPictures,
+    splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]], seen: Mapping[str, Seen]
 ) -> Repeats:
-    """Finds what repeats in these splits, whose labels are `labels`. `read` gives pictures of a split."""
+    """Finds what repeats in these splits, whose labels are `labels`. Alike pictures are searched among those `seen`."""
     samples = _Samples(splits, labels)
-    equal, left_equal = _find_equal(samples, read)
+    equal, left_equal = _find_equal(samples)
     again = {number for group in equal for number in group[1:]}
-    alike, left_alike = _find_alike(samples, seen, again, read)
+    alike, left_alike = _find_alike(samples, seen, again)
     groups = [Group(is_equal, tuple(map(samples.member, group))) for is_equal, group in _merged(equal, alike)]
     groups.sort(key=lambda group: (not group.labels_differ, not group.splits_differ, not group.equal, group.members))
-    num_seen = sum(len(some.indices) for some in seen.values())
-    return Repeats(
-        tuple(groups), tuple(islice(_find_keys(splits, labels), _MOST_KEYS)), num_seen, left_equal + left_alike
-    )
+    keys = islice(_find_keys(splits, labels), _MOST_KEYS)
+    return Repeats(tuple(groups), tuple(keys), left_equal + left_alike)
 
 
 def _merged(equal: list[list[int]], alike: list[list[int]]) -> Iterator[tuple[bool, list[int]]]:
@@ -125,7 +120,7 @@ def _merged(equal: list[list[int]], alike: list[list[int]]) -> Iterator[tuple[bo
         yield True, group
 
 
-def _find_equal(samples: _Samples, read: ReadPictures) -> tuple[list[list[int]], int]:
+def _find_equal(samples: _Samples) -> tuple[list[list[int]], int]:
     """Returns groups of equal pictures, and how many samples were not compared. Checksums of four bytes tell which may
     be equal: among a million samples, a hundred pairs have one by chance."""
     crc32s = samples.column("crc32")
@@ -135,20 +130,17 @@ def _find_equal(samples: _Samples, read: ReadPictures) -> tuple[list[list[int]],
     chosen: list[int] = []
     left = 0
     for group in candidates:
-        if len(chosen) + len(group) <= _MOST_COMPARED:
-            chosen += group.tolist()
-        else:
-            left += len(group)
+        room = min(_MOST_OF_A_GROUP, _MOST_COMPARED - len(chosen))
+        chosen += group[:room].tolist()
+        left += len(group[room:])
     chosen.sort()
     same: defaultdict[bytes, list[int]] = defaultdict(list)
-    for number, picture in zip(chosen, samples.read(chosen, read), strict=True):
+    for number, picture in zip(chosen, samples.read(chosen), strict=True):
         same[hashlib.blake2b(picture.data, digest_size=16).digest()].append(number)
     return [group for group in same.values() if len(group) > 1], left
 
 
-def _find_alike(
-    samples: _Samples, seen: Mapping[str, Seen], again: set[int], read: ReadPictures
-) -> tuple[list[list[int]], int]:
+def _find_alike(samples: _Samples, seen: Mapping[str, Seen], again: set[int]) -> tuple[list[list[int]], int]:
     """Returns groups of pictures that look alike, without those of `again`, and how many pairs were not compared."""
     numbers = np.concatenate([seen[name].indices + start for name, start in zip(seen, samples.starts, strict=False)])
     hashes = np.concatenate([some.hashes for some in seen.values()])
@@ -159,7 +151,7 @@ def _find_alike(
     left = max(0, len(pairs) - _MOST_COMPARED // 2)
     pairs = pairs[: _MOST_COMPARED // 2]
     needed = sorted({number for pair in pairs for number in pair})
-    fields = {n: fields_of(picture) for n, picture in zip(needed, samples.read(needed, read), strict=True)}
+    fields = {n: fields_of(picture) for n, picture in zip(needed, samples.read(needed), strict=True)}
     return join(pair for pair in pairs if look_alike(fields[pair[0]], fields[pair[1]])), left
 
 
@@ -169,7 +161,7 @@ def _find_keys(splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.i
         keys = shards.column_of("key", np.arange(len(shards)))
         order = np.argsort(keys, kind="stable")
         for start, stop in _runs(keys[order]):
-            members = order[start:stop][:_MOST_COMPARED]
+            members = order[start:stop][:_MOST_OF_A_GROUP]
             if keys[members[0]] and len(np.unique(labels[name][members])) > 1:
                 yield Group(False, tuple(Member(name, int(i), int(labels[name][i])) for i in members))
 

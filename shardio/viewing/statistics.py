@@ -63,10 +63,10 @@ def distribution(
 def _octaves(low: float, high: float, per_octave: int) -> tuple[NDArray[Any], list[int]]:
     first = math.floor(math.log2(low) * per_octave)
     last = max(first, math.floor(math.log2(high) * per_octave)) + 1
-    # At powers of two; of less than three octaves, also at those of their roots.
-    every = per_octave if last - first >= 3 * per_octave else max(1, per_octave // 2)
-    ticks = [number - first for number in range(first, last + 1) if number % every == 0]
-    return np.exp2(np.arange(first, last + 1) / per_octave), ticks[:: -(-len(ticks) // 7) or 1]
+    ticks = [number - first for number in range(first, last + 1) if number % per_octave == 0]
+    if len(ticks) < 2:  # one power of two alone gives no scale
+        ticks = [0, *(tick for tick in ticks if 0 < tick < last - first), last - first]
+    return np.exp2(np.arange(first, last + 1) / per_octave), ticks[:: -(-len(ticks) // 7)]
 
 
 def _steps(low: float, high: float, whole: bool) -> tuple[NDArray[Any], list[int]]:

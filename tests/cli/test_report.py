@@ -177,7 +177,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         EVIL: EVIL,
         "change": {"operation": EVIL},
         "earlier": [EVIL, {"operation": [EVIL]}],
-        "conversions": [{"conversion": {"fit": EVIL, "size": [16, 16]}}, EVIL],
+        "conversions": [{"conversion": {"fit": [EVIL], "size": {}}}, EVIL],
         "pixels": EVIL,
     }
     (out / "manifest.json").write_text(json.dumps(manifest))
@@ -207,6 +207,16 @@ def test_a_set_without_classes_or_keys_has_a_page(tmp_path: Path) -> None:
     page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
     assert_needs_nothing_else(page)
     assert [one[0] for one in page.data["classes"]] == [-(10**12) * number for number in (4, 3, 2, 1, 0)]
+
+
+def test_a_picture_that_comes_hundreds_of_times_is_one_group(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "out", (8, 8, 3), classes=["a", "b"]) as writer:
+        for number in range(300):
+            writer.append(np.zeros((8, 8, 3), np.uint8), number % 2)
+    page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
+    assert "1 group " in page.words
+    assert "100 that may be equal or alike were too many to be compared." in page.words
+    assert "and 194 more" in page.words
 
 
 def test_a_page_of_many_classes_has_the_smallest_and_the_largest(

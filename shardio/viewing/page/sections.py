@@ -226,13 +226,13 @@ def repeats(facts: Facts, looks: Mapping[Member, Looks]) -> Html:
     equal = sum(group.equal for group in found.groups)
     told = [
         paragraph(
-            tag("b", f"{len(found.groups):,} groups"),
+            tag("b", f"{len(found.groups):,} group{'s' * (len(found.groups) != 1)}"),
             f" of repeated pictures: {equal:,} of equal ones, {len(found.groups) - equal:,} of pictures that look "
             f"alike. {conflicts:,} have different labels, {across:,} lie in more than one split.",
         ),
         paragraph(
             f"Equal pictures were searched among all {facts.num_samples:,} samples by their crc32, and then compared. "
-            f"Pictures that look alike were searched among {found.num_seen:,}, by a hash of 64 bits of each (dHash), "
+            f"Pictures that look alike were searched among {facts.num_seen:,}, by a hash of 64 bits of each (dHash), "
             "of which at most 3 may differ, and then compared in 16 x 16 fields.",
             class_="note",
         ),
