@@ -10,7 +10,7 @@ import click
 
 from shardio.cli.options import class_option, folder, indices_option, key_option, numbers_of, set_argument, where_option
 from shardio.cli.output import say
-from shardio.cli.pictures import captions_of, levels_of, read_chain, sheet_options, show_sheet
+from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -86,7 +86,7 @@ def view(
     if not chosen:
         say("no sample of the split is damaged" if damaged else describe_none(choice, shards.index["key"].tolist()))
         return
-    captions = captions_of(shards, chosen)
+    captions = shards.captions(chosen)
     pictures: Pictures = [shards[index].image for index in chosen]
     if augmented is not None:
         pictures, captions, columns = _augmented(shards, chosen, captions, augmented, draws, seed)
