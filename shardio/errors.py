@@ -7,7 +7,12 @@ A caller's own mistakes (a wrong type, an index out of range) raise plain builti
 it names the file, what was expected, what was found, and the way out.
 """
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Literal
+
+# Comparing a name with more than these would take seconds.
+_MOST_COMPARED = 20_000
 
 Reason = Literal["damaged", "empty", "incomplete", "too large", "unreadable", "unsupported"]
 """Why an image is refused, as rejects.jsonl tells it; docs/format.md says what each means."""
@@ -22,6 +27,14 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns ": did you mean a, b?" with the known names that are most like `name`; "" if none is."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(dict.fromkeys(islice(known, _MOST_COMPARED))), 3)
+    return f": did you mean {', '.join(close)}?" if close else ""
 
 
 class ShardioError(Exception):

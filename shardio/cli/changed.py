@@ -19,9 +19,6 @@ _MOST_CLASSES = 10
 new_argument = click.argument("new", type=folder)
 """The folder of the new set."""
 split_option = click.option("--split", help="Split that is meant. It may be left out if there is one only.")
-splits_option = click.option(
-    "--split", multiple=True, metavar="NAME", help="Split that changes; several times for several.  [default: all]"
-)
 _copy_option = click.option("--copy", is_flag=True, help="Share no file with the old set: no hard links, but copies.")
 
 

@@ -30,6 +30,9 @@ from shardio.cli.demo import demo
 from shardio.cli.diff import diff
 from shardio.cli.doctor import doctor
 from shardio.cli.evict import evict
+from shardio.cli.export_index import export_index
+from shardio.cli.extract import extract
+from shardio.cli.find import find
 from shardio.cli.info import info
 from shardio.cli.list_sets import list_sets
 from shardio.cli.merge import merge
@@ -42,6 +45,7 @@ from shardio.cli.replay import replay
 from shardio.cli.report import report
 from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
+from shardio.cli.stats import stats
 from shardio.cli.top import top
 from shardio.cli.verify import verify
 from shardio.cli.view import view
@@ -74,6 +78,9 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
         doctor,
         drop,
         evict,
+        export_index,
+        extract,
+        find,
         info,
         list_sets,
         merge,
@@ -85,6 +92,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
         report,
         select,
         stage,
+        stats,
         top,
         verify,
         view,
@@ -108,6 +116,10 @@ def cli() -> None:
     shardio convert imagenet/ out/     decode and resize once, offline
     shardio info out/                  what is in a set
     shardio view out/                  show samples
+    shardio stats out/                 counts per class, sizes, columns
+    shardio export-index out/ index.csv   a table of all samples
+    shardio extract out/ --indices 5,17 -o some/     samples as PNGs
+    shardio find out/ --class cat      numbers and keys of some samples
     shardio report out/                write a page about a set
     shardio verify out/                is it still what was published?
     shardio repair out/ imagenet/      if not, make the damaged files again

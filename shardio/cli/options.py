@@ -5,13 +5,21 @@ A function `parse_...` returns a value, or raises ValueError with what it expect
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from shardio.conversion.amounts import parse_max_bad, parse_nbytes, parse_size
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# More are better kept in a file.
+_MOST_NUMBERS = 10_000
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -81,6 +89,64 @@ max_bad_option = click.option(
     default="1%",
     help="Refused images to accept, as a number or a share; with more, nothing is published.",
 )
+
+
+class_option = click.option(
+    "--class",
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="CLASS",
+    help="Class, by its name, its name for people or its number; several times for several.",
+)
+key_option = click.option(
+    "--key", "keys", multiple=True, metavar="PATTERN", help="Pattern of keys, with * and ?; several times for several."
+)
+where_option = click.option(
+    "--where",
+    multiple=True,
+    metavar="'COLUMN >= NUMBER'",
+    help="Comparison of a column of the index with a number, such as 'source_width < 500'; of several, all must hold.",
+)
+splits_option = click.option(
+    "--split", multiple=True, metavar="NAME", help="Split that is meant; several times for several.  [default: all]"
+)
+
+
+def parse_indices(text: str) -> list[int] | Path:
+    """Reads whole numbers with commas between them, and ranges such as 3-7; or the name of a file of numbers."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
+            if text.endswith(".npy") or os.path.exists(text):
+                return Path(text)
+            raise ValueError("numbers such as 5,17 or 0-23, or an NPY file of them")
+        numbers += range(int(first), min(int(last or first), int(first) + _MOST_NUMBERS) + 1)
+        if len(numbers) > _MOST_NUMBERS:
+            raise ValueError(f"at most {_MOST_NUMBERS:,} numbers, or an NPY file of them")
+    return numbers
+
+
+indices_option = click.option(
+    "--indices",
+    callback=parsed(parse_indices),
+    metavar="5,17,0-9|FILE.npy",
+    help="Numbers of samples of one split, in the order wanted, or a file of them or of a mask.",
+)
+
+
+def numbers_of(indices: list[int] | Path, count: int) -> NDArray[np.int64]:
+    """Returns the numbers of samples that `indices_option` gave, of a split of so many. Raises ValueError if they are
+    none."""
+    import numpy as np
+
+    from shardio.sets.changes.tables import open_array
+    from shardio.sets.choice import check_numbers
+
+    if isinstance(indices, Path):
+        return check_numbers(open_array(indices), count, str(indices))
+    return check_numbers(np.array(indices, np.int64), count, "--indices")
 
 
 def image_options(command: Command) -> Command:

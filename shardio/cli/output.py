@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from shardio.errors import printable
+
+if TYPE_CHECKING:
+    from shardio.sets.levels import Levels
 
 # A server that answers sooner needs no word.
 _TELL_SECONDS = 5.0
@@ -28,6 +32,17 @@ def show(result: Mapping[str, Any] | Iterable[str]) -> None:
         return
     for line in result:
         say(line)
+
+
+def next_step(*words: object) -> str:
+    """Returns the last line of a command's text: what to type next, as `shardio` takes these words."""
+    return "next: " + shlex.join(["shardio", *map(str, words)])
+
+
+def shortened(text: str, most: int) -> str:
+    """Returns a name in at most so many characters, as it may go to a terminal: its beginning, if it is longer."""
+    text = printable(text)
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 class Column(NamedTuple):
@@ -58,6 +73,12 @@ def bytes_text(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB"
+
+
+def levels_text(levels: Levels) -> str:
+    """Returns mean and standard deviation of each channel as far as they are of use."""
+    mean, std = (", ".join(f"{number:.3f}" for number in numbers) for numbers in (levels.mean, levels.std))
+    return f"mean {mean}; std {std} ({levels.num_samples:,} of {levels.split})"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

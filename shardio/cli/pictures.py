@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from shardio.augment import Transform
-    from shardio.reading.shardset import ShardSet
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -42,18 +41,6 @@ def sheet_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
-
-
-def captions_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:
-    """Returns for each sample its number, its class as people call it, and the end of its key."""
-    captions = []
-    for index in indices:
-        row = shards.index[index]
-        label = int(row["label"])
-        name = shards.class_names[label] if 0 <= label < len(shards.class_names) else str(label)
-        key = os.fsdecode(bytes(row["key"]))
-        captions.append(f"{index} {name}\n{key.rpartition('/')[2]}")
-    return captions
 
 
 def read_chain(text: str, num_classes: int) -> Transform:
@@ -106,7 +93,7 @@ def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint
 
 def show_sheet(image: Image.Image, output: Path | None) -> None:
     """Writes the sheet, or draws it in the terminal. Raises ValueError if there is neither a file nor a terminal."""
-    from shardio.viewing.terminal import graphics_of, in_terminal
+    from shardio.drawing.terminal import graphics_of, in_terminal
 
     if output is not None:
         write_png(image, output)

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from shardio.cli.changed import change_options, new_argument, run_change, splits_option
-from shardio.cli.options import folder, set_argument
+from shardio.cli.changed import change_options, new_argument, run_change
+from shardio.cli.options import folder, set_argument, splits_option
 
 
 @click.command(short_help="Other labels for some samples, in a new set.")

@@ -12,7 +12,7 @@ import click
 
 from shardio.cli.options import folder, json_option, set_argument
 from shardio.cli.output import Column, say, show, table
-from shardio.cli.pictures import captions_of, levels_of, read_chain, sheet_options, show_sheet
+from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
 
 if TYPE_CHECKING:
     from shardio.loading.loader import ShardLoader
@@ -73,8 +73,8 @@ def replay(
     shardio replay out/ --batch-size 256 --seed 1 --epoch 3 --step 1234 --rank 3 --world-size 64
     shardio replay out/ --batch-size 256 --state checkpoint.pt --transform deit3 -o batch.png
     """
+    from shardio.drawing.sheet import sheet
     from shardio.loading.loader import ShardLoader
-    from shardio.viewing.sheet import sheet
 
     if [step, consumed, state].count(None) < 2:
         raise click.UsageError("--step, --consumed and --state say the same thing: give one of them")
@@ -100,7 +100,7 @@ def replay(
         if output is not None:
             views = images if isinstance(images, tuple) else (images,)
             pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
-            captions = captions_of(loader.shards, numbers) * len(views)
+            captions = loader.shards.captions(numbers) * len(views)
             show_sheet(sheet(pictures, captions, columns=columns, side=side), output)
         _tell(loader, found, numbers, as_json)
 

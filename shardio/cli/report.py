@@ -39,12 +39,12 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     from shardio.cli.progress import Bar
     from shardio.conversion.refused import read_refused_pictures
     from shardio.conversion.writing.set_writer import read_rejects
+    from shardio.drawing.thumbnails import SIDE, thumbnail
     from shardio.format.layout import REJECTS_NAME
     from shardio.system.files import write_atomic
     from shardio.viewing.page.sections import MOST_REFUSED, Refused, normalize_lines
     from shardio.viewing.pictures import open_splits
     from shardio.viewing.report import make_report
-    from shardio.viewing.thumbnails import SIDE, thumbnail
 
     if not output.parent.is_dir():
         raise ValueError(f"--output: expected a file in a folder, found no folder {output.parent}")

@@ -7,8 +7,18 @@ from typing import Any
 
 import click
 
-from shardio.cli.changed import change_options, new_argument, run_change, splits_option
-from shardio.cli.options import Command, folder, parsed, set_argument
+from shardio.cli.changed import change_options, new_argument, run_change
+from shardio.cli.options import (
+    Command,
+    class_option,
+    folder,
+    indices_option,
+    key_option,
+    parsed,
+    set_argument,
+    splits_option,
+    where_option,
+)
 from shardio.cli.verify import parse_share
 
 
@@ -17,30 +27,11 @@ def _conditions(command: Command) -> Command:
     for option in reversed(
         [
             splits_option,
-            click.option(
-                "--label",
-                "labels",
-                multiple=True,
-                metavar="CLASS",
-                help="Class, by its name, its name for people or its number; several times for several.",
-            ),
-            click.option(
-                "--key",
-                "keys",
-                multiple=True,
-                metavar="PATTERN",
-                help="Pattern of keys, with * and ?; several times for several.",
-            ),
-            click.option(
-                "--where",
-                multiple=True,
-                metavar="'COLUMN >= NUMBER'",
-                help="Comparison of a column with a number; of several, all must hold.",
-            ),
+            class_option,
+            key_option,
+            where_option,
             click.option("--list", "listed", type=folder, metavar="FILE", help="Keys, one in each line."),
-            click.option(
-                "--indices", type=folder, metavar="FILE.npy", help="Numbers of samples in the order wanted, or a mask."
-            ),
+            indices_option,
             click.option(
                 "--random",
                 callback=parsed(parse_share),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardio.cli.options import folder, parsed, set_argument
+from shardio.cli.options import class_option, folder, indices_option, key_option, numbers_of, set_argument, where_option
 from shardio.cli.output import say
-from shardio.cli.pictures import captions_of, levels_of, read_chain, sheet_options, show_sheet
+from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -19,21 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardio.reading.shardset import ShardSet
+    from shardio.sets.choice import Choice
 
     Pictures: TypeAlias = list[NDArray[np.uint8]]
-
-
-def parse_numbers(text: str) -> list[int]:
-    """Reads whole numbers with commas between them, and ranges such as 3-7."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isascii() or not first.isdigit() or (dash and not (last.isascii() and last.isdigit())):
-            raise ValueError("numbers such as 5,17 or 0-23")
-        numbers += range(int(first), int(last or first) + 1)
-        if len(numbers) > 10_000:
-            raise ValueError("at most 10,000 numbers")
-    return numbers
 
 
 @click.command(short_help="Show samples of a set as a sheet of pictures.")
@@ -41,8 +29,10 @@ def parse_numbers(text: str) -> list[int]:
 @click.option("--split", default="train", help="Split to show.")
 @click.option("--count", type=click.IntRange(1, 1000), default=24, help="Samples to show, drawn at random.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Which samples are drawn.")
-@click.option("--indices", callback=parsed(parse_numbers), metavar="5,17,0-9", help="These samples instead.")
-@click.option("--class", "classes", multiple=True, metavar="NAME", help="Samples of this class only. Repeatable.")
+@indices_option
+@class_option
+@key_option
+@where_option
 @click.option("--per-class", type=click.IntRange(1, 100), help="So many samples of each class, of at most 100 classes.")
 @click.option("--damaged", is_flag=True, help="Damaged samples only: reads the whole split to find them.")
 @click.option("--augmented", metavar="CHAIN", help="Draws of a recipe, or of a chain in a JSON file, of each sample.")
@@ -54,8 +44,10 @@ def view(
     split: str,
     count: int,
     seed: int,
-    indices: list[int] | None,
-    classes: Sequence[str],
+    indices: list[int] | Path | None,
+    labels: Sequence[str],
+    keys: Sequence[str],
+    where: Sequence[str],
     per_class: int | None,
     damaged: bool,
     augmented: str | None,
@@ -70,23 +62,31 @@ def view(
     \b
     shardio view out/                                   24 samples, at random
     shardio view out/ --class tench -o tench.png
+    shardio view out/ --where 'source_width < 100'      those of which all that is given holds
     shardio view out/ --count 4 --augmented deit3       what a recipe makes of them
     shardio view out/ --against imagenet/               each beside the image it was made of
     """
     import numpy as np
 
+    from shardio.drawing.sheet import sheet
     from shardio.reading.shardset import open_shards
-    from shardio.viewing.sheet import sheet
+    from shardio.sets.choice import describe_none, make_choice
 
     if augmented is not None and against is not None:
         raise click.UsageError("--augmented and --against show different things: give one of them")
     shards = open_shards(out, split)
     rng = np.random.default_rng(seed)
-    chosen = _chosen(shards, rng, count, indices, classes, per_class, damaged)
+    choice = make_choice(labels, keys, where)
+    if indices is not None:
+        chosen = numbers_of(indices, len(shards)).tolist()
+    elif damaged:
+        chosen = _damaged(shards)[:count]
+    else:
+        chosen = _drawn(shards, choice, rng, count, per_class)
     if not chosen:
-        say("no sample of the split is damaged" if damaged else "no such sample")
+        say("no sample of the split is damaged" if damaged else describe_none(choice, shards.index["key"].tolist()))
         return
-    captions = captions_of(shards, chosen)
+    captions = shards.captions(chosen)
     pictures: Pictures = [shards[index].image for index in chosen]
     if augmented is not None:
         pictures, captions, columns = _augmented(shards, chosen, captions, augmented, draws, seed)
@@ -94,30 +94,6 @@ def view(
         pictures, captions = _beside_sources(shards, chosen, captions, against)
         columns = columns or 8
     show_sheet(sheet(pictures, captions, columns=columns, side=side), output)
-
-
-def _chosen(
-    shards: ShardSet,
-    rng: np.random.Generator,
-    count: int,
-    indices: list[int] | None,
-    classes: Sequence[str],
-    per_class: int | None,
-    damaged: bool,
-) -> list[int]:
-    if indices is not None:
-        return [_checked(shards, index) for index in indices]
-    if damaged:
-        return _damaged(shards)[:count]
-    if per_class is not None or classes:
-        return _of_classes(shards, rng, classes, per_class, count)
-    return sorted(rng.choice(len(shards), min(count, len(shards)), replace=False).tolist())
-
-
-def _checked(shards: ShardSet, index: int) -> int:
-    if index >= len(shards):
-        raise ValueError(f"--indices: expected samples from 0 to {len(shards) - 1}; found {index}")
-    return index
 
 
 def _damaged(shards: ShardSet) -> list[int]:
@@ -128,37 +104,22 @@ def _damaged(shards: ShardSet) -> list[int]:
     return sorted({index for problem in problems if problem.file in files for index in problem.samples})
 
 
-def _of_classes(
-    shards: ShardSet, rng: np.random.Generator, classes: Sequence[str], per_class: int | None, count: int
-) -> list[int]:
+def _drawn(shards: ShardSet, choice: Choice, rng: np.random.Generator, count: int, per_class: int | None) -> list[int]:
+    """Returns so many of the samples that are meant, at random: of each class, if classes were asked for."""
     import numpy as np
 
-    labels = [_label_of(shards, name) for name in classes]
-    if not labels:
-        labels = np.unique(shards.labels)[:100].tolist()
+    from shardio.sets.choice import find_labels
+
+    there = choice.samples(shards.index, shards)
+    if per_class is None and not choice.labels:
+        return sorted(rng.choice(there, min(count, len(there)), replace=False).tolist())
+    found = shards.labels[there]
+    labels = [label for name in choice.labels for label in find_labels(shards, name)]
     chosen: list[int] = []
-    for label in labels:
-        there = np.flatnonzero(shards.labels == label)
-        chosen += sorted(rng.choice(there, min(per_class or count, len(there)), replace=False).tolist())
+    for label in labels or np.unique(found)[:100].tolist():
+        some = there[found == label]
+        chosen += sorted(rng.choice(some, min(per_class or count, len(some)), replace=False).tolist())
     return chosen
-
-
-def _label_of(shards: ShardSet, name: str) -> int:
-    """Returns the label of a class by its name, by what people call it, or by its number."""
-    import difflib
-
-    for names in (shards.classes, shards.class_names):
-        if name in names:
-            return names.index(name)
-    if name.isdigit() and (not shards.classes or int(name) < len(shards.classes)):
-        return int(name)
-    close = difflib.get_close_matches(name, [*shards.class_names, *shards.classes], 3)
-    hint = (
-        f": did you mean {', '.join(close)}?"
-        if close
-        else f"; there are {len(shards.classes)}, such as " + ", ".join(shards.class_names[:3])
-    )
-    raise ValueError(f"--class: expected a class of the set, found {name!r}{hint}")
 
 
 def _augmented(

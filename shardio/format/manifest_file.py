@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardio.errors import ConvertError, FormatError, SetNotFoundError
+from shardio.errors import ConvertError, FormatError, SetNotFoundError, did_you_mean
 from shardio.format import parse
 from shardio.format.layout import MANIFEST_NAME, MAX_MANIFEST_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest, parse_manifest
@@ -70,6 +70,14 @@ def check_digest(manifest: Manifest, digest: str | None) -> None:
             f"digest: expected {digest}, found {manifest.digest}: this is another set than the one that was pinned; "
             "open the folder that holds that one, or pin the digest that `shardio info` prints of this one"
         )
+
+
+def check_split(place: object, manifest: Manifest, split: str) -> None:
+    """Raises SetNotFoundError, which names the set's `place`, if it has no such split."""
+    if split not in manifest.splits:
+        found = ", ".join(sorted(manifest.splits))
+        hint = did_you_mean(split, manifest.splits)
+        raise SetNotFoundError(f"{place}: expected a split {split!r}, found {found}{hint}")
 
 
 def _what_is_there(folder: Path) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import SetNotFoundError
 from shardio.format.entries import ArrayEntry, FileEntry, ShardEntry
 from shardio.format.layout import SampleShape, sample_nbytes
 from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import check_split
 from shardio.order.windows import Windows
 from shardio.reading.table import Table
 
@@ -25,8 +25,7 @@ class SplitLayout:
     """
 
     def __init__(self, path: Path, manifest: Manifest, split: str) -> None:
-        if split not in manifest.splits:
-            raise SetNotFoundError(f"{path}: expected a split {split!r}, found {', '.join(sorted(manifest.splits))}")
+        check_split(path, manifest, split)
         self.path = path
         self.manifest = manifest
         self.split = split

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import printable
+from shardio.errors import FormatError, printable
 from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
@@ -26,6 +26,7 @@ from shardio.order.windows import Windows
 from shardio.reading.layout import SplitLayout, as_pictures
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.mapping import advise_random, resident_share
+from shardio.reading.shown import NUM_SHOWN, NUM_THUMBNAILS, captions_of, pictures_html, sheet_of, some_of, table_html
 from shardio.reading.table import Table
 from shardio.sets.names import find_folder
 from shardio.system.eager import eager
@@ -51,6 +52,12 @@ class Sample(_Pair):
     def __repr__(self) -> str:
         arrays = "".join(f", {name}={value.dtype} {value.shape}" for name, value in self.arrays.items())
         return f"Sample(image={self.image.dtype} {self.image.shape}, label={self.label}{arrays})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        facts = {"label": str(self.label), "image": f"{self.image.dtype} {self.image.shape}"}
+        facts |= {name: f"{value.dtype} {value.shape}" for name, value in self.arrays.items()}
+        return pictures_html([self.image], [f"label {self.label}"]) + table_html(facts)
 
 
 @eager
@@ -148,10 +155,56 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         return self._pixels.file_rows
 
     def __repr__(self) -> str:
+        arrays = f" with {', '.join(self.arrays)}" if self.arrays else ""
         return printable(
-            f"<ShardSet {self.path}, {self.split}: {len(self)} samples of {self.sample_shape}, "
+            f"<ShardSet {self.path}, {self.split}: {len(self)} samples of {self.sample_shape}{arrays}, "
             f"{len(self.classes)} classes, digest {self.digest[:12]}>"
         )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table of what the set is, and some samples, unless storage fails to give them."""
+        facts = {
+            "set": str(self.path),
+            "split": f"{self.split} (of {', '.join(sorted(self.manifest.splits))})",
+            "samples": f"{len(self):,} of {' x '.join(map(str, self.sample_shape))} uint8",
+            "classes": f"{len(self.classes):,}: {', '.join(self.class_names[:NUM_SHOWN])}",
+            "arrays": ", ".join(self.arrays),
+            "columns": ", ".join(name for name, _ in self.content.index.columns),
+            "digest": self.digest,
+        }
+        table = table_html({name: text for name, text in facts.items() if text})
+        try:
+            return table + pictures_html(*self._shown(some_of(len(self), NUM_THUMBNAILS)))
+        except (OSError, FormatError):
+            return table
+
+    def show(
+        self,
+        indices: Sequence[int] | NDArray[np.int64] | None = None,
+        *,
+        columns: int | None = None,
+        side: int | None = None,
+    ) -> Any:
+        """Returns samples as a sheet of pictures with their numbers, classes and keys: a PIL image, which a notebook
+        shows. By default 24 of them, spread over the split.
+
+        `columns` are the pictures of a row, `side` the longer side of each in pixels. Errors are those of `gather`.
+        """
+        numbers = some_of(len(self), NUM_SHOWN) if indices is None else self.check_indices(np.asarray(indices))
+        return sheet_of(*self._shown(numbers), columns, side)
+
+    def _shown(self, numbers: NDArray[np.int64]) -> tuple[list[NDArray[np.uint8]], list[str]]:
+        """Returns copies of these samples, and a caption for each."""
+        pictures = np.empty((len(numbers), *self.sample_shape), np.uint8)
+        self.gather(numbers, pictures)
+        return list(pictures), self.captions(numbers)
+
+    def captions(self, indices: Sequence[int] | NDArray[np.int64]) -> list[str]:
+        """Returns for each of these samples its number, its class as people call it, and the end of its key, on two
+        lines."""
+        numbers = self.check_indices(np.asarray(indices))
+        keys = self.column_of("key", numbers)
+        return captions_of(numbers.tolist(), self.labels_of(numbers), keys, self.class_names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies hold path and digest: the same set is opened anew, and no other."""

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, SetNotFoundError, printable
+from shardio.errors import FormatError, printable
 from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry, Split
 from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import check_split
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io, make_reader
 from shardio.reading.mapped_table import MappedTable
@@ -226,9 +227,7 @@ class CachedSplit:
         try:
             self._staging.lease, self._manifest = take_lease(self._storage, Cache(cache), digest)
             self._lease = self._staging.lease
-            if split not in self._manifest.splits:
-                found = ", ".join(sorted(self._manifest.splits))
-                raise SetNotFoundError(f"{self._storage.name}: expected a split {split!r}, found {found}")
+            check_split(self._storage.name, self._manifest, split)
             self._split = self._manifest.splits[split]
         except BaseException:
             self.close()

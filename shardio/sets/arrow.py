@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, Literal
+
+import numpy as np
 
 from shardio.errors import SourceError
 
@@ -15,13 +18,14 @@ from shardio.errors import SourceError
 _BUFFER_NBYTES = 1 << 20
 
 
-def check_installed(path: Path) -> None:
-    """Raises SourceError unless pyarrow is installed, with which `path` is to be read."""
+def check_installed(path: Path, purpose: str = "read") -> None:
+    """Raises SourceError unless pyarrow is installed, which `path` needs for parquet that is to be read, or written."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
         raise SourceError(
-            f'{path}: expected pyarrow to read parquet with, found none. Install it: pip install "shardio[parquet]"'
+            f"{path}: expected pyarrow to {purpose} parquet with, found none. Install it: "
+            'pip install "shardio[parquet]"'
         ) from None
 
 
@@ -50,3 +54,47 @@ def open_parquet(path: Path) -> Iterator[Any]:
             raise  # the system's; pyarrow's errors about damage have no number
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(f"{path}: expected a sound parquet file, found: {first_line}") from None
+
+
+ParquetType = Literal["text", "bytes"] | np.dtype[Any]
+
+
+class ParquetWriter:
+    """Writes a parquet file of these columns to a stream, a row group with each `write`, until the `with` block ends.
+
+    It needs pyarrow: `check_installed` tells.
+    """
+
+    def __init__(self, stream: IO[bytes], columns: Mapping[str, ParquetType]) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        texts = {"text": pyarrow.string(), "bytes": pyarrow.binary()}
+        self._schema = pyarrow.schema(
+            (name, texts[kind] if isinstance(kind, str) else pyarrow.from_numpy_dtype(kind))
+            for name, kind in columns.items()
+        )
+        self._writer = pyarrow.parquet.ParquetWriter(stream, self._schema)
+
+    def write(self, count: int, cells: Sequence[Any]) -> None:
+        """Writes so many rows. `cells` has an array or a list for each column, text as bytes; None is a column without
+        values."""
+        import pyarrow
+
+        arrays = []
+        for field, values in zip(self._schema, cells, strict=True):
+            if values is None:
+                arrays.append(pyarrow.nulls(count, field.type))
+            elif field.type in (pyarrow.string(), pyarrow.binary()):
+                arrays.append(pyarrow.array(values, pyarrow.binary()).cast(field.type))
+            else:
+                arrays.append(pyarrow.array(values).cast(field.type))
+        self._writer.write_table(pyarrow.Table.from_arrays(arrays, schema=self._schema))
+
+    def __enter__(self) -> ParquetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()

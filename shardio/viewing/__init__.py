@@ -1,4 +1,4 @@
-"""Samples for people to look at: pictures side by side with what is known of them, as an image or in a terminal.
+"""What people see of a set: the page of a report, and samples as files.
 
-Pictures come in as uint8 arrays, and captions as text; a picture of all of them comes out. Commands call it.
+An opened set comes in; HTML, PNGs and tables come out. Commands call it.
 """

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from shardio.drawing.sheet import as_image
+
 MOST_BITS = 3
 """Hashes that differ in more bits are not taken for alike: with fewer quarters than bits, none need be in common."""
 
@@ -30,12 +32,6 @@ _MOST_DIFFERENCE = 8.0
 
 # Every bit of two, of four, of eight; and one in each byte.
 _TWOS, _FOURS, _EIGHTS, _ONES = (np.uint64((1 << 64) // n) for n in (3, 5, 17, 255))
-
-
-def as_image(picture: NDArray[np.uint8]) -> Image.Image:
-    """Returns a picture (height, width, channels) in colours if it has three or four channels; else the first, grey."""
-    seen = picture[:, :, :3] if picture.shape[2] in (3, 4) else picture[:, :, 0]
-    return Image.fromarray(np.ascontiguousarray(seen))
 
 
 def hash_picture(image: Image.Image) -> int:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.drawing.sheet import as_image
 from shardio.format.manifest import Manifest
 from shardio.order.permutation import Permutation
 from shardio.reading.shardset import ShardSet
 from shardio.sets.changes.history import conversions_of
 from shardio.sets.levels import Levels, chosen_samples, measure_levels, stored_levels
-from shardio.viewing.alike import as_image, hash_picture
+from shardio.viewing.alike import hash_picture
 from shardio.viewing.pictures import read_pictures
 from shardio.viewing.repeats import Repeats, Seen, find_repeats
 from shardio.viewing.statistics import ClassCount, Distribution, Loss, count_classes, distribution, measure_loss

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.drawing.thumbnails import thumbnail
 from shardio.reading.shardset import ShardSet
 from shardio.viewing.pictures import read_pictures
-from shardio.viewing.thumbnails import thumbnail
 
 # The bytes of a page that thumbnails of classes take, at most: with all else, it has less than 20 MB.
 _NBYTES = 12_000_000

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardio.drawing.thumbnails import thumbnail
 from shardio.reading.shardset import ShardSet
 from shardio.viewing.facts import Facts, OnProgress, find_facts
 from shardio.viewing.gallery import make_gallery
@@ -15,7 +16,6 @@ from shardio.viewing.page.document import listed_classes, make_page
 from shardio.viewing.page.sections import MOST_GROUPS, MOST_MEMBERS, Looks, Refused
 from shardio.viewing.pictures import read_pictures
 from shardio.viewing.repeats import Member
-from shardio.viewing.thumbnails import thumbnail
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,9 @@ def test_view_shows_damaged_samples(out: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--indices", "5,61"], ["expected samples from 0 to 60; found 61"]),
-        (["--indices", "a"], ["expected numbers such as 5,17 or 0-23; found 'a'"]),
-        (["--class", "c33"], ["expected a class of the set, found 'c33': did you mean c3"]),
+        (["--indices", "5,61"], ["expected numbers of samples from 0 to 60, found 5 to 61"]),
+        (["--indices", "a"], ["expected numbers such as 5,17 or 0-23, or an NPY file of them; found 'a'"]),
+        (["--class", "c33"], ["expected a class of the set, or a number from 0 to 6, found 'c33': did you mean c3"]),
         ([], ["expected a terminal, or a file for the sheet"]),
         (["--augmented", "nothing"], ["nothing"]),
         (["--augmented", "deit3", "--against", "."], ["give one of them"]),

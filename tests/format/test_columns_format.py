@@ -340,7 +340,8 @@ def test_info_shows_names_and_columns(make_set: Callable[..., Path], tmp_path: P
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
     text = info(GOLDEN)
-    assert "n02124075 is Egyptian cat; n02099601 is golden retriever\n" in text
+    assert "n02124075  Egyptian cat " in text
+    assert "n02099601  golden retriever " in text
     assert "columns year, score\n" in text
     facts = json.loads(info(GOLDEN, "--json"))
     assert facts["class_names"] == list(CLASS_NAMES)
@@ -349,7 +350,7 @@ def test_info_shows_names_and_columns(make_set: Callable[..., Path], tmp_path: P
     assert (plain["class_names"], plain["columns"]) == ([], {"train": {}})
     assert "columns" not in info(make_set(7))
     write_golden(tmp_path / "odd", class_names=("\x1b[2J", "\udcff"), columns={})
-    assert "n02124075 is \\x1b[2J; n02099601 is \\udcff\n" in info(tmp_path / "odd")
+    assert "n02124075  \\x1b[2J " in info(tmp_path / "odd")
 
 
 # --- ShardWriter -----------------------------------------------------------------------------------------------------

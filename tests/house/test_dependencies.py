@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from imports import MODULES, SOURCES, imports_in, modules_imported
@@ -25,6 +29,7 @@ def packages_of(module: str) -> set[str]:
                 "conversion.images.mask",
                 "conversion.images.lenient",
                 "loading.dataset",
+                "drawing",
                 "viewing",
                 "cli.pictures",
             },
@@ -45,11 +50,21 @@ def test_a_heavy_package_is_imported_only_where_it_is_wanted(package: str, allow
 
 def test_reading_a_set_needs_no_torch() -> None:
     needed = {"reading.shardset"}
-    while more := {other for module in needed for other in modules_imported(module)} - needed:
+    # `reading` imports what draws in functions alone, when a person asks for pictures: the next test.
+    while (
+        more := {other for module in needed for other in modules_imported(module) if not other.startswith("drawing.")}
+        - needed
+    ):
         needed |= more
     assert "format.manifest" in needed
     for module in needed:
         assert packages_of(module).isdisjoint({"torch", "PIL", "simplejpeg", "click", "tqdm"}), module
+
+
+def test_a_set_is_opened_read_and_described_without_pillow(make_set: Callable[..., Path]) -> None:
+    code = "import sys, shardio; shards = shardio.open_shards(sys.argv[1]); repr(shards), shards[0]\n"
+    code += "assert not {'PIL', 'torch'} & set(sys.modules)\nshards.show([0]); assert 'PIL' in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(make_set(3))], check=True, timeout=60)
 
 
 def test_no_module_imports_by_name_or_unpickles() -> None:

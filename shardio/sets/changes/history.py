@@ -10,6 +10,7 @@ from shardio.version import __version__
 
 # Of a set that is changed every day, a manifest need not tell more.
 _MOST_EARLIER = 1000
+_LONGEST_VALUE = 40
 
 
 def describe_change(operation: str, arguments: Mapping[str, Any], parents: Sequence[Manifest]) -> dict[str, Any]:
@@ -46,3 +47,31 @@ def conversions_of(manifest: Manifest) -> list[dict[str, Any]]:
     if not isinstance(told, list):
         return []
     return [one for one in told if isinstance(one, dict) and isinstance(one.get("conversion"), dict)]
+
+
+def describe_making(manifest: Manifest) -> str:
+    """Returns in some words how the set was made; "" if its provenance does not tell."""
+    parts = []
+    provenance = manifest.provenance
+    if isinstance(change := provenance.get("change"), dict):
+        arguments = change.get("arguments")
+        told = [f"{name} {_short(value)}" for name, value in arguments.items()] if isinstance(arguments, dict) else []
+        parents = change.get("parents")
+        of = [f"of {', '.join(str(one)[:12] for one in parents)}"] if isinstance(parents, list) else []
+        parts.append(" ".join([f"`shardio {change.get('operation')}`", *of, ", ".join(told)]).strip())
+    for one in conversions_of(manifest)[:1]:
+        conversion = one["conversion"]
+        told = [_short(conversion[name]) for name in ("fit", "resample", "quality", "order") if name in conversion]
+        if "seed" in conversion:
+            told.append(f"seed {_short(conversion['seed'])}")
+        if type(count := conversion.get("num_sources")) is int:
+            told.append(f"{count:,} images")
+        parts.append(f"`shardio convert`: {', '.join(told)}")
+        if isinstance(libraries := one.get("libraries"), dict):
+            parts.append(", ".join(f"{name} {_short(value)}" for name, value in libraries.items()))
+    return "; ".join(parts)
+
+
+def _short(value: object) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import ConvertError, FormatError, SetNotFoundError
+from shardio.errors import ConvertError, FormatError
 from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry, ShardEntry, Split
 from shardio.format.layout import HEADER_NBYTES, SampleShape
 from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import load_manifest
+from shardio.format.manifest_file import check_split, load_manifest
 from shardio.format.opening import open_checked
 from shardio.sets.changes.draft import ArrayDraft, Draft, Held, SplitDraft, Stored
+from shardio.sets.index import check_labels
 from shardio.sets.names import find_folder
 
 
@@ -55,12 +56,7 @@ class Parent:
 
     def _rows(self, entry: IndexEntry) -> NDArray[np.void]:
         rows = np.frombuffer(self._read(entry), entry.dtype, offset=HEADER_NBYTES)
-        labels, most = rows["label"], len(self.manifest.classes)
-        if most and not (labels.min() >= 0 and labels.max() < most):
-            at = int(np.argmax((labels < 0) | (labels >= most)))
-            raise FormatError(
-                f"{self.folder / entry.file}: label: expected 0 to {most - 1}, found {labels[at]} at sample {at}"
-            )
+        check_labels(rows, len(self.manifest.classes), self.folder / entry.file)
         return rows
 
     def _order(self, entry: OrderEntry) -> NDArray[np.int64]:
@@ -113,8 +109,7 @@ def choose_splits(parent: Parent, split: str | Sequence[str] | None) -> list[str
     found = list(parent.manifest.splits)
     chosen = found if split is None else [split] if isinstance(split, str) else list(split)
     for name in chosen:
-        if name not in found:
-            raise SetNotFoundError(f"{parent.folder}: expected a split {name!r}, found {', '.join(sorted(found))}")
+        check_split(parent.folder, parent.manifest, name)
     return chosen
 
 

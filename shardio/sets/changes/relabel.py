@@ -13,10 +13,10 @@ from shardio.errors import ConvertError, SourceError
 from shardio.format.layout import MAX_CLASSES
 from shardio.format.parse import check_text, first_repeated
 from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
-from shardio.sets.changes.classes import describe_unknown, find_labels
 from shardio.sets.changes.draft import Draft
 from shardio.sets.changes.parents import choose_splits, open_parent
 from shardio.sets.changes.tables import Labels, hash_of, read_labels, show_key, some_keys
+from shardio.sets.choice import describe_unknown, find_labels
 
 
 class Relabelled(NamedTuple):
@@ -99,8 +99,8 @@ def _number(draft: Draft, key: bytes, label: str | int, where: str) -> int:
         same = ", ".join(draft.classes[number] for number in found)
         raise SourceError(f"{where}: {show_key(key)}: {label!r} is the name of several classes: say which of {same}")
     raise SourceError(
-        f"{where}: {show_key(key)}: {describe_unknown(draft, label)}; new classes are taken with `--new-classes`, from "
-        "Python `new_classes=True`"
+        f"{where}: {show_key(key)}: {describe_unknown(draft, label)} (new classes are taken with `--new-classes`, "
+        "from Python `new_classes=True`)"
     )
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
-import math
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,112 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import ConvertError, SourceError
-from shardio.order.permutation import Permutation
 from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
-from shardio.sets.changes.classes import describe_unknown, find_labels
-from shardio.sets.changes.draft import Draft, SplitDraft
+from shardio.sets.changes.draft import Draft
 from shardio.sets.changes.parents import choose_split, choose_splits, open_parent
 from shardio.sets.changes.tables import Keys, as_key, hash_of, open_array, read_keys, some_keys
+from shardio.sets.choice import Choice, check_numbers, parse_condition
 
 _MOST_TOLD = 1000
-_CONDITION = re.compile(r"\s*([A-Za-z_]\w*)\s*(==|=|!=|<=|>=|<|>)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*", re.ASCII)
-_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "==": np.equal,
-    "=": np.equal,
-    "!=": np.not_equal,
-    "<": np.less,
-    "<=": np.less_equal,
-    ">": np.greater,
-    ">=": np.greater_equal,
-}
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A comparison of a column of the index with a number: "year >= 2000"."""
-
-    column: str
-    operator: str
-    number: int | float
-
-    def __str__(self) -> str:
-        return f"{self.column} {self.operator} {self.number}"
-
-    def holds(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Returns for each row of an index whether it does."""
-        names = [name for name in rows.dtype.names or () if name != "key"]
-        if self.column not in names:
-            raise ConvertError(f"{self}: expected a column of the index ({', '.join(names)}), found {self.column!r}")
-        found: NDArray[np.bool_] = _COMPARISONS[self.operator](rows[self.column], self.number)
-        return found
-
-
-def parse_condition(text: str) -> Condition:
-    """Returns the condition in a text. Raises ValueError if it is none."""
-    match = _CONDITION.fullmatch(text)
-    try:
-        if match is None:
-            raise ValueError
-        name, operator, number = match.groups()
-        value = int(number) if re.fullmatch(r"[+-]?[0-9]{1,30}", number) else float(number)
-    except ValueError:
-        raise ValueError(
-            f"a condition must be COLUMN, one of == != < <= > >=, and a number, such as 'year >= 2000'; found {text!r}"
-        ) from None
-    return Condition(name, operator, value)
-
-
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """Which samples of a split are meant: those for which everything that is given holds."""
-
-    labels: tuple[str | int, ...] = ()
-    """Classes by name, by their names for people, or by number; any of them."""
-    globs: tuple[bytes, ...] = ()
-    """Patterns of keys; any of them."""
-    where: tuple[Condition, ...] = ()
-    """All of them."""
-    listed: frozenset[bytes] | None = None
-    share: float | None = None
-    """Of the samples for which the rest holds this share is taken, at random."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.share is not None and not 0 < self.share <= 1:
-            raise ValueError(f"random must be a share of the samples, more than 0 and at most 1; found {self.share}")
-        if not 0 <= self.seed < 1 << 64:
-            raise ValueError(f"seed must be from 0 to 2**64 - 1; found {self.seed}")
-
-    def samples(self, draft: Draft, split: SplitDraft) -> NDArray[np.int64]:
-        """Returns the samples in ascending order."""
-        meant = np.ones(len(split), np.bool_)
-        if self.labels:
-            meant &= np.isin(split.rows["label"], [label for name in self.labels for label in _labels(draft, name)])
-        for condition in self.where:
-            meant &= condition.holds(split.rows)
-        if self.globs or self.listed is not None:
-            matches = [_pattern(glob).match for glob in self.globs]
-            meant &= np.fromiter((self._is_key(key, matches) for key in split.keys), np.bool_, len(split))
-        found = np.flatnonzero(meant)
-        if self.share is not None and len(found):
-            count = math.ceil(self.share * len(found))
-            found = found[np.sort(Permutation(len(found), self.seed, 0)(np.arange(count)))]
-        return found
-
-    def _is_key(self, key: bytes, matches: Sequence[Callable[[bytes], object]]) -> bool:
-        if self.listed is not None and key not in self.listed:
-            return False
-        return not matches or any(match(key) for match in matches)
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "labels": _told([str(label) for label in self.labels]),
-            "keys": _told([os.fsdecode(glob) for glob in self.globs]),
-            "where": [str(condition) for condition in self.where],
-            "list_sha256": None if self.listed is None else hash_of(sorted(self.listed)),
-            "random": self.share,
-            "seed": self.seed,
-        }
+def _describe(choice: Choice) -> dict[str, Any]:
+    """Returns the choice as a provenance has it."""
+    return {
+        "labels": _told([str(label) for label in choice.labels]),
+        "keys": _told([os.fsdecode(glob) for glob in choice.globs]),
+        "where": [str(condition) for condition in choice.where],
+        "list_sha256": None if choice.listed is None else hash_of(sorted(choice.listed)),
+        "random": choice.share,
+        "seed": choice.seed,
+    }
 
 
 def _told(names: list[str]) -> list[str] | dict[str, Any]:
@@ -130,19 +40,12 @@ def _told(names: list[str]) -> list[str] | dict[str, Any]:
     return {"count": len(names), "sha256": hash_of([os.fsencode(name) for name in names])}
 
 
-def _pattern(glob: bytes) -> re.Pattern[bytes]:
-    return re.compile(fnmatch.translate(glob.decode("latin-1")).encode("latin-1"))  # as fnmatch does it for bytes
-
-
-def _labels(draft: Draft, name: str | int) -> list[int]:
-    if not (found := find_labels(draft, name)):
-        raise ConvertError(f"label: {describe_unknown(draft, name)}")
-    return found
-
-
 def plan_choice(draft: Draft, splits: Sequence[str], choice: Choice, *, drop: bool) -> Draft:
     """Returns the set of the chosen samples of these splits, or of the others, and of all other splits."""
-    chosen = {name: choice.samples(draft, draft.splits[name]) for name in splits}
+    try:
+        chosen = {name: choice.samples(draft.splits[name].rows, draft) for name in splits}
+    except ValueError as error:
+        raise ConvertError(str(error)) from None
     if choice.listed is not None:
         there = {key for name in splits for key in draft.splits[name].keys}
         if missing := sorted(choice.listed - there):
@@ -173,21 +76,10 @@ def _without_empty(draft: Draft, may_go: Sequence[str]) -> Draft:
 def plan_indices(draft: Draft, split: str, indices: NDArray[Any], *, drop: bool, where: str = "indices") -> Draft:
     """Returns the set in which a split has just these samples, in this order, or all but these."""
     content = draft.splits[split]
-    samples = np.asarray(indices)
-    if samples.ndim == 1 and samples.dtype == np.bool_:
-        if len(samples) != len(content):
-            raise SourceError(f"{where}: expected a mask of {len(content):,} samples, found {len(samples):,}")
-        samples = np.flatnonzero(samples)
-    if samples.ndim != 1 or samples.dtype.kind not in "iu":
-        raise SourceError(
-            f"{where}: expected one row of integers, or a mask, found {samples.dtype} of shape {samples.shape}"
-        )
-    if len(samples) and not (samples.min() >= 0 and samples.max() < len(content)):
-        raise SourceError(
-            f"{where}: expected numbers of samples from 0 to {len(content) - 1}, found {samples.min()} to "
-            f"{samples.max()}"
-        )
-    samples = samples.astype(np.int64)
+    try:
+        samples = check_numbers(indices, len(content), where)
+    except ValueError as error:
+        raise SourceError(str(error)) from None
     if drop:
         samples = np.delete(np.arange(len(content)), samples)
     return replace(draft, splits={**draft.splits, split: content.take(samples)})
@@ -206,10 +98,9 @@ def _change(
     drop = operation == "drop"
     parent = open_parent(out)
     check_target(new, [parent])
-    draft, arguments = parent.draft, choice.describe()
-    is_all = not (choice.labels or choice.globs or choice.where or choice.listed is not None or choice.share)
+    draft, arguments = parent.draft, _describe(choice)
     if indices is not None:
-        if not is_all:
+        if not choice.is_all:
             raise ValueError("indices say which samples are meant: leave the other conditions out")
         name = choose_split(parent, split, "indices are")
         is_file = isinstance(indices, (str, os.PathLike))
@@ -219,9 +110,9 @@ def _change(
         made = _without_empty(made, ())
     else:
         splits = choose_splits(parent, split)
-        if is_all and not (drop and split is not None):
+        if choice.is_all and not (drop and split is not None):
             raise ValueError(f"{operation}: say which samples: by labels, keys, conditions, a list or indices")
-        made = _without_empty(plan_choice(draft, splits, choice, drop=drop), splits if is_all else ())
+        made = _without_empty(plan_choice(draft, splits, choice, drop=drop), splits if choice.is_all else ())
         arguments["split"] = splits if split is not None else None
         if choice.share is None:
             del arguments["seed"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, features
 
-from shardio.viewing.alike import as_image
+from shardio.drawing.sheet import as_image
 
 SIDE = 96
 """The longer side of a thumbnail, at most. Smaller pictures stay as they are."""

@@ -57,13 +57,17 @@ def sheet(
     return drawn
 
 
+def as_image(picture: NDArray[np.uint8]) -> Image.Image:
+    """Returns a picture (height, width, channels) in colours if it has three or four channels; else the first, grey."""
+    seen = picture[:, :, :3] if picture.shape[2] in (3, 4) else picture[:, :, 0]
+    return Image.fromarray(np.ascontiguousarray(seen))
+
+
 def _shown(picture: NDArray[np.uint8], side: int | None) -> Image.Image:
     """Returns a picture as it stands on the sheet: in colours if it has them, or else in grey."""
     if picture.ndim != 3 or picture.dtype != np.uint8 or not picture.size:
         raise ValueError(f"expected uint8 pictures (height, width, channels), found {picture.dtype} {picture.shape}")
-    channels = picture.shape[2]
-    seen = picture[:, :, :3] if channels in (3, 4) else picture[:, :, 0]
-    image = Image.fromarray(np.ascontiguousarray(seen)).convert("RGB")
+    image = as_image(picture).convert("RGB")
     longer = max(image.size)
     if side is None:
         side = longer * max(1, -(-_LEAST_SIDE // longer)) if longer <= _MOST_SIDE else _MOST_SIDE

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.viewing.sheet import sheet
-from shardio.viewing.terminal import graphics_of, in_terminal
+from shardio.drawing.sheet import sheet
+from shardio.drawing.terminal import graphics_of, in_terminal
 
 
 def flat(colour: tuple[int, ...], height: int = 128, width: int = 128) -> NDArray[np.uint8]:

@@ -1,0 +1,64 @@
+"""`shardio extract`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from shardio.cli.options import (
+    class_option,
+    folder,
+    indices_option,
+    key_option,
+    numbers_of,
+    set_argument,
+    where_option,
+)
+from shardio.cli.output import next_step, say
+
+
+@click.command(short_help="Write samples as PNGs.")
+@set_argument
+@click.option("--split", default="train", help="Split of the samples.")
+@indices_option
+@class_option
+@key_option
+@where_option
+@click.option("-o", "--output", type=folder, required=True, metavar="DIR", help="Folder of the files.")
+def extract(
+    out: Path,
+    split: str,
+    indices: list[int] | Path | None,
+    labels: Sequence[str],
+    keys: Sequence[str],
+    where: Sequence[str],
+    output: Path,
+) -> None:
+    """Write samples of the set in OUT as files into DIR.
+
+    Pixels and masks become PNGs, which lose nothing, other arrays NPY files; labels.csv says what each file is.
+
+    \b
+    shardio extract out/ --indices 5,17 -o some/
+    shardio extract out/ --split val --class tench -o tenches/
+    """
+    from shardio.cli.progress import Bar
+    from shardio.reading.shardset import open_shards
+    from shardio.sets.choice import describe_none, make_choice
+    from shardio.viewing.extract import LABELS_NAME, extract
+
+    choice = make_choice(labels, keys, where)
+    if (indices is None) == choice.is_all:
+        raise click.UsageError("say which samples: by --indices alone, or by --class, --key and --where")
+    shards = open_shards(out, split)
+    chosen = choice.samples(shards.index, shards) if indices is None else numbers_of(indices, len(shards))
+    if not len(chosen):
+        say(describe_none(choice, shards.index["key"].tolist()))
+        return
+    with Bar(unit=" samples") as bar:
+        num_files = extract(shards, chosen.tolist(), output, bar.reach)
+    say(f"{output}: {len(chosen):,} samples in {num_files:,} files; {LABELS_NAME} says what each is")
+    words = [] if split == "train" else ["--split", split]
+    say(next_step("view", out, *words, "--indices", ",".join(map(str, chosen[:12].tolist()))))

@@ -1,0 +1,128 @@
+"""`shardio find`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardio.cli.options import class_option, json_option, key_option, splits_option, where_option
+from shardio.cli.output import next_step, say, shortened, telling_of_servers
+from shardio.errors import printable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardio.format.manifest import Manifest
+    from shardio.sets.find import IndexedSet, IndexedSplit
+
+# Lines that are written at a time: a million of single ones would take most of the time.
+_CHUNK = 10_000
+_WIDEST_CLASS = 24
+# Samples that the next command shows.
+_MOST_SHOWN = 12
+
+
+@click.command(short_help="Find samples by class, key and columns.")
+@click.argument("out")
+@splits_option
+@class_option
+@key_option
+@where_option
+@json_option
+def find(
+    out: str, split: Sequence[str], labels: Sequence[str], keys: Sequence[str], where: Sequence[str], as_json: bool
+) -> None:
+    """Print number, class and key of samples of the set in OUT, a folder or a URL: those for which all that is given
+    holds.
+
+    \b
+    shardio find out/ --class tench
+    shardio find out/ --key '*_10026*'
+    shardio find out/ --where 'source_width >= 500' --where 'source_height < 200'
+    """
+    from shardio.sets.choice import describe_none, make_choice
+    from shardio.sets.find import read_indexes
+
+    choice = make_choice(labels, keys, where)
+    with telling_of_servers([out]):
+        indexed = read_indexes(out, split)
+    found = indexed.find(choice)
+    if as_json:
+        _print_json(indexed, found)
+    elif any(map(len, found)):
+        _print_lines(out, indexed, found)
+    else:
+        say(describe_none(choice, [key for one in indexed.splits for key in one.rows["key"].tolist()]))
+
+
+def _chunks(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> Iterator[tuple[IndexedSplit, Any]]:
+    """Yields (split, (number, label, key) of some of its samples)."""
+    for split, samples in zip(indexed.splits, found, strict=True):
+        for first in range(0, len(samples), _CHUNK):
+            some = samples[first : first + _CHUNK]
+            rows = split.rows[some]
+            yield split, zip(some.tolist(), rows["label"].tolist(), rows["key"].tolist(), strict=True)
+
+
+def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
+    """Prints a line for each sample. With several splits, its split comes first."""
+    names = _names(indexed.manifest)
+    width = len(str(max(int(samples[-1]) for samples in found if len(samples))))
+    used = {label for split, samples in zip(indexed.splits, found, strict=True) for label in _labels(split, samples)}
+    widest = max((len(names.get(label, str(label))) for label in used), default=0)
+    several = len(indexed.splits) > 1
+    for split, samples in _chunks(indexed, found):
+        before = f"{split.name}  " if several else ""
+        click.echo(
+            "\n".join(
+                f"{before}{number:>{width}}  {names.get(label, str(label)):<{widest}}  {printable(os.fsdecode(key))}"
+                for number, label, key in samples
+            )
+        )
+    total, of = sum(map(len, found)), sum(len(split.rows) for split in indexed.splits)
+    say(f"{total:,} of {of:,} samples")
+    split, samples = next((s, f) for s, f in zip(indexed.splits, found, strict=True) if len(f))
+    words = [] if split.name == "train" else ["--split", split.name]
+    say(next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN].tolist()))))
+
+
+def _labels(split: IndexedSplit, samples: NDArray[np.int64]) -> list[int]:
+    import numpy as np
+
+    labels: list[int] = np.unique(split.rows["label"][samples]).tolist()
+    return labels
+
+
+def _names(manifest: Manifest) -> dict[int, str]:
+    """Returns what people call the classes, by label."""
+    return {
+        label: shortened(name, _WIDEST_CLASS) for label, name in enumerate(manifest.class_names or manifest.classes)
+    }
+
+
+def _print_json(indexed: IndexedSet, found: Sequence[NDArray[np.int64]]) -> None:
+    """Prints one object, in pieces."""
+    classes, names = indexed.manifest.classes, indexed.manifest.class_names
+    head = {"path": indexed.place, "num_samples": sum(map(len, found))}
+    click.echo(json.dumps(head)[:-1] + ', "samples": [', nl=False)
+    comma = ""
+    for split, samples in _chunks(indexed, found):
+        facts = [
+            {
+                "split": split.name,
+                "index": number,
+                "label": label,
+                "class": classes[label] if classes else None,
+                "class_name": names[label] if names else None,
+                "key": os.fsdecode(key),
+            }
+            for number, label, key in samples
+        ]
+        click.echo(comma + json.dumps(facts)[1:-1], nl=False)
+        comma = ", "
+    click.echo("]}")

@@ -1,0 +1,73 @@
+"""Samples of a set as a person at a prompt sees them: captions, a sheet of pictures, and HTML in a notebook.
+
+Drawing is imported when it is asked for. A set is read without Pillow.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import printable
+
+NUM_SHOWN = 24
+"""Samples on a sheet, unless they are named."""
+NUM_THUMBNAILS = 6
+# A notebook shows names, not texts.
+_LONGEST = 200
+
+
+def some_of(count: int, most: int) -> NDArray[np.int64]:
+    """Returns so many of `count` samples, spread over all of them."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
+
+
+def captions_of(
+    numbers: Sequence[int], labels: NDArray[np.int64], keys: NDArray[np.bytes_], class_names: Sequence[str]
+) -> list[str]:
+    """Returns for each sample its number, its class as people call it, and the end of its key."""
+    captions = []
+    for number, label, key in zip(numbers, labels.tolist(), keys.tolist(), strict=True):
+        name = class_names[label] if 0 <= label < len(class_names) else str(label)
+        captions.append(f"{number} {name}\n{os.fsdecode(key).rpartition('/')[2]}")
+    return captions
+
+
+def sheet_of(
+    pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], columns: int | None, side: int | None
+) -> Any:
+    """Returns the pictures side by side, a PIL image."""
+    from shardio.drawing.sheet import sheet
+
+    return sheet(pictures, captions, columns=columns, side=side)
+
+
+def table_html(facts: Mapping[str, str]) -> str:
+    """Returns a table of names and what they are."""
+    rows = (
+        f"<tr><th style='text-align:left'>{_text(name)}</th><td>{_text(text)}</td></tr>" for name, text in facts.items()
+    )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def pictures_html(pictures: Iterable[NDArray[np.uint8]], captions: Iterable[str]) -> str:
+    """Returns small pictures in a row; each shows its caption where one points at it. "" without Pillow."""
+    try:
+        from shardio.drawing.thumbnails import thumbnail
+    except ImportError:
+        return ""
+    images = (
+        f"<img src='{thumbnail(picture)}' alt='{_text(caption)}' title='{_text(caption)}' style='display:inline'>"
+        for picture, caption in zip(pictures, captions, strict=True)
+    )
+    return f"<div>{' '.join(images)}</div>"
+
+
+def _text(text: str) -> str:
+    shown = printable(text.replace("\n", " "))
+    return html.escape(shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "...")

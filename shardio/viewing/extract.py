@@ -1,0 +1,109 @@
+"""Samples of a set as files that any program opens: a PNG of each, its arrays, and one table of what they are."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.drawing.files import png_of
+from shardio.errors import FormatError
+from shardio.format.checksum import crc32
+from shardio.reading.shardset import ShardSet
+from shardio.system.files import make_folder, write_atomic
+
+LABELS_NAME = "labels.csv"
+
+# Whatever else is in a key, none of it may be a folder, a hidden file, or what a shell or another system reads
+# otherwise.
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+_LONGEST = 80
+
+
+def extract(
+    shards: ShardSet,
+    indices: Sequence[int],
+    folder: Path,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> int:
+    """Writes these samples of a split into `folder`, and says in labels.csv, written last, what each file is.
+
+    Pixels, masks and images become PNGs, other arrays NPY files, and so do pictures of more channels than PNG has.
+    Returns how many files it wrote. Raises ValueError if the folder has a labels.csv already or is one of the set's
+    own, FormatError for a sample that is not what was published.
+    """
+    if os.path.lexists(folder / LABELS_NAME):
+        raise ValueError(f"{folder}: expected a folder without {LABELS_NAME}, found one: choose another folder")
+    own = Path(os.path.realpath(shards.folder))
+    if own in (real := Path(os.path.realpath(folder)), *real.parents):
+        raise ValueError(f"{folder}: expected a folder outside of the set {shards.folder}")
+    make_folder(folder)
+    arrays = list(shards.arrays)
+    digits = len(str(len(shards) - 1))
+    lines: list[Sequence[object]] = [["file", "index", "key", "label", "class", "class_name", *arrays]]
+    num_files = 1
+    for done, index in enumerate(indices):
+        row = _row(shards, index)
+        key, label = bytes(row["key"]), int(row["label"])
+        stem = f"{index:0{digits}d}-{_stem(key)}".rstrip("-")
+        values = {
+            "": _pixels(shards, index, int(row["crc32"])),
+            **{name: _value(shards, name, index) for name in arrays},
+        }
+        files = []
+        for name, value in values.items():
+            is_picture = not name or shards.array(name).kind in ("mask", "image")
+            png = png_of(value) if is_picture else None
+            files.append(f"{stem}{name and '.'}{name}.{'npy' if png is None else 'png'}")
+            write_atomic(folder / files[-1], _npy(value) if png is None else png)
+        num_files += len(files)
+        classes = [names[label] if names else "" for names in (shards.manifest.classes, shards.manifest.class_names)]
+        lines.append([files[0], index, key.decode("utf-8", "surrogateescape"), label, *classes, *files[1:]])
+        on_progress(done + 1, len(indices))
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    write_atomic(folder / LABELS_NAME, text.getvalue().encode("utf-8", "surrogateescape"))
+    return num_files
+
+
+def _row(shards: ShardSet, index: int) -> dict[str, Any]:
+    """Returns what the index says of a sample, copied, as storage that fails must not end the process."""
+    one = np.array([index])
+    return {name: shards.column_of(name, one)[0] for name in ("label", "key", "crc32")}
+
+
+def _pixels(shards: ShardSet, index: int, expected: int) -> NDArray[np.uint8]:
+    pixels: NDArray[np.uint8] = np.empty(shards.sample_shape, np.uint8)
+    shards.gather(np.array([index]), pixels[None])
+    if (found := crc32(pixels.reshape(-1))) != expected:
+        raise FormatError(
+            f"{shards.path}: sample {index}: crc32: expected {expected}, found {found}: `shardio verify` tells what "
+            "else is damaged, `shardio repair` mends it"
+        )
+    return pixels
+
+
+def _value(shards: ShardSet, name: str, index: int) -> NDArray[Any]:
+    row = shards.array(name).row
+    value: NDArray[Any] = np.empty(row.shape, row.dtype)
+    shards.gather_array(name, np.array([index]), value[None])
+    return value
+
+
+def _stem(key: bytes) -> str:
+    """Returns the last part of a key without its ending, as it can stand in the name of a file anywhere."""
+    name = os.fsdecode(key).rpartition("/")[2]
+    return _UNSAFE.sub("_", name.rpartition(".")[0] or name)[:_LONGEST]
+
+
+def _npy(value: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, value, allow_pickle=False)
+    return buffer.getvalue()

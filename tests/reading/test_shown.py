@@ -1,0 +1,110 @@
+"""What a person sees of a set at a prompt and in a notebook."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arrays import change_split, some_arrays
+from places import ROOT
+
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.reading.shardset import ShardSet, open_shards
+
+HOSTILE = "</table><script>alert('x')</script>\" onerror='y'\n\x1b[31m\u202e"
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.names: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.names |= {name for name, _ in attrs}
+
+
+def test_a_sheet_has_the_samples_that_were_asked_for(make_set: Callable[..., Path]) -> None:
+    shards = open_shards(make_set(30, (12, 10, 3)))
+    drawn = np.asarray(shards.show([3, 17], side=12))
+    for place, index in enumerate([3, 17]):
+        left = 6 + place * 16
+        np.testing.assert_array_equal(drawn[6:18, left : left + 10], shards[index].image)
+    assert shards.show(columns=6, side=12).size == (6 * 16 + 6, 4 * (12 + 28 + 6) + 6)
+    with pytest.raises(IndexError):
+        shards.show([30])
+
+
+def test_captions_have_number_class_and_the_end_of_the_key(make_set: Callable[..., Path]) -> None:
+    assert open_shards(make_set(9)).captions([8, 2]) == ["8 c1\n8.png", "2 c2\n2.png"]
+
+
+def test_html_of_a_hostile_set_is_a_table_and_pictures(tmp_path: Path) -> None:
+    out = tmp_path / HOSTILE.replace("/", "")
+    with ShardWriter(out, (4, 4, 3), classes=[HOSTILE, "b" * 10_000]) as writer:
+        for i in range(9):
+            writer.append(np.full((4, 4, 3), i, np.uint8), 0, key=os.fsencode(HOSTILE))
+    shards = open_shards(out)
+    text = shards._repr_html_()
+    found = Tags(text)
+    assert set(found.tags) == {"table", "tr", "th", "td", "div", "img"}
+    assert found.tags.count("img") == 6
+    assert found.names <= {"style", "src", "alt", "title"}
+    assert text.isprintable()
+    assert len(re.sub(r"base64,[^']*", "", text)) < 10_000
+    assert Tags(shards[0]._repr_html_()).tags.count("img") == 1
+
+
+def test_html_names_what_the_set_has(make_set: Callable[..., Path]) -> None:
+    out = make_set(20)
+    change_split(out, some_arrays(20, 6, 5))
+    shards = open_shards(out)
+    assert "boxes" in shards._repr_html_()
+    assert f" with {', '.join(shards.arrays)}, 7 classes" in repr(shards)
+    assert "<th style='text-align:left'>mask</th>" in shards[0]._repr_html_()
+
+
+def test_html_without_pillow_or_with_storage_that_fails_is_the_table(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = open_shards(make_set(3))
+
+    def fail(*_: object) -> None:
+        raise OSError("no such pages")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardSet, "gather", fail)
+        assert shards._repr_html_().endswith("</table>")
+    monkeypatch.setitem(sys.modules, "shardio.drawing.thumbnails", None)
+    assert shards._repr_html_().endswith("</table>")
+
+
+# In a process of its own: the client keeps sockets of its kernel.
+NOTEBOOK = """
+import json, sys, nbclient, nbformat.v4 as new
+first = f"from shardio import open_shards\\nshards = open_shards({sys.argv[1]!r})\\nshards"
+cells = [new.new_code_cell(source) for source in (first, "shards[3]", "shards.show([1])")]
+notebook = new.new_notebook(cells=cells)
+nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+print(json.dumps([sorted(cell.outputs[0].data) for cell in notebook.cells]))
+"""
+
+
+def test_a_notebook_shows_sets_samples_and_sheets(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", NOTEBOOK, str(make_set(30))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    html = ["text/html", "text/plain"]
+    assert json.loads(result.stdout.splitlines()[-1]) == [html, html, ["image/jpeg", "image/png", "text/plain"]]

@@ -1,0 +1,125 @@
+"""`shardio extract`: samples as files that other programs open."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from arrays import change_split, some_arrays
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from shardio.cli.main import cli
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.drawing.files import png_of
+from shardio.reading.shardset import open_shards
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["extract", *map(str, words)])
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    text = (folder / "labels.csv").read_bytes().decode("utf-8", "surrogateescape")
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def test_pixels_masks_and_arrays_are_those_of_the_set(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    out = make_set(20)
+    change_split(out, some_arrays(20, 6, 5))
+    shards = open_shards(out)
+    result = call(out, "--indices", "17,5", "-o", tmp_path / "some")
+    assert result.exit_code == 0, result.output
+    assert f"{tmp_path / 'some'}: 2 samples in {1 + 2 * (1 + len(shards.arrays))} files" in result.stdout
+    rows = table(tmp_path / "some")
+    assert [(row["file"], row["key"], row["label"], row["class"]) for row in rows] == [
+        ("17-17.png", "c3/17.png", "3", "c3"),
+        ("05-5.png", "c5/5.png", "5", "c5"),
+    ]
+    for row in rows:
+        sample = shards[int(row["index"])]
+        np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "some" / row["file"])), sample.image)
+        for name, value in sample.arrays.items():
+            path = tmp_path / "some" / row[name]
+            found = np.load(path) if path.suffix == ".npy" else np.asarray(Image.open(path))
+            np.testing.assert_array_equal(found, value)
+        assert row["mask"].endswith(".mask.png")
+
+
+def test_samples_are_chosen_by_class_and_key(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    assert call(make_set(20), "--class", "c3", "--key", "*/1?.*", "-o", tmp_path / "some").exit_code == 0
+    assert [row["index"] for row in table(tmp_path / "some")] == ["10", "17"]
+
+
+def test_no_key_leads_out_of_the_folder(tmp_path: Path) -> None:
+    keys = [b"../../x.png", b"/etc/passwd", b"..", b"\xff\n\x1b.png", b"a" * 5000, b"", b"con.png", b".hidden"]
+    with ShardWriter(tmp_path / "out", (2, 2, 3), classes=["a"]) as writer:
+        for key in keys:
+            writer.append(np.zeros((2, 2, 3), np.uint8), 0, key=key)
+    before = {path.name for path in tmp_path.iterdir()}
+    result = call(tmp_path / "out", "--key", "*", "-o", tmp_path / "some")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in tmp_path.iterdir()} - before == {"some"}
+    files = sorted(os.listdir(tmp_path / "some"))
+    assert len(files) == len(keys) + 1
+    assert all(name.isascii() and name.isprintable() and len(name) < 100 for name in files)
+    found = [row["key"].encode("utf-8", "surrogateescape") for row in table(tmp_path / "some")]
+    assert found == [bytes(key) for key in open_shards(tmp_path / "out").index["key"]]
+
+
+def test_a_damaged_sample_is_told_and_there_is_no_table(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    out = make_set(5)
+    data = bytearray((out / "train-00000.npy").read_bytes())
+    data[-1] ^= 1
+    (out / "train-00000.npy").write_bytes(data)
+    result = call(out, "--indices", "0-4", "-o", tmp_path / "some")
+    assert "sample 4: crc32: expected" in str(result.exception)
+    assert not (tmp_path / "some" / "labels.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "say which samples"),
+        (["--indices", "1", "--class", "c1"], "say which samples"),
+        (["--indices", "5"], "expected numbers of samples from 0 to 4, found 5 to 5"),
+        (["--class", "c11"], "found 'c11': did you mean c1"),
+        (["--key", "x"], "no key is like 'x'"),
+    ],
+)
+def test_what_cannot_be_extracted_is_told(
+    make_set: Callable[..., Path], tmp_path: Path, words: list[str], part: str
+) -> None:
+    result = call(make_set(5), *words, "-o", tmp_path / "some")
+    assert part in result.output + str(result.exception)
+    assert not (tmp_path / "some").exists()
+
+
+def test_neither_a_set_nor_an_earlier_table_is_written_over(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    out = make_set(5)
+    assert "outside of the set" in str(call(out, "--indices", "1", "-o", out / "inside").exception)
+    assert call(out, "--indices", "1", "-o", tmp_path / "some").exit_code == 0
+    assert "expected a folder without labels.csv" in str(call(out, "--indices", "2", "-o", tmp_path / "some").exception)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((3, 4), "u1"), ((3, 4), "u2"), ((3, 4), "?"), *(((3, 4, n), "u1") for n in (1, 2, 3, 4)), ((3, 4, 1), "u2")],
+)
+def test_a_png_has_the_very_same_numbers(shape: tuple[int, ...], dtype: str) -> None:
+    picture: Any = np.random.default_rng(0).integers(0, 2 if dtype == "?" else 60_000, shape).astype(dtype)
+    data = png_of(picture)
+    assert data is not None
+    found = np.asarray(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(found.reshape(shape), picture)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((3, 4, 5), "u1"), ((3, 4, 3), "u2"), ((3, 4), "i4"), ((3, 4), "f4")])
+def test_what_png_does_not_have_is_no_png(shape: tuple[int, ...], dtype: str) -> None:
+    assert png_of(np.zeros(shape, dtype)) is None
