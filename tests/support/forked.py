@@ -17,7 +17,7 @@ PRELOADED = ["torch", "shardio.cli.main", "shardio.conversion.convert", "shardio
 
 
 def run_forked(
-    *words: str | Path,
+    *words: str | bytes | Path,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     umask: int = -1,
@@ -27,7 +27,7 @@ def run_forked(
 
     Does what subprocess.run does with captured output, except that the interpreter's end is cut short.
     """
-    command = list(map(str, words))
+    command = list(map(os.fsdecode, words))
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, name) for name in ("out", "err")]
         arguments = (command, outputs, cwd or os.getcwd(), dict(os.environ if env is None else env), umask)
@@ -39,7 +39,9 @@ def run_forked(
                 process.kill()
                 process.join()
                 raise subprocess.TimeoutExpired(command, timeout)
-            return subprocess.CompletedProcess(command, process.exitcode, *(path.read_text() for path in outputs))
+            return subprocess.CompletedProcess(
+                command, process.exitcode, *(path.read_text(errors="surrogateescape") for path in outputs)
+            )
         finally:
             process.close()
 
@@ -54,6 +56,9 @@ def _run(command: list[str], outputs: list[Path], cwd: str | Path, env: dict[str
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    if "PYTHONIOENCODING" in env:  # "utf-8:strict"; stderr shows what it cannot encode, whatever is said
+        encoding, _, errors = env["PYTHONIOENCODING"].partition(":")
+        sys.stdout.reconfigure(encoding=encoding, errors=errors)  # type: ignore[union-attr]
     if "OMP_NUM_THREADS" in env:  # torch has already looked for it
         import torch
 
