@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,9 +18,6 @@ from shardio.augment.pixels import fused, normalized, run_steps
 from shardio.augment.resample import Interpolation, Statistics, resample
 from shardio.augment.steps import NEEDS_RGB, Op, Step, Steps
 from shardio.augment.targets import Targets
-
-if TYPE_CHECKING:
-    pass
 
 Images = torch.Tensor | tuple[torch.Tensor, ...]
 Arrays = dict[str, Images]

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from shardio.loading.loader import ShardLoader
 
 
+# How deep in a checkpoint a loader's state is looked for.
+_MOST_DEPTH = 10
+
+
 def _parse_shuffle(text: str) -> bool | str:
     return {"true": True, "false": False}.get(text, text)
 
@@ -126,11 +130,12 @@ def _load_checkpoint(path: Path) -> Any:
 
 
 def _states_in(value: object, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    if isinstance(value, Mapping) and depth < 10:
-        if {"digest", "order_version", "epoch", "consumed"} <= value.keys():
-            yield value
-        for part in value.values():
-            yield from _states_in(part, depth + 1)
+    if depth == _MOST_DEPTH or not isinstance(value, (Mapping, list, tuple)):
+        return
+    if isinstance(value, Mapping) and {"digest", "order_version", "epoch", "consumed"} <= value.keys():
+        yield value
+    for part in value.values() if isinstance(value, Mapping) else value:
+        yield from _states_in(part, depth + 1)
 
 
 def _go_to(loader: ShardLoader, state: Mapping[str, Any] | None, epoch: int, step: int, consumed: int | None) -> None:

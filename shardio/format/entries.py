@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -65,12 +65,10 @@ class ArrayShard(ShardEntry):
 class RowsEntry(FileEntry):
     """A file of numbers, one for each of so many rows as its size says."""
 
+    row: ClassVar[RowType]
+
     def header(self, sample_shape: SampleShape) -> bytes:
         return self.row.file_header(self.num_rows)
-
-    @property
-    def row(self) -> RowType:
-        raise NotImplementedError
 
     @property
     def num_rows(self) -> int:
@@ -81,18 +79,14 @@ class RowsEntry(FileEntry):
 class OrderEntry(RowsEntry):
     """For each sample of a split, its stored row: an int64."""
 
-    @property
-    def row(self) -> RowType:
-        return ORDER_ROW
+    row = ORDER_ROW
 
 
 @dataclass(frozen=True)
 class Crc32Entry(RowsEntry):
     """For each stored row of an array, the crc32 of its bytes."""
 
-    @property
-    def row(self) -> RowType:
-        return CRC32_ROW
+    row = CRC32_ROW
 
 
 @dataclass(frozen=True)

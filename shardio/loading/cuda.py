@@ -76,7 +76,10 @@ class CudaTransfer:
         self._copy_stream = copy_stream
         self._owner = torch.cuda.current_stream(device)
         self._names = tuple(slot.more)
-        self._memory = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in slot.tensors]
+        # Memory that is allocated in inference mode could be copied into in that mode only, and the next batch may be
+        # asked for outside of it.
+        with torch.inference_mode(False):
+            self._memory = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in slot.tensors]
         # When it is done, so is everything that used this memory before. It comes after the allocation, which may
         # itself fill the memory (torch.use_deterministic_algorithms).
         self._free = self._owner.record_event()

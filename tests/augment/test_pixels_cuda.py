@@ -5,25 +5,17 @@ This cannot show that the compiled kernels compute the same, which tests/loading
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from interpreted import assert_compiles, assert_interprets, needs_triton
 
 from shardio.augment import Compose, Normalize, RandomInvert, ToDtype, pixels_cuda
 from shardio.augment.pixels import fused
 from shardio.augment.steps import Op, Step, Steps
 
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="Triton is not installed: it has wheels for Linux"
-)
-
-# Triton decides when it is imported whether it interprets.
 _CHECK = """\
 import numpy as np
 import torch
@@ -120,15 +112,7 @@ print("equal")
 
 @needs_triton
 def test_the_interpreted_kernels_do_what_torch_does() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", _CHECK],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "equal\n"
+    assert_interprets(_CHECK)
 
 
 _COMPILE = """\
@@ -165,15 +149,7 @@ print("compiled")
 
 @needs_triton
 def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", _COMPILE],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "compiled\n"
+    assert_compiles(_COMPILE, tmp_path)
 
 
 def test_images_on_the_cpu_are_not_for_the_kernels() -> None:

@@ -6,23 +6,18 @@ fast.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
+from interpreted import assert_compiles, assert_interprets, needs_triton
 from pictures import random_picture
 
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample_cuda import can_fuse
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: it has wheels for Linux")
+pytestmark = needs_triton
 
-# Triton decides when it is imported whether it interprets.
 _CHECK = """\
 import sys
 import numpy as np
@@ -85,15 +80,7 @@ def test_the_interpreted_kernel_gives_the_grey_levels_of_torch(tmp_path: Path) -
     boxes[:, 3] = within[:, 3] = (height - 1, width - 1, 1, 1)
     path = tmp_path / "data.npz"
     np.savez(path, images=images, boxes=boxes, within=within, flips=np.array([True, False, False, True]))
-    run = subprocess.run(
-        [sys.executable, "-c", _CHECK, path],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "equal\n"
+    assert_interprets(_CHECK, path)
 
 
 _COMPILE = """\
@@ -114,15 +101,7 @@ print("compiled")
 
 
 def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", _COMPILE],
-        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "compiled\n"
+    assert_compiles(_COMPILE, tmp_path)
 
 
 def test_images_on_the_cpu_are_not_for_the_kernel() -> None:

@@ -14,10 +14,11 @@ import torch
 from click.testing import CliRunner
 from command import assert_one_clear_error, shardio
 from PIL import Image
+from replay_training import Histories, train
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, Transform, Views
 from shardio.cli.main import cli
-from shardio.cli.pictures import levels_of
+from shardio.cli.pictures import levels_of, read_chain
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
 
@@ -51,9 +52,20 @@ def test_view_draws_the_samples_that_were_asked_for(out: Path, tmp_path: Path) -
 
 
 def test_view_draws_samples_of_a_class(out: Path, tmp_path: Path) -> None:
-    for words in (["--class", "c3"], ["--per-class", 2]):
-        called("view", out, *words, "-o", tmp_path / "sheet.png")
-        assert pixels_of(tmp_path / "sheet.png").size
+    """Each is the picture of a sample of its class, and no sample comes twice."""
+    shards = open_shards(out)
+    for words, labels in (
+        (["--class", "c3", "--count", 4], [3] * 4),
+        (["--per-class", 2], [label for label in np.unique(shards.labels) for _ in range(2)]),
+    ):
+        called("view", out, *words, "--columns", len(labels), "--side", 12, "-o", tmp_path / "sheet.png")
+        drawn = pixels_of(tmp_path / "sheet.png")
+        found = []
+        for place, label in enumerate(labels):
+            picture = drawn[6:18, 6 + place * 16 : 16 + place * 16]
+            of_class = np.flatnonzero(shards.labels == label).tolist()
+            found += [index for index in of_class if np.array_equal(shards[index].image, picture)]
+        assert len(found) == len(set(found)) == len(labels)
 
 
 def test_view_shows_augmentations_and_views(out: Path, tmp_path: Path) -> None:
@@ -64,8 +76,8 @@ def test_view_shows_augmentations_and_views(out: Path, tmp_path: Path) -> None:
             *("view", out, "--count", 2, "--augmented", path, "--draws", 3),
             *("--side", 12, "-o", tmp_path / "sheet.png"),
         )
-        columns = 4 + 3 * number
-        assert pixels_of(tmp_path / "sheet.png").shape[1] == columns * 18 + 6 or columns * 16 + 6
+        # The sample itself, and one picture of 12 x 12 for each view of each draw.
+        assert pixels_of(tmp_path / "sheet.png").shape[1] == (4 + 3 * number) * 18 + 6
 
 
 def test_view_shows_damaged_samples(out: Path, tmp_path: Path) -> None:
@@ -96,59 +108,30 @@ def test_view_tells_what_is_wrong(out: Path, words: list[str], parts: list[str])
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-def test_replay_gives_the_keys_and_pixels_that_training_had(out: Path, tmp_path: Path) -> None:
-    """Random seeds, epochs, steps, ranks and resumes on other numbers of ranks; training writes down what it has."""
+@pytest.fixture
+def histories(tmp_path: Path) -> Histories:
     seed = random.randrange(1 << 32)
     print("seed", seed)
-    rng = random.Random(seed)
-    chain = tmp_path / "chain.json"
-    chain.write_text(json.dumps(CHAIN.to_dict()))
-    keys = open_shards(out).index["key"]
+    return Histories(tmp_path, seed, trained=train)
+
+
+def test_replay_gives_the_keys_and_pixels_that_training_had_through_resumes_on_other_ranks(
+    histories: Histories,
+) -> None:
     for _ in range(12):
-        options: dict[str, Any] = {
-            "seed": rng.randrange(1 << 40),
-            "shuffle": rng.choice([True, False, "block"]),
-            "tail": rng.choice(["drop", "pad", "short"]),
-        }
-        epoch, state = rng.randrange(5), None
-        # Some batches on some ranks, then the rest on others, from the state that these have left.
-        for _ in range(rng.randint(1, 3)):
-            world, batch_size = rng.randint(1, 3), rng.randint(2, 5)
-            rank = rng.randrange(world)
-            with ShardLoader(
-                *(out, batch_size), rank=rank, world_size=world, device="cpu", transform=CHAIN, return_indices=True,
-                **options,
-            ) as loader:  # fmt: skip
-                loader.set_epoch(epoch)
-                if state is not None:
-                    loader.load_state_dict(state)
-                if not len(iter(loader)):
-                    break
-                wanted = rng.randrange(len(iter(loader)))
-                iterator = iter(loader)
-                for _ in range(wanted):
-                    next(iterator)
-                before = loader.state_dict() if wanted or state is not None else {**loader.state_dict(), "epoch": epoch}
-                images, labels, indices = next(iterator)
-                state = loader.state_dict()
-            words = [
-                *("replay", out, "--batch-size", batch_size, "--rank", rank, "--world-size", world),
-                *("--tail", options["tail"], "--seed", options["seed"], "--transform", chain),
-                *("--save", tmp_path / "batch.npz", "--json"),
-            ]
-            if rng.random() < 0.5:
-                (tmp_path / "state.json").write_text(json.dumps({"model": {}, "loader": before}))
-                words += ["--state", tmp_path / "state.json"]
-            else:
-                words += ["--epoch", epoch, "--consumed", before["consumed"]]
-                words += ["--shuffle", str(options["shuffle"]).lower()]
-            told = json.loads(called(*words))
-            assert told["indices"] == indices.tolist()
-            assert told["keys"] == [key.decode() for key in keys[indices.numpy()].tolist()]
-            with np.load(tmp_path / "batch.npz") as batch:
-                np.testing.assert_array_equal(batch["images"], images.numpy())
-                np.testing.assert_array_equal(batch["labels"], labels.numpy())
-                np.testing.assert_array_equal(batch["indices"], indices.numpy())
+        histories.round(replays=2)
+    assert histories.counts.violations == []
+    assert histories.counts.resumed
+
+
+def test_a_replay_of_other_random_numbers_is_noticed(histories: Histories, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flipped(*words: Any) -> Transform:
+        return Compose([HorizontalFlip(1.0), read_chain(*words)])
+
+    monkeypatch.setattr("shardio.cli.replay.read_chain", flipped)
+    for _ in range(4):
+        histories.round()
+    assert any("other pixels" in violation for violation in histories.counts.violations)
 
 
 def test_replay_finds_the_state_in_a_checkpoint_of_torch(out: Path, tmp_path: Path) -> None:

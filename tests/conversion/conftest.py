@@ -1,13 +1,22 @@
-"""Worker processes that start quickly."""
+"""Fixtures of conversions with masks, and worker processes that start quickly."""
 
 from __future__ import annotations
 
 import multiprocessing
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from folders import hashes
+from masked import NAMES, OPTIONS
+from pictures import encode, random_picture
 
+from shardio.conversion.convert import convert
 from shardio.conversion.engines import processes
+from shardio.format.manifest_file import load_manifest
+from shardio.sets.verify import verify
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +26,31 @@ def workers_that_have_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = multiprocessing.get_context("forkserver")
     stand_in = SimpleNamespace(get_context=lambda name: quick, Pipe=multiprocessing.Pipe)
     monkeypatch.setattr(processes, "multiprocessing", stand_in)
+
+
+@pytest.fixture
+def with_masks(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    """A tree with masks of which one is missing. Returns it and options for `convert`."""
+    for split, count in (("train", 12), ("val", 4)):
+        for i in range(count):
+            height, width = 16 + 5 * i, 70 - 4 * i
+            name = f"{split}/{'ab'[i % 2]}/{i}"
+            for folder, data in (
+                ("src", encode(random_picture(np.random.default_rng(i), height, width), "PNG")),
+                ("masks", encode(np.random.default_rng(i).integers(0, 99, (height, width), np.uint8), "PNG")),
+            ):
+                path = tmp_path / folder / f"{name}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+    (tmp_path / "masks" / "train" / "a" / "4.png").unlink()
+    return tmp_path / "src", {**OPTIONS, "masks": tmp_path / "masks", "max_bad": 1}
+
+
+@pytest.fixture
+def undisturbed(with_masks: tuple[Path, dict[str, Any]], tmp_path: Path) -> dict[str, str]:
+    src, options = with_masks
+    report = convert(src, tmp_path / "undisturbed", **options)
+    assert report.num_samples == {"train": 11, "val": 4}
+    assert verify(tmp_path / "undisturbed").ok
+    assert sorted(load_manifest(tmp_path / "undisturbed").splits["val"].arrays) == NAMES
+    return hashes(tmp_path / "undisturbed")

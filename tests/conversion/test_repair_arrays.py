@@ -8,50 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 from folders import flip, hashes
+from masked import OPTIONS, SIZE
 from numpy.typing import NDArray
-from pictures import encode, random_picture
+from pictures import encode
 from PIL import Image
 
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
 from shardio.errors import ConvertError, FormatError
-from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
-
-SIZE = 16
-OPTIONS: dict[str, Any] = {"size": SIZE, "shard_size": 4096 + 3 * SIZE * SIZE * 3, "also": (8, "4x6"), "workers": 1}
-NAMES = ["image4x6", "image8", "mask"]
-"""The arrays of `with_masks`; eleven samples in train and four in val, three to a shard at most."""
-
-
-@pytest.fixture
-def with_masks(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    """A tree with masks of which one is missing. Returns it and options for `convert`."""
-    for split, count in (("train", 12), ("val", 4)):
-        for i in range(count):
-            height, width = 16 + 5 * i, 70 - 4 * i
-            name = f"{split}/{'ab'[i % 2]}/{i}"
-            for folder, data in (
-                ("src", encode(random_picture(np.random.default_rng(i), height, width), "PNG")),
-                ("masks", encode(np.random.default_rng(i).integers(0, 99, (height, width), np.uint8), "PNG")),
-            ):
-                path = tmp_path / folder / f"{name}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-    (tmp_path / "masks" / "train" / "a" / "4.png").unlink()
-    return tmp_path / "src", {**OPTIONS, "masks": tmp_path / "masks", "max_bad": 1}
-
-
-@pytest.fixture
-def undisturbed(with_masks: tuple[Path, dict[str, Any]], tmp_path: Path) -> dict[str, str]:
-    src, options = with_masks
-    report = convert(src, tmp_path / "undisturbed", **options)
-    assert report.num_samples == {"train": 11, "val": 4}
-    assert verify(tmp_path / "undisturbed").ok
-    assert sorted(load_manifest(tmp_path / "undisturbed").splits["val"].arrays) == NAMES
-    return hashes(tmp_path / "undisturbed")
-
 
 # --- repair -----------------------------------------------------------------------------------------------------------
 

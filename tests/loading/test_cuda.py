@@ -483,3 +483,19 @@ def test_the_double_is_called_as_torch_is(double: type, real: type) -> None:
     assert {"enable_timing", "blocking"} <= inspect.signature(torch.cuda.Event.__new__).parameters.keys()
     for name in ("current_stream", "stream", "get_device_properties"):
         assert len(inspect.signature(getattr(torch.cuda, name)).parameters) == 1
+
+
+@pytest.mark.parametrize("haste", [0.0, 0.4, 0.95])
+def test_batches_may_be_asked_for_inside_and_outside_of_inference_mode_in_turn(
+    loader_on: Callable[..., tuple[Simulation, ShardLoader]], haste: float
+) -> None:
+    simulation, loader = loader_on(haste=haste)
+    check = Check(simulation)
+    iterator = iter(loader)
+    for number in range(len(loader)):
+        with torch.inference_mode(number % 3 != 1):
+            images, labels, indices = next(iterator)
+        assert not images.value.is_inference()  # as the caller may use it outside
+        check((images, labels, indices))
+    simulation.synchronize()
+    assert len(check.seen) == len(loader) * BATCH

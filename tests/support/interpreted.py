@@ -1,0 +1,39 @@
+"""Scripts about Triton's kernels, each in a process of its own: Triton decides when it is imported whether it
+interprets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed: it has wheels for Linux"
+)
+
+
+def assert_prints(script: str, expected: str, *words: object, **environ: str) -> None:
+    """Runs a script of Python that prints one line if all is well."""
+    run = subprocess.run(
+        [sys.executable, "-c", script, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == f"{expected}\n"
+
+
+def assert_interprets(script: str, *words: object) -> None:
+    """Runs a script that compares in Triton's interpreter, and prints "equal"."""
+    assert_prints(script, "equal", *words, TRITON_INTERPRET="1")
+
+
+def assert_compiles(script: str, cache: Path) -> None:
+    """Runs a script that compiles for GPUs that are not here, and prints "compiled"."""
+    assert_prints(script, "compiled", TRITON_CACHE_DIR=str(cache))
