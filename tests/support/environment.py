@@ -1,5 +1,7 @@
 """What the processes of the suite have in common. It is imported first: NumPy and torch look once."""
 
+from __future__ import annotations
+
 import os
 import sys
 

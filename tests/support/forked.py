@@ -17,7 +17,7 @@ PRELOADED = ["torch", "shardio.cli.main", "shardio.conversion.convert", "shardio
 
 
 def run_forked(
-    *words: str | bytes | Path,
+    *words: str | Path,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     umask: int = -1,
@@ -27,7 +27,7 @@ def run_forked(
 
     Does what subprocess.run does with captured output, except that the interpreter's end is cut short.
     """
-    command = list(map(os.fsdecode, words))
+    command = list(map(str, words))
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, name) for name in ("out", "err")]
         arguments = (command, outputs, cwd or os.getcwd(), dict(os.environ if env is None else env), umask)
@@ -39,9 +39,8 @@ def run_forked(
                 process.kill()
                 process.join()
                 raise subprocess.TimeoutExpired(command, timeout)
-            return subprocess.CompletedProcess(
-                command, process.exitcode, *(path.read_text(errors="surrogateescape") for path in outputs)
-            )
+            said = [path.read_text(errors="surrogateescape") for path in outputs]
+            return subprocess.CompletedProcess(command, process.exitcode, *said)
         finally:
             process.close()
 
