@@ -79,7 +79,7 @@ def make_set(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leaves out syncing, which would only take time, but in tests/system, which checks what is synced, and when."""
+    """Leaves out syncing, which would only take time, except in tests/system, which checks what is synced and when."""
     real = os.fsync, os.fdatasync
     if request.path.parent.name != "system":
         os.fsync = os.fdatasync = os.fstat  # which fails, too, if no file has the descriptor
