@@ -13,16 +13,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import environment  # noqa: F401 - before NumPy and torch
 import forked
 import numpy as np
 import pytest
 from leaks import descriptors, shared_names, shared_names_left
-from pictures import random_picture, sample_pixels, write_jpeg
+from pictures import random_picture, write_jpeg
 from places import SHARED, SUPPORT
-
-from shardio.conversion.writing.set_writer import ShardWriter
+from plain_sets import make_plain_set
 
 pytest.register_assert_rewrite(*{path.stem for path in SUPPORT.glob("*.py")}.difference(sys.modules))
 pytest_plugins = ["servers"]
@@ -72,24 +73,18 @@ def image_tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_set(tmp_path: Path) -> Callable[..., Path]:
-    """make_set(num_samples, shape=(6, 5, 3), samples_per_shard=10): sample i has sample_pixels(i) and label i % 7."""
-
-    def make(num_samples: int, shape: tuple[int, int, int] = (6, 5, 3), samples_per_shard: int = 10) -> Path:
-        out = tmp_path / f"set-{num_samples}-{'x'.join(map(str, shape))}-{samples_per_shard}"
-        if not out.exists():
-            nbytes = 4096 + samples_per_shard * int(np.prod(shape))
-            with ShardWriter(out, shape, classes=[f"c{i}" for i in range(7)], shard_nbytes=nbytes) as writer:
-                for i in range(num_samples):
-                    writer.append(sample_pixels(i, shape), i % 7, key=f"c{i % 7}/{i}.png")
-        return out
-
-    return make
+    """make_set(num_samples, shape=(6, 5, 3), samples_per_shard=10), as make_plain_set makes it, in `tmp_path`."""
+    return partial(make_plain_set, tmp_path)
 
 
-@pytest.fixture
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out syncing, which would only take time. test_files checks what is synced, and when."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leaves out syncing, which would only take time, except in tests/system, which checks what is synced and when."""
+    real = os.fsync, os.fdatasync
+    if request.path.parent.name != "system":
+        os.fsync = os.fdatasync = os.fstat  # which fails, too, if no file has the descriptor
+    yield
+    os.fsync, os.fdatasync = real
 
 
 @pytest.fixture

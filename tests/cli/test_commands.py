@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import assert_one_clear_error, shardio
+from folders import drop
 from pictures import random_picture, write_jpeg
 
 from shardio.cli.progress import Bar
@@ -255,10 +256,7 @@ def test_bench_names_what_cannot_work_before_it_measures(converted: Path) -> Non
 
 
 def test_warm_brings_the_set_into_the_page_cache_and_says_how_much_was_there(converted: Path) -> None:
-    for path in converted.glob("*.npy"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    drop(converted)
     first = json.loads(shardio("warm", converted, "--split", "val", "--json").stdout)
     assert first["splits"] == ["val"]
     assert first["resident_after"] == 1

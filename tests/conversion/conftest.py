@@ -1,8 +1,10 @@
-"""Fixtures of conversions with masks."""
+"""Fixtures of conversions with masks, and worker processes that start quickly."""
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,18 @@ from masked import NAMES, OPTIONS
 from pictures import encode, random_picture
 
 from shardio.conversion.convert import convert
+from shardio.conversion.engines import processes
 from shardio.format.manifest_file import load_manifest
 from shardio.sets.verify import verify
+
+
+@pytest.fixture(autouse=True)
+def workers_that_have_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks workers from the process that has torch imported (tests/support/forked.py), where spawned ones would import
+    it. They do not inherit anything either. Commands and scripts spawn theirs, and so do the tests of storms."""
+    quick = multiprocessing.get_context("forkserver")
+    stand_in = SimpleNamespace(get_context=lambda name: quick, Pipe=multiprocessing.Pipe)
+    monkeypatch.setattr(processes, "multiprocessing", stand_in)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import shardio
 from conversions import rejects
 from folders import ODD_NAMES, hashes
 from pictures import random_jpeg, random_picture, write_jpeg
@@ -87,31 +87,29 @@ def test_any_name_of_a_class_an_image_and_a_refused_file_is_kept_byte_for_byte(t
 def test_commands_show_names_that_are_no_utf8_escaped_and_write_them_as_they_are_into_json(
     tmp_path: Path, encoding: str
 ) -> None:
-    root, out = os.fsencode(tmp_path) + b"/im\xffages", os.fsencode(tmp_path) + b"/o\xfeut"
+    root, out = (os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/im\xffages", b"/o\xfeut"))
     for name in (b"cl\xff/1.jpg", b"cl\xff/2\xfe.jpg", b"dog/3.jpg"):
-        put(Path(os.fsdecode(root)), name, picture(1))
+        put(Path(root), name, picture(1))
 
-    def run(*words: str | bytes) -> subprocess.CompletedProcess[bytes]:
-        environment = {**os.environ, "PYTHONIOENCODING": encoding}
-        command = [sys.executable, "-m", "shardio", *words]
-        return subprocess.run(command, capture_output=True, timeout=120, check=False, env=environment)
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return shardio(*words, env={**os.environ, "PYTHONIOENCODING": encoding})
 
     done = run("convert", root, out, "--size", "8")
-    assert (done.returncode, done.stderr) == (0, b"")
-    shown = out.replace(b"\xfe", b"\\udcfe")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = out.replace("\udcfe", "\\udcfe")
     assert shown in done.stdout
-    assert run("info", out).stdout.startswith(shown + b": ")
-    assert json.loads(run("info", out, "--json").stdout)["path"] == os.fsdecode(out)
-    with open(out + b"/train-00000.npy", "r+b") as file:
+    assert run("info", out).stdout.startswith(shown + ": ")
+    assert json.loads(run("info", out, "--json").stdout)["path"] == out
+    with open(out + "/train-00000.npy", "r+b") as file:
         file.truncate(4096)
     damaged = run("verify", out)
     assert damaged.returncode == 1
-    assert rb"cl\udcff/2\udcfe.jpg" in damaged.stdout
+    assert r"cl\udcff/2\udcfe.jpg" in damaged.stdout
     repaired = run("repair", out, root)
-    assert repaired.stdout.startswith(b"repaired: " + shown)
-    failed = run("convert", root + b"-not", out)
+    assert repaired.stdout.startswith("repaired: " + shown)
+    failed = run("convert", root + "-not", out)
     assert failed.returncode == 1
-    assert b"im\\udcffages-not: expected a folder of images" in failed.stderr
+    assert "im\\udcffages-not: expected a folder of images" in failed.stderr
 
 
 # --- what is there beside images --------------------------------------------------------------------------------------

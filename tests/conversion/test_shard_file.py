@@ -34,8 +34,6 @@ from shardio.sets.verify import verify
 from shardio.system.direct import set_direct
 from shardio.system.files import AtomicFile, write_all
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
-
 SHAPE = (3, 5, 3)
 NBYTES = 45
 

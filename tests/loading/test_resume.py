@@ -43,14 +43,18 @@ def test_every_small_epoch_goes_on_from_every_step_with_every_other_split(name: 
         source = SOURCES[name](num_samples)
         whole = global_batches(Sampler(source, 1, tail="short"))
         order = [index for batch in whole for index in batch]
-        for (world_size, batch_size), (next_world, next_batch) in product(splits, splits):
-            first = Sampler(source, batch_size, 0, world_size, tail="short")
-            second = Sampler(source, next_batch, 0, next_world, tail="short")
-            steps = global_batches(first)
+        samplers = {split: Sampler(source, split[1], 0, split[0], tail="short") for split in splits}
+        rests = {
+            (split, start): global_batches(replace(samplers[split], start=start))
+            for split in splits
+            for start in range(num_samples + 1)
+        }
+        for split, next_split in product(splits, splits):
+            steps = rests[split, 0]
             for stop in range(len(steps) + 1):
                 read = [index for batch in steps[:stop] for index in batch]
-                rest = global_batches(replace(second, start=len(read)))
-                case = (num_samples, world_size, batch_size, next_world, next_batch, stop)
+                rest = rests[next_split, len(read)]
+                case = (num_samples, split, next_split, stop)
                 assert read + [index for batch in rest for index in batch] == order, case
 
 

@@ -157,7 +157,11 @@ def test_the_arguments_are_those_that_a_data_loader_has() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"shuffle": True}, {"num_workers": 1}])
-def test_a_data_loader_around_a_loader_is_told_to_be_left_out(options: dict[str, Any], loader_of: MakeLoader) -> None:
+def test_a_data_loader_around_a_loader_is_told_to_be_left_out(
+    options: dict[str, Any], loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So long torch waits for the end of a worker that has failed.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
     with loader_of() as loader:
         around: DataLoader[Any] = DataLoader(loader, **options)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="leave out the DataLoader around it, or give that a ShardDataset"):

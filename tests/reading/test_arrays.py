@@ -13,6 +13,7 @@ import pytest
 from arrays import Given, change_split, some_arrays
 from numpy.typing import NDArray
 from pictures import sample_pixels
+from plain_sets import make_plain_set
 
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
@@ -34,10 +35,10 @@ ARRAYS: dict[str, Given] = {**some_arrays(COUNT, HEIGHT, WIDTH), "small": ("imag
 ORDER = np.array([5, 22, 5, 0, 19, 1, 1, 7, 20, 21, 3])
 
 
-@pytest.fixture(params=["in order", "in another order"])
-def changed(make_set: Callable[..., Path], request: pytest.FixtureRequest) -> tuple[Path, NDArray[np.int64]]:
-    """A set with arrays, and the stored row of each of its samples."""
-    out = make_set(COUNT)
+@pytest.fixture(scope="module", params=["in order", "in another order"])
+def changed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> tuple[Path, NDArray[np.int64]]:
+    """A set with arrays, and the stored row of each of its samples. No test changes the set."""
+    out = make_plain_set(tmp_path_factory.mktemp("changed"), COUNT)
     order = None if request.param == "in order" else ORDER
     change_split(out, ARRAYS, order)
     return out, np.arange(COUNT) if order is None else order

@@ -35,8 +35,6 @@ from shardio.reading.mapping import RowMapping
 from shardio.reading.shardset import Sample, ShardSet, open_shards
 from shardio.sets.verify import verify
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
-
 SHAPES: list[SampleShape] = [(1, 1, 1), (3, 5, 1), (7, 11, 3), (2, 3, 3), (16, 16, 16), (64, 65, 1)]
 COUNTS = [[1], [5], [1, 1], [3, 7], [2, 1, 4], [5, 1, 3, 2], [1, 3, 1, 5, 2]]
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import pytest
 import torch
 from documents import BATCH_SIZE, BLOCKS, RECORDER
-from killed import TIMEOUT_SECONDS
 from pictures import sample_pixels
-from places import IMAGENET, ROOT, SUPPORT
+from places import IMAGENET
+from starts import Starts
 
 from shardio import ShardWriter
 
-KILLED = SUPPORT / "killed.py"
 SHAPE = (4, 4, 3)
 NUM_TRAIN, NUM_VAL = 14 * BATCH_SIZE, 3
 
@@ -68,53 +63,6 @@ def set_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-class Starts:
-    """Starts of a recipe, in folders below `folder`."""
-
-    def __init__(self, recipe: Recipe, folder: Path, set_path: Path) -> None:
-        self._folder, self._set_path = folder, set_path
-        self._said = folder / "said"
-        script = folder / "train.py"
-        script.write_text(recipe.script, encoding="utf-8")
-        settings = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-        settings |= {"ACCELERATE_USE_CPU": "true", "STOP_AFTER": "0", "GLOO_SOCKET_IFNAME": "lo"}
-        with self._said.open("wb") as said:
-            self._process = subprocess.Popen(
-                [sys.executable, str(KILLED), str(script), *recipe.imports],
-                env={**os.environ, **settings},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                text=True,
-                bufsize=1,
-            )
-
-    def __enter__(self) -> Starts:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.communicate(timeout=TIMEOUT_SECONDS)  # the end of stdin is that of the process
-
-    def make_folder(self, name: str) -> Path:
-        folder = self._folder / name
-        folder.mkdir()
-        (folder / "out").symlink_to(self._set_path)
-        return folder
-
-    def run(self, folder: Path, ranks: int, kill: tuple[int, int] | None = None) -> list[int]:
-        """The ranks' exit codes."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"folder": str(folder), "ranks": ranks, "kill": kill}) + "\n")
-        codes: list[int] = json.loads(self._process.stdout.readline())
-        return codes
-
-    def said(self) -> str:
-        return self._said.read_text(errors="replace")
-
-
 def steps_of(folder: Path, rank: int) -> list[list[list[int]]]:
     """The batches that a rank has trained on, by start."""
     starts: list[list[list[int]]] = []
@@ -157,27 +105,38 @@ def assert_same(resumed: Path, whole: Path, rank: int, when: str) -> None:
 
 @pytest.mark.parametrize(("name", "ranks"), [*((name, 1) for name in RECIPES), ("torch DDP", 2), ("Accelerate", 2)])
 def test_a_recipe_killed_at_any_call_goes_on_as_if_it_had_not_been(
-    name: str, ranks: int, set_path: Path, tmp_path: Path
+    name: str, ranks: int, set_path: Path, starts: Starts, tmp_path: Path
 ) -> None:
     for package in RECIPES[name].imports:
         pytest.importorskip(package)
-    with Starts(RECIPES[name], tmp_path, set_path) as starts:
-        whole = starts.make_folder("undisturbed")
-        assert starts.run(whole, ranks) == [0] * ranks, starts.said()
-        for rank in range(ranks):
-            assert_synced(calls_of(whole, rank))
-            calls = [call for call in calls_of(whole, rank) if not call.startswith("sync ")]
-            renames = [number for number, call in enumerate(calls) if call.startswith("os.rename ")]
-            if not renames:  # the other rank does that
-                chosen = range(len(calls) - 1)[:2]
-            elif ranks == 1:
-                # Until the third checkpoint is renamed. The second is the first that takes the place of another.
-                chosen = range(renames[2])
-            else:
-                chosen = range(renames[0], renames[1] + 1)
-            for number in chosen:
-                folder = starts.make_folder(f"{rank}-{number}")
-                assert starts.run(folder, ranks, (rank, number))[rank] == -signal.SIGKILL, starts.said()
-                assert starts.run(folder, ranks) == [0] * ranks, f"{calls[number]}: {starts.said()}"
-                for other in range(ranks):
-                    assert_same(folder, whole, other, f"rank {rank} killed at {calls[number]}")
+    script = tmp_path / "train.py"
+    script.write_text(RECIPES[name].script, encoding="utf-8")
+
+    def make_folder(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "out").symlink_to(set_path)
+        return folder
+
+    def run(folder: Path, rank: int | None = None, call: int = 0) -> list[int]:
+        return starts.run(script, folder=folder, ranks=ranks, kill=(rank, call))
+
+    whole = make_folder("undisturbed")
+    assert run(whole) == [0] * ranks, starts.said()
+    for rank in range(ranks):
+        assert_synced(calls_of(whole, rank))
+        calls = [call for call in calls_of(whole, rank) if not call.startswith("sync ")]
+        renames = [number for number, call in enumerate(calls) if call.startswith("os.rename ")]
+        if not renames:  # the other rank does that
+            chosen = range(len(calls) - 1)[:2]
+        elif ranks == 1:
+            # Until the third checkpoint is renamed. The second is the first that takes the place of another.
+            chosen = range(renames[2])
+        else:
+            chosen = range(renames[0], renames[1] + 1)
+        for number in chosen:
+            folder = make_folder(f"{rank}-{number}")
+            assert run(folder, rank, number)[rank] == -signal.SIGKILL, starts.said()
+            assert run(folder) == [0] * ranks, f"{calls[number]}: {starts.said()}"
+            for other in range(ranks):
+                assert_same(folder, whole, other, f"rank {rank} killed at {calls[number]}")

@@ -48,11 +48,6 @@ from shardio.system import links
 SHAPE = (6, 5, 3)
 
 
-@pytest.fixture(autouse=True)
-def no_syncing(no_waiting_for_the_disk: None) -> None:
-    pass
-
-
 @pytest.fixture
 def out(make_set: Callable[..., Path]) -> Iterator[Path]:
     """25 samples in three shards. No test may change a byte of it."""

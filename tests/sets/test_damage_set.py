@@ -23,8 +23,7 @@ NBYTES = sample_nbytes(SHAPE)
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+def site(tmp_path: Path) -> Site:
     return damage_set._make_site(tmp_path / "site")
 
 

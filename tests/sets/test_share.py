@@ -35,7 +35,7 @@ COUNT, SHAPE = 400, (40, 50, 3)
 
 
 @pytest.fixture
-def sets(make_set: Callable[..., Path], tmp_path: Path, no_waiting_for_the_disk: None) -> tuple[Path, Path]:
+def sets(make_set: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
     """A set of 400 samples, four a shard, and the same with other labels of 1% of them and a small array."""
     first = make_set(COUNT, SHAPE, 4)
     second = shutil.copytree(first, tmp_path / "second")

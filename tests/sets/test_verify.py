@@ -27,8 +27,6 @@ from shardio.sets.verify import Problem, Subset, VerifyReport, verify
 from shardio.system import opening
 from shardio.system.opening import OpenFile
 
-pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
-
 SHAPE: SampleShape = (4, 5, 3)
 NBYTES = 60
 COUNTS = {"train": (10, 10, 7), "val": (4, 3)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from os import fsync  # the one that does sync
 from pathlib import Path
 
 
@@ -55,5 +56,5 @@ def drop(path: Path) -> None:
     """Drops the shards and indexes of a set from the page cache."""
     for file in path.glob("*.npy"):
         with file.open("rb") as opened:
-            os.fsync(opened.fileno())
+            fsync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

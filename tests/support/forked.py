@@ -39,7 +39,8 @@ def run_forked(
                 process.kill()
                 process.join()
                 raise subprocess.TimeoutExpired(command, timeout)
-            return subprocess.CompletedProcess(command, process.exitcode, *(path.read_text() for path in outputs))
+            said = [path.read_text(errors="surrogateescape") for path in outputs]
+            return subprocess.CompletedProcess(command, process.exitcode, *said)
         finally:
             process.close()
 
@@ -54,6 +55,9 @@ def _run(command: list[str], outputs: list[Path], cwd: str | Path, env: dict[str
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    if "PYTHONIOENCODING" in env:  # "utf-8:strict"; stderr shows what it cannot encode, whatever is said
+        encoding, _, errors = env["PYTHONIOENCODING"].partition(":")
+        sys.stdout.reconfigure(encoding=encoding, errors=errors)  # type: ignore[union-attr]
     if "OMP_NUM_THREADS" in env:  # torch has already looked for it
         import torch
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 
 from places import ROOT
 
 PACKAGE = ROOT / "shardio"
 
 
-def imports_in(source: str) -> Iterator[str]:
+@functools.cache
+def imports_in(source: str) -> tuple[str, ...]:
     """Every module that `source` imports, wherever in it the import stands: in a function, under `if TYPE_CHECKING`."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: imports name the whole path"
             assert node.module is not None
             if node.module.split(".")[0] == "shardio":
                 # A name of the module, or a module of the package.
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+                found += (f"{node.module}.{alias.name}" for alias in node.names)
             else:
-                yield node.module
+                found.append(node.module)
+    return tuple(found)
 
 
 def name_of(path: str) -> str:

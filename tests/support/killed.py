@@ -1,14 +1,17 @@
-"""Scripts that are killed at a chosen call that changes files, in processes forked from one that has torch imported.
+"""Scripts in processes forked from one that has torch imported, which may be killed at a call that changes files.
 
-    python killed.py SCRIPT MODULE...    # imports the modules first
+    python killed.py
 
-Each line of stdin is a start, as JSON: {"folder": path, "ranks": 2, "kill": [rank, call]}. Each rank writes down in
-calls-RANK.txt what it does to files in its folder, and is killed before its call number `call`, or after half of it
-where it writes a file. Each line of stdout has the ranks' exit codes of a start.
+Each line of stdin is a start, as JSON: {"script": path, "words": [...], "folder": path, "ranks": 2, "environ": {...},
+"kill": [rank, call]}. If there is a "kill", each rank writes down in calls-RANK.txt what it does to files in its
+folder; `rank`, unless it is null, is killed before its call number `call`, or after half of it where it writes a file.
+Each line of stdout has the ranks' exit codes of a start.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import json
 import os
@@ -25,8 +28,10 @@ from typing import Any
 import torch
 
 TIMEOUT_SECONDS = 120
-# torch imports the first of them when the first optimizer is made, and takes a second for it.
-PRELOADED = ["torch._dynamo", "torch.nn.parallel", "shardio.loading.loader"]
+# What the scripts import, as far as it is installed. torch imports the first of them when the first optimizer is made,
+# and takes a second for it.
+PRELOADED = ["torch._dynamo", "torch.nn.parallel", "shardio.loading.loader", "shardio.augment"]
+PRELOADED += ["lightning.pytorch", "accelerate"]
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 
@@ -69,7 +74,7 @@ class Calls:
 
         return call
 
-    def syncing(self, sync: Callable[[int], None]) -> Callable[[int], None]:
+    def syncing(self, sync: Callable[[int], object]) -> Callable[[int], None]:
         def call(descriptor: int) -> None:
             sync(descriptor)
             os.write(self._log, f"sync {os.readlink(f'/proc/self/fd/{descriptor}')}\n".encode())
@@ -77,32 +82,39 @@ class Calls:
         return call
 
 
-def run_rank(script: str, start: dict[str, Any], rank: int, port: int) -> None:
-    folder = Path(start["folder"])
+def run_rank(start: dict[str, Any], rank: int, port: int) -> None:
+    script, folder = start["script"], Path(start["folder"])
     os.chdir(folder)
-    world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": start["ranks"], "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in world.items()}, MASTER_ADDR="127.0.0.1")
-    with open(f"steps-{rank}.jsonl", "a", encoding="ascii") as file:
-        file.write("[]\n")  # where this start begins
-    kill = start.get("kill")
+    os.environ.update(start["environ"], TMPDIR=str(folder))
+    if start["ranks"]:
+        world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": start["ranks"], "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in world.items()}, MASTER_ADDR="127.0.0.1")
     torch.manual_seed(0)
-    calls = Calls(folder, rank, kill[1] if kill and kill[0] == rank else None)
-    torch.save = calls.writing(torch.save)
-    if accelerate := sys.modules.get("accelerate.utils.other"):
-        accelerate.__dict__["safe_save_file"] = calls.writing(accelerate.__dict__["safe_save_file"])
-    os.fsync = calls.syncing(os.fsync)
-    sys.argv = [script]
+    if kill := start["kill"]:
+        with open(f"steps-{rank}.jsonl", "a", encoding="ascii") as file:
+            file.write("[]\n")  # where this start begins
+        calls = Calls(folder, rank, kill[1] if kill[0] == rank else None)
+        torch.save = calls.writing(torch.save)
+        if accelerate := sys.modules.get("accelerate.utils.other"):
+            accelerate.__dict__["safe_save_file"] = calls.writing(accelerate.__dict__["safe_save_file"])
+        os.fsync = calls.syncing(os.fstat)  # a kill does not lose what is not synced
+    sys.argv = [script, *start["words"]]
+    sys.path[0] = os.path.dirname(script)
     runpy.run_path(script, run_name="__main__")
 
 
-def fork_rank(script: str, start: dict[str, Any], rank: int, port: int) -> int:
+def fork_rank(start: dict[str, Any], rank: int, port: int) -> int:
     if pid := os.fork():
         return pid
     code = 1
     try:
         os.dup2(2, 1)  # a script prints to stderr
-        run_rank(script, start, rank, port)
+        run_rank(start, rank, port)
         code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if code:
+            traceback.print_exc()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -111,12 +123,12 @@ def fork_rank(script: str, start: dict[str, Any], rank: int, port: int) -> int:
         os._exit(code)
 
 
-def run(script: str, start: dict[str, Any]) -> list[int]:
+def run(start: dict[str, Any]) -> list[int]:
     """The ranks' exit codes. When one has failed, the others are killed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    left = {fork_rank(script, start, rank, port): rank for rank in range(start["ranks"])}
+    left = {fork_rank(start, rank, port): rank for rank in range(max(1, start["ranks"]))}
     codes = [0] * len(left)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while left:
@@ -132,7 +144,9 @@ def run(script: str, start: dict[str, Any]) -> list[int]:
 
 
 if __name__ == "__main__":
-    for name in PRELOADED + sys.argv[2:]:
-        importlib.import_module(name)
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.freeze()  # a collection in a child would copy all that was imported
     for line in sys.stdin:
-        print(json.dumps(run(sys.argv[1], json.loads(line))), flush=True)
+        print(json.dumps(run(json.loads(line))), flush=True)
