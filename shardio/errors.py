@@ -29,6 +29,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def shortened(text: str, most: int = 120) -> str:
+    """Returns a text that a person can read at once: visible characters, and dots for the middle of a long one."""
+    text = printable(text if len(text) <= 8 * most else text[: 4 * most] + text[-4 * most :])
+    kept = most - 5
+    return text if len(text) <= most else f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns ": did you mean a, b?" with the known names that are most like `name`; "" if none is."""
     import difflib

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.changed import change_options, new_argument, show_change, tell_room
-from shardio.cli.convert import advance
 from shardio.cli.merge import merge_options
 from shardio.cli.options import columns_option, cores_option, folder, max_bad_option, set_argument, source_option
 from shardio.cli.output import say
+from shardio.errors import shortened
 
 if TYPE_CHECKING:
     from shardio.conversion.report import ConvertReport
@@ -42,10 +42,10 @@ def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> No
     Classes are united by their names. The files of OUT are shared between both sets by hard links. After an
     interruption or a kill, the same command continues where it stopped.
     """
-    from shardio.cli.progress import Bar
     from shardio.conversion.append import append as append_images
+    from shardio.conversion.progress import ImagesBar
 
-    with Bar(unit=" images", smoothing=0.1) as bar:
+    with ImagesBar() as bar, bar.before_it_begins(f"scanning {shortened(str(src), 30)}"):
 
         def tell(report: ConvertReport) -> None:
             bar.close()
@@ -58,7 +58,7 @@ def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> No
                 src,
                 new,
                 on_converted=tell,
-                on_progress=lambda progress: advance(bar, progress),
+                on_progress=bar.show,
                 on_room=tell_room,
                 **options,
             )

@@ -121,7 +121,7 @@ def bench(out: Path, split: str, rounds: int, seconds: float, as_json: bool, **v
     page cache for this command: benchmarks/cold.py in the repository measures how fast a first epoch is.
     """
     import shardio.measure.bench as benchmark
-    from shardio.cli.progress import Bar
+    from shardio.system.progress import Bar
 
     with Bar(unit=" turns") as bar:
         sweep = benchmark.Sweep(**values)

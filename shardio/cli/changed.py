@@ -29,7 +29,7 @@ def change_options(command: Command) -> Command:
 
 def run_change(change: Callable[..., ChangeReport], *arguments: Any, as_json: bool, **options: Any) -> None:
     """Makes the set, and prints what is done. `change` is a function such as `shardio.select`."""
-    from shardio.cli.progress import BytesBar
+    from shardio.system.progress import BytesBar
 
     with BytesBar() as bar:
         report = change(*arguments, on_room=tell_room, on_progress=bar.add, **options)

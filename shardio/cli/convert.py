@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,7 @@ from shardio.cli.output import bytes_text, counts_text, say, show, some
 from shardio.conversion.amounts import parse_part
 
 if TYPE_CHECKING:
-    from shardio.cli.progress import Bar
-    from shardio.conversion.report import ConvertReport, Progress
+    from shardio.conversion.report import ConvertReport
 
 # Images that the text names. --json names all.
 _MOST_WARNINGS = 5
@@ -102,23 +100,20 @@ def convert(src: Path, out: Path, as_json: bool, **options: Any) -> None:
 def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | None = None, **options: Any) -> None:
     """Converts, and prints progress and the result. `options` are those of `shardio.convert`."""
     import shardio.conversion.convert as converter
-    from shardio.cli.progress import Bar
+    from shardio.conversion.progress import run_with_bar
     from shardio.system.files import write_atomic
 
-    with Bar(unit=" images", smoothing=0.1) as bar:
-        try:
-            report = converter.convert(
-                src,
-                out,
-                report_duplicates=duplicates_file is not None,
-                on_progress=lambda progress: advance(bar, progress),
-                **options,
-            )
-        except KeyboardInterrupt as error:
-            bar.close()
-            if error.args:
-                say(f"shardio: {error}; run the same command again to go on", err=True)
-            raise
+    try:
+        report = run_with_bar(
+            lambda tell: converter.convert(
+                src, out, report_duplicates=duplicates_file is not None, on_progress=tell, **options
+            ),
+            src,
+        )
+    except KeyboardInterrupt as error:
+        if error.args:
+            say(f"shardio: {error}; run the same command again to go on", err=True)
+        raise
     duplicates = [group.to_line() for group in report.duplicates or ()]
     if duplicates_file is not None:
         write_atomic(duplicates_file, *duplicates)
@@ -146,21 +141,6 @@ def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | Non
             f"part {k}/{n} done: {report.unfinished.num_finished:,} of {report.unfinished.num_shards:,} shards are "
             f"finished; the last part to finish publishes. Missing: {some(report.unfinished.parts)}"
         )
-
-
-def advance(bar: Bar, progress: Progress) -> None:
-    if bar.total is None:
-        bar.reset(progress.total)
-        if progress.found:
-            kept = f"going on: {progress.found:,} of {progress.total:,} images were kept"
-            bar.write(f"shardio: {kept}", file=sys.stderr)
-    if not bar.disable:  # the rate, and the time that is left, are those of what this call does itself
-        more_kept = progress.kept - bar.initial
-        bar.n, bar.initial, bar.last_print_n = bar.n + more_kept, progress.kept, bar.last_print_n + more_kept
-    spooling = progress.spooled and not progress.done
-    bar.set_description(f"copying out of parquet: {progress.spooled:,}" if spooling else None, refresh=False)
-    bar.set_postfix(refused=progress.refused, refresh=False)
-    bar.update(progress.done - bar.n)
 
 
 def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:

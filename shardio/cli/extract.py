@@ -44,9 +44,9 @@ def extract(
     shardio extract out/ --indices 5,17 -o some/
     shardio extract out/ --split val --class tench -o tenches/
     """
-    from shardio.cli.progress import Bar
     from shardio.reading.shardset import open_shards
     from shardio.sets.choice import describe_none, make_choice
+    from shardio.system.progress import Bar
     from shardio.viewing.extract import LABELS_NAME, extract
 
     choice = make_choice(labels, keys, where)

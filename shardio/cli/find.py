@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import class_option, json_option, key_option, splits_option, where_option
-from shardio.cli.output import next_step, say, shortened, telling_of_servers
-from shardio.errors import printable
+from shardio.cli.output import next_step, say, telling_of_servers
+from shardio.errors import printable, shortened
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option
-from shardio.cli.output import Column, bytes_text, levels_text, next_step, shortened, show, table, telling_of_servers
-from shardio.errors import printable
+from shardio.cli.output import Column, bytes_text, levels_text, next_step, show, table, telling_of_servers
+from shardio.errors import printable, shortened
 
 if TYPE_CHECKING:
     from shardio.format.entries import ArrayEntry, Split

@@ -39,12 +39,6 @@ def next_step(*words: object) -> str:
     return "next: " + shlex.join(["shardio", *map(str, words)])
 
 
-def shortened(text: str, most: int) -> str:
-    """Returns a name in at most so many characters, as it may go to a terminal: its beginning, if it is longer."""
-    text = printable(text)
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
 class Column(NamedTuple):
     """One column of a table. `above` is a first line of its header, and `right` aligns it as numbers are."""
 

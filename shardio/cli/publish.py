@@ -30,7 +30,7 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
     ROOT. With ROOT in SHARDIO_PATH, jobs call the set by its NAME.
     """
     import shardio.sets.publish as publisher
-    from shardio.cli.progress import BytesBar
+    from shardio.system.progress import BytesBar
 
     with BytesBar() as bar:
         report = publisher.publish(out, target, on_progress=bar.add, **options)

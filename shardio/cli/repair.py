@@ -36,7 +36,7 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     masks need their folder.
     """
     import shardio.conversion.repair as repairer
-    from shardio.cli.progress import Bar, BytesBar
+    from shardio.system.progress import Bar, BytesBar
 
     with BytesBar(desc="verify") as read, Bar(unit=" images", desc="repair") as made:
         report = repairer.repair(out, src, on_verify=read.add, on_progress=made.reach, **options)

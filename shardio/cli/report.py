@@ -36,12 +36,12 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     shardio report out/
     shardio report out/ -o page.html --source imagenet/
     """
-    from shardio.cli.progress import Bar
     from shardio.conversion.refused import read_refused_pictures
     from shardio.conversion.writing.set_writer import read_rejects
     from shardio.drawing.thumbnails import SIDE, thumbnail
     from shardio.format.layout import REJECTS_NAME
     from shardio.system.files import write_atomic
+    from shardio.system.progress import Bar
     from shardio.viewing.page.sections import MOST_REFUSED, Refused, normalize_lines
     from shardio.viewing.pictures import open_splits
     from shardio.viewing.report import make_report

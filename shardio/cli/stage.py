@@ -30,8 +30,8 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
     first. The copy may be evicted once the command has ended, unless a job holds it.
     """
     import shardio.sets.cache.stage as staging
-    from shardio.cli.progress import BytesBar
     from shardio.sets.names import is_url, without_credentials
+    from shardio.system.progress import BytesBar
 
     def tell_wait(process: int | None) -> None:
         who = "another process" if process is None else f"process {process}"

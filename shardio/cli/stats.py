@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option, splits_option
-from shardio.cli.output import Column, levels_text, next_step, shortened, show, table, telling_of_servers
+from shardio.cli.output import Column, levels_text, next_step, show, table, telling_of_servers
+from shardio.errors import shortened
 
 if TYPE_CHECKING:
     from shardio.format.manifest import Manifest

@@ -47,7 +47,7 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
     Exit code 1 if anything is damaged.
     """
     import shardio.sets.verify as verifier
-    from shardio.cli.progress import BytesBar
+    from shardio.system.progress import BytesBar
 
     with BytesBar(shown=not quick) as bar:
         report = verifier.verify(out, quick=quick, on_progress=bar.add, **options)

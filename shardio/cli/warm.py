@@ -28,7 +28,7 @@ def warm(out: Path, as_json: bool, **options: Any) -> None:
     The cache is the kernel's, and shared: one such command serves all processes of the machine.
     """
     import shardio.reading.warm as warmer
-    from shardio.cli.progress import BytesBar
+    from shardio.system.progress import BytesBar
 
     with BytesBar() as bar:
         report = warmer.warm(out, on_progress=bar.add, **options)

@@ -79,6 +79,7 @@ def convert(
     scheduler: str | None = None,
     part: tuple[int, int] | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    progress: bool = False,
 ) -> ConvertReport:
     """Converts the images in `src` into a shard set in the folder `out`, and returns a report of it.
 
@@ -87,8 +88,8 @@ def convert(
     `ConvertOptions` those from `size` to `background`, and `also`; `Engine` says what `workers`, `executor` and
     `scheduler` do. `max_bad` is how many sources may be refused, as a count (int) or a share (float). With
     `report_duplicates` the report tells which sources have the same bytes. `part=(k, n)` makes every n-th shard, from
-    the k-th on: see `Part`. `on_progress` is called in this thread. `size`, `also`, `shard_size`, `max_bad` and `part`
-    may be text, too: "224x320", "4GiB", "1%", "3/16".
+    the k-th on: see `Part`. `on_progress` is called in this thread, and `progress` shows a bar, also in a notebook.
+    `size`, `also`, `shard_size`, `max_bad` and `part` may be text, too: "224x320", "4GiB", "1%", "3/16".
 
     The bytes depend on sources and options alone. If `out` holds the finished set of the same call, nothing is done.
     Raises SourceError, ConvertError, SpaceError or OSError if nothing is published: finished shards are kept, and so is
@@ -103,8 +104,16 @@ def convert(
     max_bad = check_max_bad(max_bad)
     engine = Engine(workers, executor, scheduler, serial=not isinstance(src, (str, os.PathLike)))
     chosen = Part(1, 1) if part is None else Part(*given("part", part, parse_part))
-    plan = _plan(src, Path(os.path.abspath(out)), sources, options, engine, report_duplicates)
-    return Conversion(plan, chosen, engine, most_bad(max_bad, plan.collection.num_sources), on_progress).run(start)
+
+    def run(tell: Callable[[Progress], None] | None) -> ConvertReport:
+        plan = _plan(src, Path(os.path.abspath(out)), sources, options, engine, report_duplicates)
+        return Conversion(plan, chosen, engine, most_bad(max_bad, plan.collection.num_sources), tell).run(start)
+
+    if not progress:
+        return run(on_progress)
+    from shardio.conversion.progress import run_with_bar  # imports tqdm
+
+    return run_with_bar(run, src, on_progress)
 
 
 def _plan(

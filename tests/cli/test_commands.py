@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -20,7 +21,9 @@ from command import assert_one_clear_error, shardio
 from folders import drop
 from pictures import random_picture, write_jpeg
 
-from shardio.cli.progress import Bar
+from shardio.conversion.convert import convert
+from shardio.conversion.report import Progress
+from shardio.system.progress import Bar
 
 
 @pytest.fixture
@@ -288,12 +291,63 @@ def test_a_bar_is_shown_on_a_terminal_whatever_width_it_tells(columns: int, monk
     assert 30 < max(map(len, shown)) < (columns or 200)
 
 
-def test_no_bar_is_shown_where_there_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_gets_a_line_every_so_often_and_none_of_what_is_quick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (tmp_path / "log").open("w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         with Bar(total=10) as bar:
             bar.update(10)
-    assert (tmp_path / "log").read_text() == ""
+        stderr.flush()
+        assert (tmp_path / "log").read_text() == ""
+        monkeypatch.setattr("shardio.system.progress._LOG_SECONDS", 0.01)
+        with Bar(total=4, unit=" images") as bar:
+            for _ in range(3):
+                time.sleep(0.02)
+                bar.update(1)
+            bar.update(1)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [re.findall(r"\d/4", line) for line in lines] == [["1/4"], ["2/4"], ["3/4"], ["4/4"]]
+    assert max(map(len, lines)) < 80
+
+
+def test_a_wait_before_the_first_count_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.system.progress._LOG_SECONDS", 0.01)
+    with (tmp_path / "log").open("w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with Bar(unit=" images") as bar, bar.before_it_begins("scanning images/"):
+            time.sleep(0.05)
+            bar.begun()
+            bar.update(1)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines[0].startswith("scanning images/: 0 images [")
+    assert "scanning" not in lines[-1]
+
+
+@pytest.mark.parametrize("gone", [None, "closed"])
+def test_a_bar_never_raises_where_stderr_is_gone(gone: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = None
+    if gone:
+        stream = open(os.devnull, "w")  # noqa: SIM115
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr("shardio.system.progress._LOG_SECONDS", 0.0)
+    with Bar(total=3) as bar, bar.before_it_begins("waiting"):
+        bar.reach(2, 3)
+    assert bar.n == 2
+
+
+def test_convert_shows_a_bar_from_python(
+    image_tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shardio.system.progress._LOG_SECONDS", 0.0)
+    seen: list[Progress] = []
+    convert(image_tree, image_tree.parent / "out", size=8, workers=1, progress=True, on_progress=seen.append)
+    lines = capsys.readouterr().err.splitlines()
+    assert "18/18" in lines[-1]
+    assert seen[-1].done == 18
+    convert(image_tree, image_tree.parent / "silent", size=8, workers=1)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_demo_leaves_nothing_anywhere_unless_it_is_told_where(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from folders import hashes
 from tasks import BAD, SIDE, Memory, Reports, jpeg
 
 from shardio.cli.convert import run_convert
-from shardio.cli.progress import Bar
 from shardio.conversion import journal, plan, records
 from shardio.conversion import task as shardtask
 from shardio.conversion.convert import Conversion, convert
@@ -33,6 +32,7 @@ from shardio.conversion.images.fit import Fit
 from shardio.conversion.journal import Journal, Outcome, Stored, find_left, sweep_unfinished
 from shardio.conversion.options import ConvertOptions
 from shardio.conversion.plan import ShardTask
+from shardio.conversion.progress import ImagesBar
 from shardio.conversion.records import ShardRecord, discard_record, load_record, refused_so_far, without_record
 from shardio.conversion.report import Progress
 from shardio.conversion.sources.collection import Source
@@ -907,7 +907,7 @@ def test_the_bar_counts_what_was_kept_as_found_and_not_as_done(
     bars: list[Any] = []
     clock = [1000.0]
 
-    class Timed(Bar):
+    class Timed(ImagesBar):
         def __init__(self, **options: Any) -> None:
             monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
             super().__init__(**{**options, "mininterval": 0})
@@ -928,7 +928,7 @@ def test_the_bar_counts_what_was_kept_as_found_and_not_as_done(
             on_progress(Progress(37_016 + more, 0, 40_000, 0, 37_016, 37_016))
         raise KeyboardInterrupt("37,116 of 40,000 images are kept in out")
 
-    monkeypatch.setattr("shardio.cli.progress.Bar", Timed)
+    monkeypatch.setattr("shardio.conversion.progress.ImagesBar", Timed)
     monkeypatch.setattr("shardio.conversion.convert.convert", fake)
     with pytest.raises(KeyboardInterrupt):
         run_convert(tmp_path, tmp_path / "out", as_json=False)

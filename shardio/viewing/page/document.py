@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardio.errors import shortened
 from shardio.format.manifest import Manifest
 from shardio.viewing.facts import Facts
 from shardio.viewing.gallery import Shown
 from shardio.viewing.page import sections
-from shardio.viewing.page.html import Html, foreign, joined, shortened, tag
+from shardio.viewing.page.html import Html, foreign, joined, tag
 from shardio.viewing.page.sections import Looks, Refused
 from shardio.viewing.repeats import Member
 from shardio.viewing.statistics import ClassCount

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import TypeAlias
 
-from shardio.errors import printable
+from shardio.errors import printable, shortened
 
 
 class Html(str):
@@ -34,12 +34,6 @@ def joined(*children: Child) -> Html:
 
 def escaped(value: Child) -> Html:
     return Html(html.escape(printable(str(value))))
-
-
-def shortened(text: str, most: int = 120) -> str:
-    """Returns a text that a person can read at once: visible characters, and dots for the middle of a long one."""
-    text = printable(text if len(text) <= 8 * most else text[: 4 * most] + text[-4 * most :])
-    return text if len(text) <= most else f"{text[: most // 2]} … {text[-(most // 2) :]}"
 
 
 def foreign(text: str, most: int = 120) -> Html:

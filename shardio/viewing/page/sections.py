@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardio.errors import shortened
 from shardio.format.manifest import Manifest
 from shardio.viewing.facts import Facts
 from shardio.viewing.page.charts import histogram, number, percent
-from shardio.viewing.page.html import Child, Html, foreign, joined, shortened, tag
+from shardio.viewing.page.html import Child, Html, foreign, joined, tag
 from shardio.viewing.repeats import Group, Member
 
 # A page is to be read: of longer lists it has the first, and says how many there are.

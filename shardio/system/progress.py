@@ -1,0 +1,127 @@
+"""Progress bars: in terminals and notebooks, and lines in the log of a job that has neither.
+
+tqdm is imported here, and this module only where a bar is wanted: training never imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import tqdm.std
+
+# Bars stand one under the other. With a number here, tqdm need not ask for the rows of the terminal.
+_MOST_BARS = 20
+# How often a log gets a line. What takes less than this gets none.
+_LOG_SECONDS = 30.0
+_TICK_SECONDS = 0.5
+
+
+def in_notebook() -> bool:
+    """Tells whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
+
+
+def _kind_of_bar() -> Any:
+    """Returns the class of tqdm for notebooks where that can be shown, or else the one of text."""
+    if in_notebook() and importlib.util.find_spec("ipywidgets"):
+        from tqdm.notebook import tqdm_notebook
+
+        return tqdm_notebook
+    return tqdm.std.tqdm
+
+
+_Tqdm: Any = _kind_of_bar()
+
+
+class _Lines:
+    """stderr as tqdm writes to it, with each state on a line of its own. What fails to be written is lost."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip("\r\n "):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
+                sys.stderr.write(f"{text}\n")
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+
+
+class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
+    """Progress on stderr: a bar in a terminal or a notebook, elsewhere a line every 30 seconds and one at the end."""
+
+    n: float
+    initial: float
+    last_print_n: float
+    total: float | None
+
+    def __init__(self, *, shown: bool = True, **options: Any) -> None:
+        self._ticks: threading.Event | None = None
+        self.is_log = not (in_notebook() or _is_terminal())
+        if self.is_log:
+            options |= {"file": _Lines(), "mininterval": _LOG_SECONDS, "delay": _LOG_SECONDS, "miniters": 1}
+        super().__init__(disable=not shown, ncols=_columns(), nrows=_MOST_BARS, **options)
+
+    @property
+    def format_dict(self) -> MutableMapping[str, Any]:
+        return {**super().format_dict, "ncols": _columns()}
+
+    def add(self, more: float, total: int) -> None:
+        self.total = total
+        self.update(more)
+
+    def reach(self, done: int, total: int) -> None:
+        self.add(done - self.n, total)
+
+    @contextlib.contextmanager
+    def before_it_begins(self, text: str) -> Iterator[None]:
+        """Shows `text` and the time, as long as there is no count to be shown: until the block ends, or `begun`."""
+        if self.disable:
+            yield
+            return
+        self.set_description_str(text, refresh=False)
+        self._ticks = threading.Event()
+        clock = threading.Thread(target=self._tick, args=(self._ticks,), name="shardio-bar", daemon=True)
+        clock.start()
+        try:
+            yield
+        finally:
+            self.begun()
+            clock.join()
+
+    def begun(self) -> None:
+        """Ends `before_it_begins`, if it has not ended."""
+        if self._ticks is not None:
+            self._ticks.set()
+            self._ticks = None
+            self.set_description_str(None, refresh=False)
+
+    def _tick(self, ends: threading.Event) -> None:
+        while not ends.wait(_LOG_SECONDS if self.is_log else _TICK_SECONDS):
+            self.refresh()
+
+
+class BytesBar(Bar):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(unit="B", unit_scale=True, **options)
+
+
+def _is_terminal() -> bool:
+    with contextlib.suppress(ValueError, AttributeError):  # closed, or there is none
+        return sys.stderr.isatty()
+    return False
+
+
+def _columns() -> int:
+    """Returns the width of a bar. Terminals of containers, CI or launchers may say 0, where tqdm would show nothing."""
+    columns = 0
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no terminal, or closed
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    return (columns or shutil.get_terminal_size().columns) - 1  # a full line would break
