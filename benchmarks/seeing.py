@@ -21,7 +21,6 @@ from tqdm import tqdm
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.layout import MANIFEST_NAME
 
-
 # What reads the index alone.
 QUERIES = [
     ("info",),

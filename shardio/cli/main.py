@@ -28,6 +28,7 @@ from shardio.cli.check_shuffle import check_shuffle
 from shardio.cli.convert import convert
 from shardio.cli.demo import demo
 from shardio.cli.diff import diff
+from shardio.cli.doctor import doctor
 from shardio.cli.evict import evict
 from shardio.cli.export_index import export_index
 from shardio.cli.extract import extract
@@ -45,6 +46,7 @@ from shardio.cli.report import report
 from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
 from shardio.cli.stats import stats
+from shardio.cli.top import top
 from shardio.cli.verify import verify
 from shardio.cli.view import view
 from shardio.cli.warm import warm
@@ -66,8 +68,35 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.group(
     commands=[
-        *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, export_index, extract, find, info),
-        *(list_sets, merge, plan, publish, relabel, repair, replay, report, select, stage, stats, verify, view, warm),
+        append,
+        attach,
+        bench,
+        check_shuffle,
+        convert,
+        demo,
+        diff,
+        doctor,
+        drop,
+        evict,
+        export_index,
+        extract,
+        find,
+        info,
+        list_sets,
+        merge,
+        plan,
+        publish,
+        relabel,
+        repair,
+        replay,
+        report,
+        select,
+        stage,
+        stats,
+        top,
+        verify,
+        view,
+        warm,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
@@ -100,11 +129,13 @@ def cli() -> None:
     shardio append out/ more/ new/     new images, converted as those of out/ were
     shardio merge a/ b/ new/           the samples of several sets
     shardio diff a/ b/                 what is different?
+    shardio doctor out/ /nvme/cache    what here would break or slow a job, and the cure
     shardio bench out/                 how fast does this machine read it?
     shardio warm out/                  bring it into memory before a job reads it
     shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
     shardio evict /nvme/cache          remove unused copies from there
     shardio check-shuffle 1281167      how random is the order?
+    shardio top                        which loaders run on this node, and what limits them
     shardio replay out/ --batch-size 256 --step 9   what did the model see there?
     shardio publish out/ /sets/name    share it with the other users of a cluster
     shardio list /sets                 which sets are there

@@ -12,9 +12,8 @@ from shardio.drawing.thumbnails import thumbnail
 from shardio.reading.shardset import ShardSet
 from shardio.viewing.pictures import read_pictures
 
-NBYTES = 13_000_000
-"""The bytes of a page that thumbnails of classes take, at most."""
-
+# The bytes of a page that thumbnails of classes take, at most: with all else, it has less than 20 MB.
+_NBYTES = 12_000_000
 _MOST_PICTURES = 8000
 _MOST_PER_CLASS = 24
 # Classes of which a thumbnail each is made to learn how large they are.
@@ -40,11 +39,11 @@ def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[i
     members = np.split(order, starts[1:])
     tried = _evenly(len(there), _NUM_TRIED)
     nbytes = np.mean([len(shown.picture) for shown in _show(shards, [int(members[i][0]) for i in tried]).values()])
-    room = min(int(NBYTES / nbytes), _MOST_PICTURES)
+    room = min(int(_NBYTES / nbytes), _MOST_PICTURES)
     classes = _evenly(len(there), room)
     per_class = min(max(1, room // len(there)), _MOST_PER_CLASS)
     chosen = {int(there[i]): members[i][_evenly(len(members[i]), per_class)].tolist() for i in classes}
-    shown = _show(shards, [index for some in chosen.values() for index in some], NBYTES)
+    shown = _show(shards, [index for some in chosen.values() for index in some], _NBYTES)
     return {label: [shown[index] for index in some if index in shown] for label, some in chosen.items()}
 
 

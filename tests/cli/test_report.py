@@ -203,10 +203,11 @@ def test_samples_of_any_shape_have_a_page(
 def test_a_set_without_classes_or_keys_has_a_page(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "out", (4, 4, 3)) as writer:
         for number in range(5):
-            writer.append(np.full((4, 4, 3), number, np.uint8), -(10**12) * number, split="odd")
+            writer.append(np.full((4, 4, 3), number, np.uint8), -(1 << 60) * number - number, split="odd")
     page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
     assert_needs_nothing_else(page)
-    assert [one[0] for one in page.data["classes"]] == [-(10**12) * number for number in (4, 3, 2, 1, 0)]
+    # JavaScript has no such integers.
+    assert [one[0] for one in page.data["classes"]] == [*(str(-(1 << 60) * n - n) for n in (4, 3, 2, 1)), 0]
 
 
 def test_a_picture_that_comes_hundreds_of_times_is_one_group(tmp_path: Path) -> None:
@@ -231,6 +232,20 @@ def test_a_page_of_many_classes_has_the_smallest_and_the_largest(
     page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
     assert [one[1] for one in page.data["classes"]] == ["c0", "c1", "c7", "c8"]
     assert "The table has 4 of them: the smallest and the largest." in page.words
+
+
+def test_thumbnails_stop_where_the_room_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.viewing.gallery._NBYTES", 50_000)
+    rng = np.random.default_rng(9)
+    with ShardWriter(tmp_path / "out", (64, 64, 3), classes=["a", "b", "c"]) as writer:
+        for number in range(60):
+            # The first of each class, by which the room is judged, are smaller than the others.
+            noise = rng.integers(0, 256 if number > 9 else 2, (64, 64, 3), np.uint8)
+            writer.append(noise, number % 3, key=f"{number}")
+    page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
+    shown = [picture for one in page.data["classes"] for _, _, picture in one[4]]
+    assert 1 < len(shown) < 60
+    assert sum(map(len, shown)) < 60_000
 
 
 def test_report_tells_what_is_wrong(make_set: Callable[..., Path], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "augment": {"order", "system"},
     "loading": {"reading", "augment", "format", "order", "system"},
     "conversion": {"sets", "format", "system"},
-    "measure": {"loading", "reading", "format", "order", "system"},
+    "measure": {"loading", "reading", "sets", "format", "order", "system"},
     "cli": {
         "measure",
         "conversion",

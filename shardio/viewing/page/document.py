@@ -20,7 +20,7 @@ from shardio.viewing.statistics import ClassCount
 
 # Rows of the table and characters in them: a page of a million classes is nothing that anybody would read.
 _MOST_ROWS = 20_000
-_MOST_ROWS_NBYTES = 3_000_000
+_MOST_ROWS_NBYTES = 2_500_000
 _HERE = Path(__file__).parent
 
 
@@ -102,7 +102,8 @@ def _rows(
         nbytes += len("".join([*texts, *(str(some[1]) for some in shown)]).encode())
         if nbytes > _MOST_ROWS_NBYTES:
             break
-        rows.append([label, *texts, list(one.counts), shown])
+        # JavaScript has no integers beyond 2**53.
+        rows.append([label if abs(label) < 1 << 53 else str(label), *texts, list(one.counts), shown])
     return rows
 
 

@@ -4,7 +4,6 @@
   const { splits, classes } = JSON.parse(document.getElementById("data").textContent);
   const [LABEL, NAME, CALLED, COUNTS, SHOWN] = [0, 1, 2, 3, 4];
 
-  // Narrow pages lay the table's rows out anew. The roles say that it stays a table.
   // Texts of others only ever become text: nothing here parses HTML.
   function make(name, attributes = {}, ...children) {
     const element = document.createElement(name);
@@ -33,7 +32,7 @@
   const pages = document.getElementById("pages");
   const most = splits.map((_, split) => classes.reduce((most, one) => Math.max(most, one[COUNTS][split]), 1));
   const texts = classes.map((one) =>
-    [one[LABEL], one[NAME], one[CALLED], ...one[SHOWN].map((some) => some[1])].join("\n").toLowerCase());
+    [one[LABEL], one[NAME], one[CALLED], ...one[SHOWN].map(([, key]) => key)].join("\n").toLowerCase());
   const columns = [
     { title: "label", kind: "label", key: (one) => one[LABEL] },
     { title: "class", kind: "name", key: (one) => one[CALLED] || one[NAME] },
@@ -55,6 +54,7 @@
     show();
   }
 
+  // Narrow pages lay the table's rows out anew. The roles say that it stays a table.
   function row(one) {
     const name = make("td", { role: "cell", class: "name" }, make("bdi", {}, one[CALLED] || one[NAME]));
     if (one[CALLED] && one[NAME] !== one[CALLED]) name.append(make("bdi", { class: "called" }, one[NAME]));
@@ -99,7 +99,8 @@
       page = to;
       show();
       document.getElementById("classes").scrollIntoView();
-      (pages.querySelector(`button:nth-of-type(${title === "Previous" ? 1 : 2}):enabled`) || pages.querySelector("button:enabled")).focus({ preventScroll: true });
+      const buttons = [...pages.querySelectorAll("button:enabled")];
+      (buttons.find((one) => one.textContent === title) || buttons[0]).focus({ preventScroll: true });
     });
     return button;
   }
@@ -108,11 +109,11 @@
     const last = Math.max(0, Math.ceil(found.length / PAGE) - 1);
     const start = page * PAGE;
     const some = found.slice(start, start + PAGE);
-    table.replaceChildren(make("table", { role: "table" }, head(), make("tbody", { role: "rowgroup" }, ...some.map(row))));
-    const told = found.length
-      ? `${(start + 1).toLocaleString("en")} to ${(start + some.length).toLocaleString("en")} of ${found.length.toLocaleString("en")}`
-      : "no class has these words";
-    pages.replaceChildren(turn("Previous", page - 1, last), make("span", { role: "status" }, told), turn("Next", page + 1, last));
+    const body = make("tbody", { role: "rowgroup" }, ...some.map(row));
+    table.replaceChildren(make("table", { role: "table" }, head(), body));
+    const [first, end, all] = [start + 1, start + some.length, found.length].map((n) => n.toLocaleString("en"));
+    const told = make("span", { role: "status" }, found.length ? `${first} to ${end} of ${all}` : "no such class");
+    pages.replaceChildren(turn("Previous", page - 1, last), told, turn("Next", page + 1, last));
   }
 
   pictures.checked = true;
