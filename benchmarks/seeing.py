@@ -21,6 +21,17 @@ from tqdm import tqdm
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.layout import MANIFEST_NAME
 
+# What reads the index alone.
+QUERIES = [
+    ("info",),
+    ("stats",),
+    ("find", "--class", "n01440764"),
+    ("find", "--key", "*_10026*"),
+    ("find", "--where", "source_width >= 500"),
+    ("find", "--json"),
+    *(("export-index", f"index.{kind}") for kind in ("csv", "jsonl", "parquet")),
+]
+
 
 def labelled_set(num_samples: int = 1_281_167, size: int = 16, num_classes: int = 1000) -> Path:
     """Returns a set of `size` x `size` x 3 with classes, keys and original sizes as ImageNet has them. One sample in
@@ -71,6 +82,10 @@ def main() -> None:
         page = Path(folder) / "report.html"
         seconds, memory = run_measured("report", str(out), "-o", str(page))
         print(f"shardio report: {seconds:.1f} s, {memory / 1e9:.2f} GB of memory, {page.stat().st_size / 1e6:.1f} MB")
+        for command, *words in QUERIES:
+            words = [str(Path(folder) / word) if word.startswith("index.") else word for word in words]
+            seconds, memory = run_measured(command, str(out), *words)
+            print(f"shardio {command} {' '.join(words)}: {seconds:.1f} s, {memory / 1e9:.2f} GB of memory")
 
 
 if __name__ == "__main__":
