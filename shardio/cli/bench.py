@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardio.cli.completion import complete_split
 from shardio.cli.options import json_option, parsed, set_argument
 from shardio.cli.output import Column, show, table
 from shardio.conversion.amounts import parse_size
@@ -43,7 +44,7 @@ def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
 
 @click.command(short_help="Measure how fast this machine reads a set.")
 @set_argument
-@click.option("--split", default="train")
+@click.option("--split", shell_complete=complete_split, default="train")
 @click.option(
     "--batch-size",
     "batch_sizes",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardio.cli.completion import complete_split
 from shardio.cli.options import Command, folder, json_option
-from shardio.cli.output import bytes_text, say, show
+from shardio.cli.output import bytes_text, next_step, say, show
 
 if TYPE_CHECKING:
     from shardio.sets.changes.carry import ChangeReport, Room
@@ -18,7 +19,9 @@ _MOST_CLASSES = 10
 
 new_argument = click.argument("new", type=folder)
 """The folder of the new set."""
-split_option = click.option("--split", help="Split that is meant. It may be left out if there is one only.")
+split_option = click.option(
+    "--split", shell_complete=complete_split, help="Split that is meant. It may be left out if there is one only."
+)
 _copy_option = click.option("--copy", is_flag=True, help="Share no file with the old set: no hard links, but copies.")
 
 
@@ -66,6 +69,7 @@ def _summary(report: ChangeReport) -> Iterator[str]:
         yield f"  {len(report.classes):,} classes{_some(report.notes['new_classes'])}"
     if report.notes.get("refused"):
         yield f"  refused {sum(report.notes['refused'].values()):,} of the new images, listed in rejects.jsonl"
+    yield next_step("info", report.path)
 
 
 def _some(new_classes: list[str]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import columns_option, folder, image_options, json_option, max_bad_option, parsed
-from shardio.cli.output import bytes_text, counts_text, say, show, some
+from shardio.cli.output import bytes_text, counts_text, next_step, say, show, some
 from shardio.conversion.amounts import parse_part
 
 if TYPE_CHECKING:
@@ -141,6 +141,8 @@ def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | Non
             f"part {k}/{n} done: {report.unfinished.num_finished:,} of {report.unfinished.num_shards:,} shards are "
             f"finished; the last part to finish publishes. Missing: {some(report.unfinished.parts)}"
         )
+    elif report.digest:
+        say(next_step("view", out))
 
 
 def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:

@@ -10,6 +10,7 @@ import click
 from shardio.cli.convert import run_convert
 from shardio.cli.info import info
 from shardio.cli.options import folder, size_option
+from shardio.cli.output import next_step, say
 from shardio.errors import printable
 
 
@@ -35,3 +36,5 @@ def demo(context: click.Context, images: Path, out: Path | None, steps: int, siz
     run_demo(out, steps)
     if is_temporary:
         click.echo("\n" + printable(f"{out} is removed now; `--out FOLDER` keeps the set"))
+    else:
+        say(next_step("view", out))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shardio.cli.completion import complete_set
 from shardio.cli.options import json_option
 from shardio.cli.output import bytes_text, say, show
 from shardio.errors import printable
@@ -23,7 +24,7 @@ _TELL_SECONDS = 5.0
 
 
 @click.command(short_help="Say what would slow or break a job here.")
-@click.argument("out", required=False)
+@click.argument("out", required=False, shell_complete=complete_set)
 @click.argument("cache", required=False)
 @json_option
 def doctor(out: str | None, cache: str | None, as_json: bool) -> None:

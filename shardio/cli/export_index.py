@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from shardio.cli.completion import complete_set
 from shardio.cli.options import splits_option
 from shardio.cli.output import next_step, say, telling_of_servers
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("export-index", short_help="Write what is known of each sample as a table.")
-@click.argument("out")
+@click.argument("out", shell_complete=complete_set)
 @click.argument("file", type=click.Path(path_type=str))
 @splits_option
 @click.option(

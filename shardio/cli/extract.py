@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from shardio.cli.completion import complete_split
 from shardio.cli.options import (
     class_option,
     folder,
@@ -21,7 +22,7 @@ from shardio.cli.output import next_step, say
 
 @click.command(short_help="Write samples as PNGs.")
 @set_argument
-@click.option("--split", default="train", help="Split of the samples.")
+@click.option("--split", shell_complete=complete_split, default="train", help="Split of the samples.")
 @indices_option
 @class_option
 @key_option

@@ -25,6 +25,7 @@ from shardio.cli.append import append
 from shardio.cli.attach import attach
 from shardio.cli.bench import bench
 from shardio.cli.check_shuffle import check_shuffle
+from shardio.cli.completion import completion
 from shardio.cli.convert import convert
 from shardio.cli.demo import demo
 from shardio.cli.diff import diff
@@ -72,6 +73,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
         attach,
         bench,
         check_shuffle,
+        completion,
         convert,
         demo,
         diff,
@@ -112,33 +114,45 @@ def cli() -> None:
     """Image collections as memory-mapped shards, for training that never waits for data.
 
     \b
-    shardio plan imagenet/ out/        what would convert do, and how long would it take?
-    shardio convert imagenet/ out/     decode and resize once, offline
-    shardio info out/                  what is in a set
-    shardio view out/                  show samples
-    shardio stats out/                 counts per class, sizes, columns
-    shardio export-index out/ index.csv   a table of all samples
-    shardio extract out/ --indices 5,17 -o some/     samples as PNGs
-    shardio find out/ --class cat      numbers and keys of some samples
-    shardio report out/                write a page about a set
-    shardio verify out/                is it still what was published?
-    shardio repair out/ imagenet/      if not, make the damaged files again
-    shardio attach out/ new/ --array clip=clip.npy   a new set of the same files, with an array
-    shardio select out/ new/ --label cat             some samples; `drop`: all others
-    shardio relabel out/ new/ --by labels.csv        other labels
-    shardio append out/ more/ new/     new images, converted as those of out/ were
-    shardio merge a/ b/ new/           the samples of several sets
-    shardio diff a/ b/                 what is different?
-    shardio doctor out/ /nvme/cache    what here would break or slow a job, and the cure
-    shardio bench out/                 how fast does this machine read it?
-    shardio warm out/                  bring it into memory before a job reads it
-    shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
-    shardio evict /nvme/cache          remove unused copies from there
-    shardio check-shuffle 1281167      how random is the order?
-    shardio top                        which loaders run on this node, and what limits them
-    shardio replay out/ --batch-size 256 --step 9   what did the model see there?
-    shardio publish out/ /sets/name    share it with the other users of a cluster
-    shardio list /sets                 which sets are there
+    Make a set
+      shardio plan imagenet/ out/       what convert would do, and how long
+      shardio convert imagenet/ out/    decode and resize once, offline
+      shardio verify out/               is it still what was published?
+      shardio repair out/ imagenet/     if not, make damaged files again
+    \b
+    Look at it
+      shardio info out/                 what is in a set
+      shardio stats out/                counts per class, sizes, columns
+      shardio view out/                 samples, as pictures
+      shardio report out/               a page about the set
+      shardio find out/ --class cat     numbers and keys of some samples
+      shardio extract out/ --indices 5,17 -o some/     samples as PNGs
+      shardio export-index out/ index.csv              a table of all samples
+    \b
+    Make another one of it, which shares its files
+      shardio attach out/ new/ --array clip=clip.npy   with an array more
+      shardio select out/ new/ --label cat             some samples
+      shardio drop out/ new/ --label cat               all but these
+      shardio relabel out/ new/ --by labels.csv        other labels
+      shardio append out/ more/ new/                   more images
+      shardio merge a/ b/ new/                         several sets in one
+      shardio diff a/ b/                               what is different
+    \b
+    Train with it
+      shardio doctor out/ /nvme/cache   what here would slow or break a job
+      shardio bench out/                how fast this machine reads it
+      shardio warm out/                 bring it into memory before a job
+      shardio top                       the loaders that run, what limits them
+      shardio replay out/ --batch-size 256 --step 9    what the model saw
+      shardio check-shuffle 1281167     how random the order is
+    \b
+    Share it
+      shardio publish out/ /sets/name   with the other users of a cluster
+      shardio list /sets                which sets are there
+      shardio stage out/ /nvme/cache    on a node's own disk, for all its jobs
+      shardio evict /nvme/cache         remove unused copies from there
+
+    `shardio completion bash` (or zsh, fish) completes all that in a shell.
     """
 
 

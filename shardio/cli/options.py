@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardio.cli.completion import complete_class, complete_set, complete_split
 from shardio.conversion.amounts import parse_max_bad, parse_nbytes, parse_size
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _find_set(context: click.Context, parameter: click.Parameter, value: str) ->
 
 folder = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-set_argument = click.argument("out", callback=_find_set)
+set_argument = click.argument("out", callback=_find_set, shell_complete=complete_set)
 """The folder of a set. The catalogue may find it by its name."""
 
 
@@ -95,6 +96,7 @@ class_option = click.option(
     "--class",
     "--label",
     "labels",
+    shell_complete=complete_class,
     multiple=True,
     metavar="CLASS",
     help="Class, by its name, its name for people or its number; several times for several.",
@@ -109,7 +111,11 @@ where_option = click.option(
     help="Comparison of a column of the index with a number, such as 'source_width < 500'; of several, all must hold.",
 )
 splits_option = click.option(
-    "--split", multiple=True, metavar="NAME", help="Split that is meant; several times for several.  [default: all]"
+    "--split",
+    shell_complete=complete_split,
+    multiple=True,
+    metavar="NAME",
+    help="Split that is meant; several times for several.  [default: all]",
 )
 
 

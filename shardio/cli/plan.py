@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from shardio.cli.options import columns_option, cores_option, folder, image_options, json_option, max_bad_option
-from shardio.cli.output import bytes_text, counts_text, show
+from shardio.cli.output import bytes_text, counts_text, next_step, say, show
 
 if TYPE_CHECKING:
     from shardio.conversion.estimate import Estimate
@@ -47,7 +48,12 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
         )
     else:
         show(_summary(report, src, out))
-    sys.exit(1 if report.fits is False or report.expected_bad > report.most_bad else 0)
+    is_possible = report.fits is not False and report.expected_bad <= report.most_bad
+    context = click.get_current_context()
+    options_given = any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in options)
+    if is_possible and not as_json and not options_given:
+        say(next_step("convert", src, out or "OUT"))
+    sys.exit(0 if is_possible else 1)
 
 
 def _summary(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:

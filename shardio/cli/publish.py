@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import folder, json_option, set_argument, workers_option
-from shardio.cli.output import bytes_text, show
+from shardio.cli.output import bytes_text, next_step, show
 
 if TYPE_CHECKING:
     from shardio.sets.publish import PublishReport
@@ -44,3 +44,4 @@ def _summary(report: PublishReport, done: str) -> Iterator[str]:
         whom = {"owner": "its owner", "group": "its owner and group"}[report.readable_by]
         chmod = f"`chmod -R a+rX {report.path}` lets the others read it, too"
         yield f"  only {whom} can read it, as the umask says: {chmod}"
+    yield next_step("list", Path(report.path).parent)

@@ -17,7 +17,7 @@ from shardio.cli.options import (
     set_argument,
     source_option,
 )
-from shardio.cli.output import say, show
+from shardio.cli.output import next_step, say, show
 
 
 @click.command(short_help="Make the damaged files of a set again.")
@@ -45,3 +45,4 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
     else:
         show(f"repaired: {out / file}" for file in report.repaired)
         say(f"{out}: intact, {len(report.repaired):,} files repaired")
+        say(next_step("verify", out))

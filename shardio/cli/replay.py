@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardio.cli.completion import complete_split
 from shardio.cli.options import folder, json_option, set_argument
 from shardio.cli.output import Column, say, show, table
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
@@ -28,7 +29,7 @@ def _parse_shuffle(text: str) -> bool | str:
 
 @click.command(short_help="Show the batch that a training process had at a step.")
 @set_argument
-@click.option("--split", default="train", help="Split that was trained on.")
+@click.option("--split", shell_complete=complete_split, default="train", help="Split that was trained on.")
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="That of one rank.")
 @click.option("--epoch", type=click.IntRange(0), default=0)
 @click.option("--step", type=click.IntRange(0), help="Batches of this rank before it in the epoch.  [default: 0]")
@@ -70,8 +71,10 @@ def replay(
     the order's seed; with --shuffle false, --seed still says what the transform drew by.
 
     \b
-    shardio replay out/ --batch-size 256 --seed 1 --epoch 3 --step 1234 --rank 3 --world-size 64
-    shardio replay out/ --batch-size 256 --state checkpoint.pt --transform deit3 -o batch.png
+    shardio replay out/ --batch-size 256 --seed 1 --epoch 3 --step 1234 \\
+        --rank 3 --world-size 64
+    shardio replay out/ --batch-size 256 --state checkpoint.pt \\
+        --transform deit3 -o batch.png
     """
     from shardio.drawing.sheet import sheet
     from shardio.loading.loader import ShardLoader

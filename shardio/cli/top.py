@@ -37,8 +37,8 @@ def top(as_json: bool) -> None:
     \b
     images/s   images that the training loop receives
     waited     the share of its time that it waits for data
-    limits     what limits: storage, gather (copies in memory), copy (to the device),
-               transform, or consumer: the training step, so data is not the bottleneck
+    limits     what limits: storage, gather (copies in memory), copy (to the
+               device), transform, or consumer: the training step itself
     """
     if not sys.platform.startswith("linux"):
         raise click.ClickException("shardio top looks into /proc, which only Linux has")

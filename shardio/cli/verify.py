@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option, parsed, set_argument, workers_option
-from shardio.cli.output import bytes_text, show
+from shardio.cli.output import bytes_text, next_step, say, show
 
 if TYPE_CHECKING:
     from shardio.sets.verify import VerifyReport
@@ -52,6 +52,8 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
     with BytesBar(shown=not quick) as bar:
         report = verifier.verify(out, quick=quick, on_progress=bar.add, **options)
     show({**dataclasses.asdict(report), "ok": report.ok} if as_json else _summary(report, out, quick))
+    if not as_json:
+        say(next_step("bench", out) if report.ok else next_step("repair", out, "SRC"))
     sys.exit(0 if report.ok else 1)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shardio.cli.completion import complete_split
 from shardio.cli.options import class_option, folder, indices_option, key_option, numbers_of, set_argument, where_option
 from shardio.cli.output import say
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show samples of a set as a sheet of pictures.")
 @set_argument
-@click.option("--split", default="train", help="Split to show.")
+@click.option("--split", shell_complete=complete_split, default="train", help="Split to show.")
 @click.option("--count", type=click.IntRange(1, 1000), default=24, help="Samples to show, drawn at random.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Which samples are drawn.")
 @indices_option
@@ -60,11 +61,11 @@ def view(
     """Show samples of the set in OUT, with their numbers, classes and keys: in the terminal, or as a PNG.
 
     \b
-    shardio view out/                                   24 samples, at random
+    shardio view out/                                24 samples, at random
     shardio view out/ --class tench -o tench.png
-    shardio view out/ --where 'source_width < 100'      those of which all that is given holds
-    shardio view out/ --count 4 --augmented deit3       what a recipe makes of them
-    shardio view out/ --against imagenet/               each beside the image it was made of
+    shardio view out/ --where 'source_width < 100'   all that is given holds
+    shardio view out/ --count 4 --augmented deit3    what a recipe makes of it
+    shardio view out/ --against imagenet/            beside the images
     """
     import numpy as np
 

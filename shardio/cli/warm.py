@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardio.cli.completion import complete_split
 from shardio.cli.options import json_option, set_argument, workers_option
-from shardio.cli.output import bytes_text, show
+from shardio.cli.output import bytes_text, next_step, show
 
 if TYPE_CHECKING:
     from shardio.reading.warm import WarmReport
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Bring a set into the page cache.")
 @set_argument
-@click.option("--split", help="Read only this split.  [default: all]")
+@click.option("--split", shell_complete=complete_split, help="Read only this split.  [default: all]")
 @workers_option("Reads at a time.", default=4)
 @click.option("--force", is_flag=True, help="Read even a set that is larger than the memory that is left.")
 @json_option
@@ -42,3 +43,4 @@ def _summary(report: WarmReport, out: Path) -> Iterator[str]:
         yield "  the kernel tells what is in the page cache only to users who own the files or may write to them"
     else:
         yield f"  in the page cache before {report.resident_before:.1%}, now {report.resident_after:.1%}"
+    yield next_step("bench", out)

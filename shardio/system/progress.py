@@ -73,6 +73,12 @@ class Bar(_Tqdm):  # type: ignore[misc]  # one class or the other
     def format_dict(self) -> MutableMapping[str, Any]:
         return {**super().format_dict, "ncols": _columns()}
 
+    def refresh(self, *arguments: Any, **options: Any) -> Any:
+        """tqdm does so at a reset and beside other output, where a log wants no line."""
+        if not self.is_log or self._time() - getattr(self, "start_t", self._time()) >= self.delay:
+            return super().refresh(*arguments, **options)
+        return False
+
     def add(self, more: float, total: int) -> None:
         self.total = total
         self.update(more)

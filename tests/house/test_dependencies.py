@@ -21,7 +21,7 @@ def packages_of(module: str) -> set[str]:
     ("package", "allowed"),
     [
         ("click", {"cli"}),
-        ("tqdm", {"cli"}),
+        ("tqdm", {"system.progress"}),
         (
             "PIL",
             {
