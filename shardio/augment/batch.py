@@ -185,18 +185,9 @@ class Batch:
         if images.is_cuda:
             from shardio.augment.resample_cuda import can_fuse, resample_fused  # Triton takes its time to import
 
-            if can_fuse(images, size):
-                return resample_fused(
-                    images,
-                    boxes,
-                    self.within or boxes,
-                    flips,
-                    size,
-                    self.interpolation,
-                    antialias=self.antialias,
-                    statistics=self.statistics,
-                    dtype=self.dtype,
-                )
+            how = (self.interpolation, self.antialias, self.statistics, self.dtype)
+            if can_fuse(images, size, *how):
+                return resample_fused(images, boxes, self.within or boxes, flips, size, *how)
         images = resample(
             images,
             boxes,

@@ -619,7 +619,7 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
     if fused:
         pytest.importorskip("triton")
     else:
-        monkeypatch.setattr("shardio.augment.resample_cuda.can_fuse", lambda images, size: False)
+        monkeypatch.setattr("shardio.augment.resample_cuda.can_fuse", lambda *_: False)
     rng = np.random.default_rng(0)
     stored = random_pictures(rng, BATCH, 96, 96)
     images = torch.from_numpy(stored).permute(0, 3, 1, 2)
