@@ -222,6 +222,24 @@ def test_a_device_behind_its_host_gets_every_byte(
     assert check.none_wrong()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_copy_that_is_far_behind_its_host_brings_every_byte(
+    path: Path, prefetch: int, poison: None, busy: Busy, check: Check
+) -> None:
+    with loader_on_cuda(path, prefetch=prefetch) as loader:
+        copies = loader._pipeline._copier._stream  # type: ignore[union-attr]
+        behind = 0
+        for _ in range(3):
+            for batch in loader:
+                check(batch)  # the consumer's stream has nothing else to wait for
+                behind += not torch.cuda.current_stream().query()
+                with torch.cuda.stream(copies):
+                    busy(2)  # before the copies that come next
+                del batch
+    assert check.none_wrong()
+    assert behind > len(loader)  # or nothing has been shown
+
+
 def test_batches_on_another_stream_get_every_byte(path: Path, poison: None, busy: Busy, check: Check) -> None:
     stream = torch.cuda.Stream()
     with loader_on_cuda(path) as loader:
