@@ -7,12 +7,15 @@ fast.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from interpreted import assert_compiles, assert_interprets, needs_triton
 from pictures import random_picture
 
+from shardio.augment import resample_cuda
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample_cuda import can_fuse
 
@@ -172,3 +175,37 @@ def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
 def test_images_on_the_cpu_are_not_for_the_kernel() -> None:
     assert not can_fuse(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), (4, 4))
     assert Boxes.whole(2, 3, 4).heights.tolist() == [3, 3]
+
+
+def test_what_is_tried_first_is_the_kernel_that_the_batch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def launch(images: torch.Tensor, *how: Any) -> None:
+        tried.append((images.shape[1], *how[4:]))
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(resample_cuda, "_launch", launch)
+    with pytest.warns(RuntimeWarning, match="Triton does not work on cpu: images are resampled.*no compiler"):
+        assert not resample_cuda._works.__wrapped__(torch.device("cpu"), 1, 0, "bicubic", True, True, torch.float16)
+    assert tried == [(1, "bicubic", True, ((0.5,), (0.5,)), torch.float16, 0, 9)]
+
+
+def test_as_many_pixels_are_read_as_the_filter_reaches() -> None:
+    taps = resample_cuda._most_taps
+    assert [taps(256, size, "bilinear", True) for size in (256, 224, 171, 128, 112)] == [2, 3, 3, 4, 5]
+    assert [taps(256, size, "bicubic", True) for size in (300, 224, 128)] == [4, 5, 8]
+    assert taps(3, 1, "bicubic", True) == 3
+    assert [taps(256, 16, "bilinear", False), taps(1, 16, "bicubic", False)] == [2, 4]
+
+
+def test_lines_of_any_width_are_for_the_kernel() -> None:
+    def fits(*shape: int, size: tuple[int, int] = (224, 224)) -> bool:
+        return resample_cuda._fits(torch.empty(1, dtype=torch.uint8, device="meta").expand(shape), size)
+
+    assert fits(256, 3, 1024, 1024)
+    assert fits(1, 3, 1, 100_000)
+    assert not fits(0, 3, 4, 4)
+    assert not fits(1, 65, 4, 4)
+    assert not fits(1, 3, 1 << 15, 1 << 15)
+    assert not fits(1, 3, 4, 4, size=(1 << 15, 1 << 15))
+    assert not fits(1 << 26, 3, 4, 4)
