@@ -751,6 +751,21 @@ def test_the_last_launch_normalises_and_casts(stepped: bool, dtype: torch.dtype 
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("partner", ["roll", "flip"])
+@pytest.mark.parametrize("before", [[], [HorizontalFlip()]], ids=["pixels as stored", "mirrored"])
+def test_the_gpu_mixes_as_the_cpu_does(before: list[Transform], partner: Any) -> None:
+    images = as_batch(pictures(np.random.default_rng(7), BATCH, 40, 51, 3))
+    labels = torch.arange(BATCH) % 10
+    for mix in (Mixup(10, per_sample=True, partner=partner), CutMix(10, per_sample=True, partner=partner)):
+        transform = Compose([*before, Normalize("imagenet"), ToDtype(torch.bfloat16), mix])
+        (expected, targets), (found, there) = transform(images, labels), transform(images.cuda(), labels.cuda())
+        assert isinstance(expected, torch.Tensor)
+        assert isinstance(found, torch.Tensor)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(found.cpu().float(), expected.float(), rtol=2**-7, atol=2**-7)
+        torch.testing.assert_close(there.cpu(), targets)
+
+
 STEPPED: dict[str, Transform] = {
     "jitter": Compose([RandomResizedCrop(64), ColorJitter(0.4, 0.4, 0.4, 0.1), Normalize("imagenet")]),
     "policy": Compose([RandomResizedCrop(64), RandAugment(), Normalize("imagenet"), ToDtype(torch.float16)]),
