@@ -28,6 +28,7 @@ from shardio.cli.check_shuffle import check_shuffle
 from shardio.cli.convert import convert
 from shardio.cli.demo import demo
 from shardio.cli.diff import diff
+from shardio.cli.doctor import doctor
 from shardio.cli.evict import evict
 from shardio.cli.info import info
 from shardio.cli.list_sets import list_sets
@@ -38,8 +39,10 @@ from shardio.cli.publish import publish
 from shardio.cli.relabel import relabel
 from shardio.cli.repair import repair
 from shardio.cli.replay import replay
+from shardio.cli.report import report
 from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
+from shardio.cli.top import top
 from shardio.cli.verify import verify
 from shardio.cli.view import view
 from shardio.cli.warm import warm
@@ -61,8 +64,31 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.group(
     commands=[
-        *(append, attach, bench, check_shuffle, convert, demo, diff, drop, evict, info, list_sets, merge, plan),
-        *(publish, relabel, repair, replay, select, stage, verify, view, warm),
+        append,
+        attach,
+        bench,
+        check_shuffle,
+        convert,
+        demo,
+        diff,
+        doctor,
+        drop,
+        evict,
+        info,
+        list_sets,
+        merge,
+        plan,
+        publish,
+        relabel,
+        repair,
+        replay,
+        report,
+        select,
+        stage,
+        top,
+        verify,
+        view,
+        warm,
     ],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
@@ -82,6 +108,7 @@ def cli() -> None:
     shardio convert imagenet/ out/     decode and resize once, offline
     shardio info out/                  what is in a set
     shardio view out/                  show samples
+    shardio report out/                write a page about a set
     shardio verify out/                is it still what was published?
     shardio repair out/ imagenet/      if not, make the damaged files again
     shardio attach out/ new/ --array clip=clip.npy   a new set of the same files, with an array
@@ -90,11 +117,13 @@ def cli() -> None:
     shardio append out/ more/ new/     new images, converted as those of out/ were
     shardio merge a/ b/ new/           the samples of several sets
     shardio diff a/ b/                 what is different?
+    shardio doctor out/ /nvme/cache    what here would break or slow a job, and the cure
     shardio bench out/                 how fast does this machine read it?
     shardio warm out/                  bring it into memory before a job reads it
     shardio stage out/ /nvme/cache     copy it to a node's own disk, once for all its jobs
     shardio evict /nvme/cache          remove unused copies from there
     shardio check-shuffle 1281167      how random is the order?
+    shardio top                        which loaders run on this node, and what limits them
     shardio replay out/ --batch-size 256 --step 9   what did the model see there?
     shardio publish out/ /sets/name    share it with the other users of a cluster
     shardio list /sets                 which sets are there

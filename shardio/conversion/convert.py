@@ -45,6 +45,7 @@ from shardio.errors import ConvertError, SpaceError
 from shardio.format.entries import ArrayEntry
 from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME
 from shardio.format.manifest import Manifest
+from shardio.sets.levels import LEVELS, first_split, measure_shards
 from shardio.sets.local import check_local
 from shardio.sets.rows import write_crc32s
 from shardio.system.files import write_atomic
@@ -253,9 +254,11 @@ class Conversion:
             arrays = {spec.name: self._publish_array(name, spec, records) for spec in plan.arrays}
             splits[name] = SplitContent(shards, plan.columns.extend(rows) if plan.columns else rows, arrays)
         rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
-        provenance = {"conversion": plan.describe(), "libraries": library_versions()}
-        classes = collection.classes or _numbers(splits.values())
         shape, class_names = plan.options.sample_shape, collection.class_names
+        name = first_split(splits)
+        levels = measure_shards(plan.out, name, splits[name].shards, shape)
+        provenance = {"conversion": plan.describe(), "libraries": library_versions(), LEVELS: levels.describe()}
+        classes = collection.classes or _numbers(splits.values())
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
 
     def _publish_array(self, split: str, spec: ArraySpec, records: Iterable[ShardRecord]) -> ArrayEntry:

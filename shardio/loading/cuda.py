@@ -30,6 +30,8 @@ class PinnedSlot(Slot):
         # A host that is ahead of its device waits for this one for most of each step. It sleeps, as spinning, the
         # default, takes a core that the gather threads may need.
         self.end = torch.cuda.Event(enable_timing=True, blocking=True)
+        # Where the consumer's stream begins to wait for the copy.
+        self.wanted = torch.cuda.Event(enable_timing=True)
 
 
 class CudaCopier:
@@ -69,21 +71,25 @@ class CudaTransfer:
 
     _begin: torch.cuda.Event
     _end: torch.cuda.Event
+    _wanted: torch.cuda.Event
 
     def __init__(self, slot: PinnedSlot, device: torch.device, copy_stream: torch.cuda.Stream) -> None:
-        self.seconds = 0.0
-        self._done = False
+        self.seconds = self.stall_seconds = 0.0
+        self._done = self._is_awaited = False
         self._copy_stream = copy_stream
         self._owner = torch.cuda.current_stream(device)
         self._names = tuple(slot.more)
-        self._memory = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in slot.tensors]
+        # Memory that is allocated in inference mode could be copied into in that mode only, and the next batch may be
+        # asked for outside of it.
+        with torch.inference_mode(False):
+            self._memory = [torch.empty(tensor.shape, dtype=tensor.dtype, device=device) for tensor in slot.tensors]
         # When it is done, so is everything that used this memory before. It comes after the allocation, which may
         # itself fill the memory (torch.use_deterministic_algorithms).
         self._free = self._owner.record_event()
 
     def start(self, slot: Slot, size: int) -> None:
         assert isinstance(slot, PinnedSlot)
-        self._begin, self._end = slot.begin, slot.end
+        self._begin, self._end, self._wanted = slot.begin, slot.end, slot.wanted
         self._memory = [memory[:size] for memory in self._memory]
         self._copy_stream.wait_event(self._free)
         try:
@@ -102,6 +108,9 @@ class CudaTransfer:
             # From now on the slot, and its events with it, may be used for another batch.
             self._done = True
             self.seconds = self._begin.elapsed_time(self._end) / 1000
+            # A stream that has not come so far yet, after the copy, has not waited for it.
+            if self._is_awaited and self._wanted.query():
+                self.stall_seconds = max(self._wanted.elapsed_time(self._end), 0.0) / 1000
         return self._done
 
     def wait(self) -> None:
@@ -113,6 +122,8 @@ class CudaTransfer:
         images, labels, indices, *more = self._memory
         consumer = torch.cuda.current_stream(images.device)
         if not self._done:  # else the event may be that of another batch by now
+            self._wanted.record(consumer)
+            self._is_awaited = True
             consumer.wait_event(self._end)
         if consumer != self._owner:
             # When the caller drops the batch, its memory returns to the owner's stream at once, and that knows nothing

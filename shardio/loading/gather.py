@@ -7,6 +7,7 @@ the earliest unfinished batch.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import time
 import weakref
@@ -22,7 +23,11 @@ from shardio.loading.parts import Parts
 from shardio.loading.ring import Slot
 from shardio.order.windows import Windows
 from shardio.reading.reader import Reader
+from shardio.system.opening import open_file
 from shardio.system.threads import DaemonThread, Flag
+
+# A consumer that waits longer for one batch says so.
+NOTICE_SECONDS = 0.5
 
 
 class Pending:
@@ -41,6 +46,7 @@ class Pending:
         self._unfinished = [None] * parts
         self._finish = [finish]  # the thread that pops it ends the batch
         self._seconds: list[float] = []
+        self._cpu_seconds: list[float] = []
         self._errors: list[BaseException] = []
         self._release: Callable[[Slot], None] | None = None
         self._finished = False
@@ -48,13 +54,14 @@ class Pending:
 
     def run_part(self, copy: Callable[[], None]) -> None:
         """Does one part, in a gather thread. Never raises: `wait` raises its error."""
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         try:
             if self._release is None:  # else the batch was abandoned
                 copy()
         except BaseException as error:
             self._errors.append(error)
         self._seconds.append(time.perf_counter() - start)
+        self._cpu_seconds.append(time.thread_time() - cpu_start)
         self._unfinished.pop()
         if not self._unfinished:
             self._end()
@@ -79,6 +86,11 @@ class Pending:
         """The seconds of copying, summed over the parts. Complete after wait()."""
         return sum(self._seconds)
 
+    @property
+    def gather_cpu_seconds(self) -> float:
+        """The seconds of these in which a thread ran. Complete after wait()."""
+        return sum(self._cpu_seconds)
+
     def done(self) -> bool:
         """Returns whether wait() would return at once."""
         return self._finished
@@ -87,8 +99,16 @@ class Pending:
         """Returns whether wait() would raise."""
         return bool(self._errors)
 
-    def wait(self) -> Slot:
-        """Waits for all parts. Returns the slot, or raises the error of a part, with its traceback."""
+    def wait(self, notice: Callable[[], None] | None = None) -> Slot:
+        """Waits for all parts. Returns the slot, or raises the error of a part, with its traceback.
+
+        `notice` is called if that takes longer than NOTICE_SECONDS.
+        """
+        if not self._finished and notice is not None:
+            try:
+                self._signal.get(timeout=NOTICE_SECONDS)
+            except queue.Empty:
+                notice()
         if not self._finished:  # the flag, because an interrupted wait may have taken the signal with it
             self._signal.get()
         if self._errors:
@@ -184,6 +204,10 @@ class GatherThreads:
         """Tells the reader, from one of the threads and in its turn, that these samples will be submitted soon."""
         self._jobs.put((hints, partial(reader.will_read, indices, windows)))
 
+    def no_core_seconds(self) -> float:
+        """Returns how long all threads together were ready to run and had no core; 0.0 where Linux does not tell."""
+        return sum(map(_no_core_seconds, [thread.native_id for thread in self._threads]))
+
     def close(self) -> None:
         """Ends the threads, and waits as long as they need for what they are copying.
 
@@ -193,6 +217,14 @@ class GatherThreads:
         self._jobs.put(None)
         for thread in self._threads:
             thread.wait()
+
+
+def _no_core_seconds(thread: int | None) -> float:
+    try:
+        with open_file(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY) as file:
+            return int(file.read(100).split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):  # another system, or the thread has ended
+        return 0.0
 
 
 def _copy(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -136,6 +137,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         """Begins with the first batch: asking for an iterator changes nothing, as Lightning asks too often."""
         self._take_place()
         epoch = self._place.epoch
+        self._pipeline.meter.begin_epoch(epoch)
         flow = Flow(self._pipeline, self._sampler.batches(epoch), epoch, self._prefetch)
         self._position.begin(self._token)
         self._flow = flow
@@ -184,11 +186,11 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         step = self._step
         tensors, drawn = flow.take()
         counters = self._positions(step) if position.repeats else drawn.indices
+        start = time.perf_counter()
         images, labels, more = pipeline.transform(tensors, drawn, counters, place.epoch)
-        counts = pipeline.counts
-        counts.batches += 1
-        counts.images += len(tensors.labels)
-        counts.nbytes += tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
+        pipeline.meter.counts.transform_seconds += time.perf_counter() - start
+        nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
+        pipeline.meter.received(len(tensors.labels), nbytes)
         repeats = sampler.num_repeats(step)
         consumed = min(place.consumed + sampler.global_batch_size, sampler.num_samples)
         self._step += 1

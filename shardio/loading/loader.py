@@ -16,6 +16,8 @@ from shardio.loading.device import choose_device, make_copier
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.options import Check, OnDamage, Options
 from shardio.loading.pipeline import Pipeline
+from shardio.loading.report import Report
+from shardio.loading.reporter import To
 from shardio.loading.state import Position
 from shardio.loading.torchlike import LikeDataLoader, refuse_options
 from shardio.loading.transform import Function
@@ -91,6 +93,11 @@ class ShardLoader(LikeDataLoader):
     that covers samples that storage does not give (EIO) and that a file no longer has. A batch without a sound sample
     is an error.
 
+    Every `report_every` seconds in which batches were asked for, a thread prints one line to stderr: images per second,
+    the share of the time that the loop waited for data, and what limits. Under torch.distributed rank 0 prints it, and
+    one line for all ranks. `report_to` is called in that thread, on each rank, with the `Report` instead:
+    `shardio.loading.exports` has some for TensorBoard and Prometheus.
+
     Opening raises SetNotFoundError, or FormatError for a damaged set or another one than `digest` says. What storage
     fails to give is asked for again for a second; then OSError names file, byte and sample. An error in a gather thread
     is raised where its batch was due. An iterator belongs to one thread. `close()`, leaving the `with` block, or
@@ -130,13 +137,16 @@ class ShardLoader(LikeDataLoader):
         arrays: Sequence[str] = (),
         columns: Sequence[str] = (),
         images_from: str | None = None,
+        report_every: float | None = None,
+        report_to: To | None = None,
         **unknown: NoReturn,
     ) -> None:
         if unknown:
             refuse_options(unknown)
         warn_of_missing_kernels()
         options = Options(
-            seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform, arrays, columns, images_from
+            *(seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform, arrays, columns),
+            *(images_from, report_every, report_to),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
@@ -159,7 +169,9 @@ class ShardLoader(LikeDataLoader):
             self._position = position = Position(sampler, self.shards)
             copier = make_copier(self.device)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
-            self._pipeline = Pipeline(source, self.shards, options, sampler.batch_size, position.num_distinct, copier)
+            self._pipeline = Pipeline(
+                source, self.shards, options, sampler.batch_size, position.num_distinct, copier, self.world
+            )
         except BaseException:  # an error that is kept keeps this frame, and with it the source
             source.close()
             raise
@@ -207,11 +219,20 @@ class ShardLoader(LikeDataLoader):
         empty with on_damage="raise"."""
         return self._pipeline.damaged
 
+    def report(self) -> Report:
+        """Returns whether data has been the bottleneck since the loader was made, what limits, and what to change: as
+        text, if printed."""
+        return self._pipeline.report()
+
     def stats(self) -> dict[str, Any]:
         """Returns what was delivered since the loader was made, and the seconds spent on it.
 
-        `wait_seconds`: the consumer waiting for batches; `gather_seconds`: all gather threads together, copying;
-        `copy_seconds`: the GPU, by its own clock, copying batches whose copies are known to be done. 0.0 on the CPU.
+        `loop_seconds`: from batch to batch, without the time between epochs; `wait_seconds`: the consumer waiting for
+        batches, for `first_wait_seconds` of it for the first of an epoch; `transform_seconds`: the consumer's thread in
+        the transform; `gather_seconds`: all gather threads together, copying, for `gather_cpu_seconds` of it on a core;
+        `copy_seconds`: the GPU, by its own clock, copying batches whose copies are known to be done; `stall_seconds`:
+        the stream on which they are used, waiting for these copies. Both are 0.0 on the CPU. `waited` is the share of
+        the time that the loop waited for data, first batches apart, and `limited_by` what limits: see `report`.
         `io` is how samples are read, for `io_reason`; `read_nbytes` were read so, with `read_retries` because of errors
         or a wrong crc32; `damaged` samples were replaced by others; `read_ahead_batches` were announced to the kernel,
         and `read_ahead_hits` is the share of their samples that was in the page cache when it was due (told by a few of

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from shardio.format.layout import SampleShape
 from shardio.loading.parts import Parts, as_names, find_parts
+from shardio.loading.reporter import To
 from shardio.loading.transform import Function
 from shardio.order.orders import as_integer
 from shardio.order.windows import Crop, CropAt
@@ -34,6 +35,8 @@ class Options:
     arrays: Sequence[str] = ()
     columns: Sequence[str] = ()
     images_from: str | None = None
+    report_every: float | None = None
+    report_to: To | None = None
 
     def __post_init__(self) -> None:
         check_io(self.io)
@@ -51,7 +54,13 @@ class Options:
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be something to call with each batch of images; found {self.transform!r}")
-
+        every = self.report_every
+        if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
+            raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")
+        if self.report_to is not None and not callable(self.report_to):
+            raise TypeError(f"report_to must be something to call with each report; found {self.report_to!r}")
+        if self.report_to is not None and every is None:
+            raise ValueError("report_to needs report_every=, the seconds from one report to the next")
         for name in ("arrays", "columns"):
             object.__setattr__(self, name, as_names(name, getattr(self, name)))
 

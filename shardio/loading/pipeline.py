@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,11 +17,16 @@ from torch.profiler import record_function
 
 from shardio.format.layout import sample_nbytes
 from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
+from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Options
 from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors
+from shardio.loading.report import Report, Source
+from shardio.loading.reporter import Lines, Reporter
 from shardio.loading.ring import Drawn, Ring, Slot, new_slot
+from shardio.loading.status import Status
 from shardio.loading.transform import PictureSizes, TransformStep, sizes_if_squashed
 from shardio.order.windows import Windows
+from shardio.order.world import World
 from shardio.reading.choose import read_ahead_batches
 from shardio.reading.guard import GuardedReader
 from shardio.reading.shardset import ShardSet
@@ -34,19 +37,6 @@ from shardio.system.threads import close_at_exit
 
 # Beyond this the memory bus is the limit on most machines, and other ranks of the node need cores too.
 _MOST_THREADS = 4
-
-
-@dataclass
-class Counts:
-    """Sums of what was delivered: see `shardio.loading.loader.ShardLoader.stats`."""
-
-    batches: int = 0
-    images: int = 0
-    nbytes: int = 0
-    wait_seconds: float = 0.0
-    gather_seconds: float = 0.0
-    copy_seconds: float = 0.0
-    read_ahead_batches: int = 0
 
 
 def _finish(epoch: int, guard: GuardedReader | None, sizes: PictureSizes | None, slot: Slot, size: int) -> None:
@@ -70,6 +60,7 @@ class Pipeline:
     closed = False
     _is_over = False
     _threads: GatherThreads
+    _reporter: Reporter | None = None
 
     def __init__(
         self,
@@ -79,10 +70,10 @@ class Pipeline:
         batch_size: int,
         num_samples: int,
         copier: Copier | None,
+        world: World,
     ) -> None:
         """`num_samples` of the split will be read."""
         self.pid = os.getpid()
-        self.counts = Counts()
         parts = options.parts_of(shards)
         self.crop = options.crop_of(parts.image_shape)
         self.image_shape = shape = self.crop.cropped_shape if self.crop else parts.image_shape
@@ -109,9 +100,26 @@ class Pipeline:
         self.read_ahead = read_ahead_batches(batch_size * (sample_nbytes(shape) + nbytes), memory_left())
         """Batches to announce beyond those under way."""
         self.num_threads = options.num_threads or max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
+        self.about = Source(
+            path=str(shards.path),
+            split=shards.split,
+            batch_size=batch_size,
+            num_threads=self.num_threads,
+            num_cores=usable_cores(),
+            prefetch=options.prefetch,
+            io=self._reader.name,
+            rank=world.rank,
+            world_size=world.world_size,
+        )
+        self._status = Status(self.about)
         close_at_exit(self)
         # Last, as nothing else of the above has to be closed.
         self._threads = GatherThreads(self.num_threads)
+        self.meter = Meter(self._threads.no_core_seconds, self._status)
+        if options.report_every is not None:
+            to = options.report_to or Lines()
+            self._reporter = Reporter(self, self.meter, self.about, options.report_every, to)
+            self._reporter.begin()
 
     def __del__(self) -> None:
         self.close()
@@ -123,8 +131,11 @@ class Pipeline:
             return
         with contextlib.ExitStack() as steps:  # the last comes first
             steps.callback(self._source.close)
+            steps.callback(self._status.close)
             steps.callback(self._ring.clear)
             steps.callback(self._threads.close)
+            if self._reporter is not None:
+                steps.callback(self._reporter.close)
             # Before the threads are waited for: one that is asking a storage that does not answer gives up.
             steps.callback(self._reader.close)
             steps.callback(self._source.stop)
@@ -141,12 +152,12 @@ class Pipeline:
 
     def new_prefetch(self) -> DevicePrefetch | None:
         """Returns what takes batches of one epoch to the device; None if they stay on the CPU."""
-        return DevicePrefetch(self._copier, self._ring, self.counts) if self._copier else None
+        return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
     def announce(self, indices: NDArray[np.int64], windows: Windows | None, hints: Hints) -> None:
         """Has the reader told that this batch will be submitted soon."""
         self._threads.announce(self._reader, indices, windows, hints)
-        self.counts.read_ahead_batches += 1
+        self.meter.counts.read_ahead_batches += 1
 
     def submit(self, indices: NDArray[np.int64], windows: Windows | None, last_step: Finish | None) -> Pending:
         """Begins to gather a batch into a slot of its own."""
@@ -160,11 +171,15 @@ class Pipeline:
 
     def collect(self, pending: Pending) -> Slot:
         """Waits for a batch. Returns its slot, or raises what the gathering has raised."""
-        start = time.perf_counter()
-        with record_function("shardio.wait"):
-            slot = pending.wait()
-        self.counts.wait_seconds += time.perf_counter() - start
-        self.counts.gather_seconds += pending.gather_seconds
+        meter = self.meter
+        meter.begin_wait()
+        try:
+            with record_function("shardio.wait"):
+                slot = pending.wait(meter.notice)
+        finally:
+            meter.end_wait()
+        meter.counts.gather_seconds += pending.gather_seconds
+        meter.counts.gather_cpu_seconds += pending.gather_cpu_seconds
         if self._guard is not None:
             self._guard.warn()
         return slot
@@ -186,11 +201,18 @@ class Pipeline:
     def damaged(self) -> list[int]:
         return self._guard.damaged if self._guard else []
 
+    def report(self) -> Report:
+        """Returns what limited since the pipeline was made."""
+        return Report.between(Snapshot(Counts()), self.meter.snapshot(), self.about)
+
     def stats(self) -> dict[str, Any]:
         """Returns what `shardio.loading.loader.ShardLoader.stats` does, but for the device."""
         read = self._reader.counts()
+        report = self.report()
         return {
-            **vars(self.counts),
+            **vars(report.counts),
+            "waited": report.waited,
+            "limited_by": report.stage,
             "num_threads": self.num_threads,
             "slots": self._ring.num_made,
             "slots_free": self._ring.num_free,

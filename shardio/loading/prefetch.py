@@ -52,6 +52,8 @@ class Transfer(Protocol):
 
     seconds: float
     """The time that the device took for the copy. 0.0 until it is known to be done."""
+    stall_seconds: float
+    """The time that the consumer's stream waited for the copy. 0.0 until it is known to be done."""
 
     def start(self, slot: Slot, size: int) -> None:
         """Begins to copy the first `size` samples. Does not wait; the slot must stay as it is until that is done."""
@@ -83,9 +85,10 @@ class Copier(Protocol):
 
 
 class CopyCounts(Protocol):
-    """Where the seconds of finished copies are added up."""
+    """Where the seconds of finished copies are added up, and those in which the device waited for them."""
 
     copy_seconds: float
+    stall_seconds: float
 
 
 class DevicePrefetch:
@@ -130,6 +133,7 @@ class DevicePrefetch:
                 transfer.wait()
             self._copying.popleft()
             self._counts.copy_seconds += transfer.seconds
+            self._counts.stall_seconds += transfer.stall_seconds
             self._ring.release(slot)
 
     def close(self) -> None:

@@ -50,10 +50,15 @@ class Choice(NamedTuple):
     reason: str
 
 
+def fits_in_memory(facts: Facts) -> bool:
+    """Returns whether the page cache can hold what one epoch reads: True if that is unknown."""
+    return facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
+
+
 def choose(facts: Facts) -> Choice:
     """Returns the engine for io="auto"."""
     size = f"the set's {_gigabytes(facts.nbytes)}"
-    fits = facts.memory_left is None or facts.nbytes <= _SHARE_FOR_THE_SET * facts.memory_left
+    fits = fits_in_memory(facts)
     room = "" if facts.memory_left is None else f" the {_gigabytes(facts.memory_left)} of memory that are left"
     if is_network(facts.filesystem):
         reason = f"{facts.filesystem} is a network filesystem: many reads at a time, each tried again if it fails"

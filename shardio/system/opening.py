@@ -85,6 +85,13 @@ def open_nameless() -> OpenFile:
             pass
 
 
+def open_memory(name: str) -> OpenFile:
+    """Opens memory that reads and writes as a file, as `open_file` does. Linux shows its name among the descriptors of
+    the process."""
+    (file,) = map(OpenFile, starmap(os.memfd_create, ((name, os.MFD_CLOEXEC),)))
+    return file
+
+
 def open_untrusted(
     path: str | Path,
     flags: int = os.O_RDONLY,

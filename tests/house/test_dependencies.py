@@ -18,7 +18,17 @@ def packages_of(module: str) -> set[str]:
     [
         ("click", {"cli"}),
         ("tqdm", {"cli"}),
-        ("PIL", {"conversion.images.decode", "conversion.images.mask", "loading.dataset", "viewing", "cli.pictures"}),
+        (
+            "PIL",
+            {
+                "conversion.images.decode",
+                "conversion.images.mask",
+                "conversion.images.lenient",
+                "loading.dataset",
+                "viewing",
+                "cli.pictures",
+            },
+        ),
         ("simplejpeg", {"conversion.images.decode"}),
         ("scipy", {"conversion.sources.ilsvrc"}),
         ("distributed", {"conversion.engines.dask_cluster"}),

@@ -190,7 +190,7 @@ def test_a_steady_loop_makes_no_new_slot(loader_on: Callable[..., tuple[Simulati
 
 
 class Counts(SimpleNamespace):
-    copy_seconds = 0.0
+    copy_seconds = stall_seconds = 0.0
 
 
 class Hand:
@@ -249,6 +249,24 @@ def test_copying_is_timed_without_what_it_waits_for(hand: Hand) -> None:
     hand.prefetch.close()
     assert 0.004 <= hand.counts.copy_seconds < 0.05  # three copies and an event, and what else came between them
     hand.simulation.synchronize()
+
+
+def test_the_device_s_wait_for_copies_counts_and_its_steps_do_not(hand: Hand) -> None:
+    """The consumer's stream waits for the first copy. The second one is done before the step that comes before it."""
+    simulation = hand.simulation
+    simulation.slow = simulation.streams[1]
+    hand.start(1)
+    hand.look(hand.prefetch.take(), 1)
+    simulation.synchronize()
+    hand.prefetch.reclaim(0)
+    waited = hand.counts.stall_seconds
+    assert waited > 0.0
+    simulation.slow = simulation.default
+    hand.start(2)
+    hand.look(hand.prefetch.take(), 2)
+    simulation.synchronize()
+    hand.prefetch.close()
+    assert hand.counts.stall_seconds == waited
 
 
 def test_copy_seconds_are_those_of_all_iterators(loader_on: Callable[..., tuple[Simulation, ShardLoader]]) -> None:
@@ -483,3 +501,19 @@ def test_the_double_is_called_as_torch_is(double: type, real: type) -> None:
     assert {"enable_timing", "blocking"} <= inspect.signature(torch.cuda.Event.__new__).parameters.keys()
     for name in ("current_stream", "stream", "get_device_properties"):
         assert len(inspect.signature(getattr(torch.cuda, name)).parameters) == 1
+
+
+@pytest.mark.parametrize("haste", [0.0, 0.4, 0.95])
+def test_batches_may_be_asked_for_inside_and_outside_of_inference_mode_in_turn(
+    loader_on: Callable[..., tuple[Simulation, ShardLoader]], haste: float
+) -> None:
+    simulation, loader = loader_on(haste=haste)
+    check = Check(simulation)
+    iterator = iter(loader)
+    for number in range(len(loader)):
+        with torch.inference_mode(number % 3 != 1):
+            images, labels, indices = next(iterator)
+        assert not images.value.is_inference()  # as the caller may use it outside
+        check((images, labels, indices))
+    simulation.synchronize()
+    assert len(check.seen) == len(loader) * BATCH

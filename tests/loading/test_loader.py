@@ -674,6 +674,10 @@ def test_the_state_says_what_the_next_epoch_will_be(loader_of: MakeLoader) -> No
         ({"num_threads": "2"}, TypeError, "num_threads must be an integer; found '2'$"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be an integer; found 2.5$"),
         ({"batch_size": "256"}, TypeError, "batch_size must be an integer; found '256'$"),
+        ({"report_every": 0}, ValueError, "report_every must be seconds above 0, or None; found 0$"),
+        ({"report_every": True}, ValueError, "report_every must be seconds above 0, or None; found True$"),
+        ({"report_to": print}, ValueError, "report_to needs report_every="),
+        ({"report_every": 1, "report_to": 3}, TypeError, "report_to must be something to call .*; found 3$"),
         ({"transform": 3}, TypeError, "transform must be something to call with each batch of images; found 3$"),
         ({"digest": 4}, ValueError, "digest must be the 64 .*; found 4$"),
         ({"split": "test"}, SetNotFoundError, "expected a split 'test', found train$"),
@@ -698,9 +702,16 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "batches": 0,
             "images": 0,
             "nbytes": 0,
+            "loop_seconds": 0.0,
             "wait_seconds": 0.0,
+            "first_wait_seconds": 0.0,
+            "stall_seconds": 0.0,
+            "transform_seconds": 0.0,
             "gather_seconds": 0.0,
+            "gather_cpu_seconds": 0.0,
             "copy_seconds": 0.0,
+            "waited": 0.0,
+            "limited_by": "consumer",
             "read_ahead_batches": 0,
             "num_threads": 2,
             "device": "cpu",
@@ -723,7 +734,8 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
         assert stats["nbytes"] == stats["images"] * int(np.prod(SHAPE))
         assert stats["read_nbytes"] >= stats["nbytes"]  # batches that were read ahead count, too
         assert stats["gather_seconds"] > 0
-        assert stats["wait_seconds"] > 0
+        assert stats["wait_seconds"] >= stats["first_wait_seconds"] > 0
+        assert stats["loop_seconds"] >= stats["wait_seconds"]
         assert before["batches"] == 0  # a copy, not a window
 
 

@@ -32,7 +32,7 @@ class Times:
 
 
 class TimedTransfer:
-    seconds = 0.0
+    seconds = stall_seconds = 0.0
 
     def __init__(self, times: Times) -> None:
         self.times = times
@@ -64,7 +64,7 @@ class TimedCopier:
 
 
 class Counts:
-    copy_seconds = 0.0
+    copy_seconds = stall_seconds = 0.0
 
 
 def seconds_per_batch(gather: float, copy: float, prefetch: int, reserve_ahead: bool = True) -> float:

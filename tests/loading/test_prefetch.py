@@ -37,6 +37,7 @@ POISON = 0xEE
 @dataclass
 class Counts:
     copy_seconds: float = 0.0
+    stall_seconds: float = 0.0
 
 
 def finish_some(seed: int) -> Callable[[FakeCopier], None]:

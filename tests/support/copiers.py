@@ -22,7 +22,7 @@ class FakeTransfer:
 
     def __init__(self, stream: FakeCopier, slot: Slot) -> None:
         self.stream = stream
-        self.seconds = 0.0
+        self.seconds = self.stall_seconds = 0.0
         self.finished = False
         self.images = torch.full(slot.images.shape, NOT_COPIED, dtype=torch.uint8)
 

@@ -48,7 +48,8 @@ class Simulation:
             stream=self.stream,
             get_device_properties=lambda device: SimpleNamespace(name="simulated"),
         )
-        return SimpleNamespace(cuda=cuda, empty=self.empty, uint8=torch.uint8, int64=torch.int64)
+        types = {"uint8": torch.uint8, "int64": torch.int64}
+        return SimpleNamespace(cuda=cuda, empty=self.empty, inference_mode=torch.inference_mode, **types)
 
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:

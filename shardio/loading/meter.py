@@ -1,0 +1,118 @@
+"""What a loader has done, and the time that it took: counted on the way of each batch, read at any time.
+
+The consumer's thread counts, and any thread may read. What it reads may lack the batch that is being delivered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+
+@dataclass
+class Counts:
+    """Sums of what was delivered: see `shardio.loading.loader.ShardLoader.stats`."""
+
+    batches: int = 0
+    images: int = 0
+    nbytes: int = 0
+    loop_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    first_wait_seconds: float = 0.0
+    stall_seconds: float = 0.0
+    transform_seconds: float = 0.0
+    gather_seconds: float = 0.0
+    gather_cpu_seconds: float = 0.0
+    copy_seconds: float = 0.0
+    read_ahead_batches: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The counts at one moment. A wait that is not over counts as far as it has come."""
+
+    counts: Counts
+    epoch: int = 0
+    step: int = 0
+    """Batches of the epoch that this iterator has given."""
+    no_core_seconds: float = 0.0
+    """Gather threads, all together: ready to run, and without a core to run on."""
+    waiting_seconds: float = 0.0
+    """How long the consumer has been waiting now for a batch that is not there."""
+
+
+class Listener(Protocol):
+    """Is told now and then what the counts are."""
+
+    def tell(self, snapshot: Callable[[], Snapshot], now: float) -> None:
+        """Takes a snapshot if that is due at `now`, of time.perf_counter(). Never raises."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Takes this snapshot. Never raises."""
+
+
+class Meter:
+    """The counts of one loader, and where its consumer is. All but `snapshot` is for the consumer's thread."""
+
+    def __init__(self, no_core_seconds: Callable[[], float], listener: Listener) -> None:
+        """`no_core_seconds` returns how long gather threads had no core until now."""
+        self.counts = Counts()
+        self._listener = listener
+        self._no_core_seconds = no_core_seconds
+        self._since = 0.0  # when the batch before was received, or the first of an iterator was asked for
+        self._waits_since: float | None = None
+        self._is_first = True
+        self._is_noticed = False
+        self._epoch = self._step = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Notes that an iterator was asked for its first batch. Time between iterators does not count."""
+        self._epoch, self._step = epoch, 0
+        self._is_first = True
+        self._since = time.perf_counter()
+
+    def begin_wait(self) -> None:
+        self._waits_since = time.perf_counter()
+
+    def notice(self) -> None:
+        """Tells the listener that the wait is a long one."""
+        self._is_noticed = True
+        self._listener.write(self.snapshot())
+
+    def end_wait(self) -> None:
+        since, self._waits_since = self._waits_since, None
+        if since is not None:
+            seconds = time.perf_counter() - since
+            self.counts.wait_seconds += seconds
+            if self._is_first:
+                self.counts.first_wait_seconds += seconds
+        self._is_first = False
+        if self._is_noticed:
+            self._is_noticed = False
+            self._listener.write(self.snapshot())
+
+    def received(self, num_images: int, nbytes: int) -> None:
+        """Counts a batch that the consumer is about to have."""
+        now = time.perf_counter()
+        counts = self.counts
+        counts.batches += 1
+        counts.images += num_images
+        counts.nbytes += nbytes
+        counts.loop_seconds += now - self._since
+        self._since = now
+        self._step += 1
+        self._listener.tell(self.snapshot, now)
+
+    def snapshot(self) -> Snapshot:
+        """Returns the counts of now. May be called in any thread."""
+        waits_since, counts, now = self._waits_since, replace(self.counts), time.perf_counter()
+        waiting = 0.0
+        if waits_since is not None:
+            waiting = max(now - waits_since, 1e-9)
+            counts.wait_seconds += waiting
+            counts.loop_seconds += max(now - self._since, 0.0)
+            if self._is_first:
+                counts.first_wait_seconds += waiting
+        return Snapshot(counts, self._epoch, self._step, self._no_core_seconds(), waiting)

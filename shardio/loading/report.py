@@ -1,0 +1,177 @@
+"""Is it the loader? A report says how much of a training loop's time went into waiting for data, and what limits.
+
+The loop's time is that between one batch and the next, so that what a caller does between epochs does not count. Part
+of it the consumer waits for a batch that is not gathered, part of it the device waits for a copy that is not made, and
+part of it goes into the transform. The rest is the caller's own. The first batch of an epoch is always waited for, and
+its wait is told apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardio.loading.meter import Counts, Snapshot
+
+Stage = Literal["consumer", "storage", "gather", "copy", "transform"]
+
+# Less than this share of the time is no reason to change anything.
+_LITTLE = 0.05
+# Gather threads that are blocked for more than this share of their time wait for storage, and not for memory.
+_BLOCKED = 0.5
+# With so large a share of their time without a core, gather threads have too few cores.
+_NO_CORE = 0.3
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a report knows of the loader, beside its counts."""
+
+    path: str
+    split: str
+    batch_size: int
+    num_threads: int
+    num_cores: int
+    """Those that this process may use."""
+    prefetch: int
+    io: str
+    rank: int = 0
+    world_size: int = 1
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """A loader's counts over some time. `str` of it is one line of text, and advice where the data limits."""
+
+    source: Source
+    counts: Counts
+    """The differences over that time."""
+    no_core_seconds: float
+    waiting_seconds: float
+    epoch: int
+    step: int
+    """Batches of the epoch that were received until then."""
+    num_batches: int
+    """Batches received since the loader was made."""
+
+    @staticmethod
+    def between(before: Snapshot, after: Snapshot, source: Source) -> Report:
+        """Returns what happened from one moment to another."""
+        counts = Counts(**{name: value - getattr(before.counts, name) for name, value in vars(after.counts).items()})
+        no_core = max(after.no_core_seconds - before.no_core_seconds, 0.0)
+        place = (after.epoch, after.step, after.counts.batches)
+        return Report(source, counts, no_core, after.waiting_seconds, *place)
+
+    @property
+    def seconds(self) -> float:
+        """The loop's time, without the waits for first batches."""
+        return max(self.counts.loop_seconds - self.counts.first_wait_seconds, 0.0)
+
+    @property
+    def images_per_second(self) -> float:
+        return self.counts.images / self.counts.loop_seconds if self.counts.loop_seconds else 0.0
+
+    @property
+    def waited(self) -> float:
+        """The share of the time in which the consumer, or its device, waited for data: from 0 to 1."""
+        return min(self._share(self._gather_wait) + self._share(self.counts.stall_seconds), 1.0)
+
+    @property
+    def transformed(self) -> float:
+        """The share of the time that the transform took of the consumer's thread: from 0 to 1."""
+        return min(self._share(self.counts.transform_seconds), 1.0)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the consumer has been waiting for one batch most of the time, and for more than a second."""
+        return self.waiting_seconds > max(1.0, self.seconds / 2)
+
+    @property
+    def stage(self) -> Stage:
+        """What limits: "consumer" where data is not the bottleneck.
+
+        "storage": gather threads are blocked most of the time, as storage does not give more. "gather": they copy, or
+        have no core to do it. "copy": the device waits for copies. "transform": the transform takes the consumer's
+        time.
+        """
+        waits: dict[Stage, float] = {
+            "gather": self.waiting_seconds if self.is_stuck else self._gather_wait,
+            "copy": self.counts.stall_seconds,
+            "transform": self.counts.transform_seconds,
+        }
+        if not self.is_stuck and self.waited + self.transformed < _LITTLE:
+            return "consumer"
+        most = max(waits, key=lambda stage: waits[stage])
+        return "storage" if most == "gather" and self.blocked > _BLOCKED else most
+
+    @property
+    def blocked(self) -> float:
+        """The share of the gather threads' time in which they neither ran nor waited for a core: from 0 to 1.
+
+        It is 1.0 where no batch has arrived in all that time.
+        """
+        busy = self.counts.gather_seconds
+        if busy <= 0.0:
+            return 1.0 if self.waiting_seconds else 0.0
+        return max(busy - self.counts.gather_cpu_seconds - self.no_core_seconds, 0.0) / busy
+
+    @property
+    def advice(self) -> str:
+        """What to change."""
+        source, busy = self.source, self.counts.gather_seconds
+        match self.stage:
+            case "storage":
+                rate = f"{self.counts.nbytes / max(self.seconds, 1e-9) / 1e6:,.0f} MB/s"
+                return (
+                    f"storage gave {rate}: try cache= on a disk of the node, a set in memory (shardio warm), "
+                    'shuffle="block", or more num_threads='
+                )
+            case "gather" if busy and self.no_core_seconds / busy > _NO_CORE:
+                return "gather threads had no core: other processes, or torch's own threads, use them"
+            case "gather" if source.prefetch < 2:
+                return f"prefetch={source.prefetch} leaves nothing in hand: try prefetch=2"
+            case "gather" if source.num_threads < source.num_cores:
+                return f"{source.num_threads} gather threads copied all the time: try num_threads={source.num_cores}"
+            case "gather":
+                return "this machine copies no faster: try crop=, smaller samples, or fewer processes at once"
+            case "copy":
+                return "copies to the device are too slow: try crop=, and look whether memory is pinned (shardio bench)"
+            case "transform":
+                return "the transform takes the consumer's thread this time: let it run on the device, or simplify it"
+        return "data is not your bottleneck: the time goes into the training step"
+
+    @property
+    def line(self) -> str:
+        """The report in one line, without advice."""
+        source = self.source
+        place = f"rank {source.rank}/{source.world_size}: " if source.world_size > 1 else ""
+        if self.is_stuck:
+            return f"{place}no batch for {self.waiting_seconds:,.0f} s: {_TOLD[self.stage]}"
+        transform = f", transform {self.transformed:.1%}" if self.transformed >= _LITTLE else ""
+        waited = f"waited {self.waited:.1%}{transform} of {self.seconds:,.0f} s"
+        return f"{place}{self.images_per_second:,.0f} images/s, {waited}: {_TOLD[self.stage]}"
+
+    def __str__(self) -> str:
+        if not self.counts.batches and not self.waiting_seconds:
+            return "no batch was asked for"
+        first = self.counts.first_wait_seconds
+        beside = f"; the first batches of epochs took {first:,.1f} s more" if first >= 0.05 else ""
+        return f"{self.line}{beside}\n{self.advice}"
+
+    __repr__ = __str__
+
+    @property
+    def _gather_wait(self) -> float:
+        return max(self.counts.wait_seconds - self.counts.first_wait_seconds, 0.0)
+
+    def _share(self, seconds: float) -> float:
+        return seconds / self.seconds if self.seconds else 0.0
+
+
+_TOLD: dict[Stage, str] = {
+    "consumer": "data keeps up",
+    "storage": "storage limits",
+    "gather": "gathering limits",
+    "copy": "copies to the device limit",
+    "transform": "the transform limits",
+}

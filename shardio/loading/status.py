@@ -1,0 +1,173 @@
+"""What a loader tells other processes of the node: a page of memory without a name, which `find_loaders` finds.
+
+The page is a memfd: it takes no room on a disk, needs no folder, and is gone with its process, however that ends.
+Linux shows it among the descriptors of the process, to its user and to root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
+
+from shardio.format.checksum import crc32
+from shardio.loading.meter import Counts, Snapshot
+from shardio.loading.report import Source
+from shardio.system.opening import OpenFile, open_file, open_memory
+
+_NAME = "shardio-loader"
+_NBYTES = 4096
+_HEAD = 9
+# Records are written at most so often, and a reader may find them so old.
+TELL_SECONDS = 0.5
+# Longer paths are told by their ends.
+_PATH_LENGTH = 500
+
+Value = TypeVar("Value", Counts, Source)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a loader has told: what it is, and a snapshot of its counts."""
+
+    job: str
+    """The number that the batch system gives the job; empty if there is none."""
+    source: Source
+    snapshot: Snapshot
+    moment: float
+    """When it told that, in seconds of time.monotonic()."""
+
+    @property
+    def waiting_seconds(self) -> float:
+        """How long the consumer has been waiting for one batch until now; 0.0 if it was not when this was told."""
+        waited = self.snapshot.waiting_seconds
+        return waited + time.monotonic() - self.moment if waited else 0.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A loader of a process on this node."""
+
+    pid: int
+    inode: int
+    told: Told
+
+
+class Status:
+    """The page of one loader. Where there can be none, nothing is told. To be used by one thread."""
+
+    def __init__(self, source: Source) -> None:
+        self._what = {"job": _job(), "source": asdict(replace(source, path=source.path[-_PATH_LENGTH:]))}
+        self._page: OpenFile | None = None
+        self._due = 0.0
+        with contextlib.suppress(OSError, AttributeError):  # no descriptors are left, or it is not Linux
+            self._page = open_memory(_NAME)
+
+    def tell(self, snapshot: Callable[[], Snapshot], now: float) -> None:
+        """Writes the page if that is due at `now`, of time.perf_counter(). Never raises."""
+        if now >= self._due:
+            self._due = now + TELL_SECONDS
+            self.write(snapshot())
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Writes the page. Never raises."""
+        page = self._page
+        if page is None:
+            return
+        told = {**self._what, "snapshot": asdict(snapshot), "moment": time.monotonic()}
+        data = json.dumps(told).encode()
+        record = b"%08x " % crc32(data) + data
+        with contextlib.suppress(OSError, ValueError):  # memory is short, or the page was closed
+            if len(record) <= _NBYTES:
+                os.pwrite(page.fileno(), record.ljust(_NBYTES), 0)
+
+    def close(self) -> None:
+        if self._page is not None:
+            self._page.close()
+
+
+def _job() -> str:
+    names = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+    return next((os.environ[name][:40] for name in names if os.environ.get(name)), "")
+
+
+def find_loaders() -> list[Seen]:
+    """Returns the loaders of all processes into which this user may look, by their processes' numbers.
+
+    A page that is being written, or is not as a loader writes it, is left out.
+    """
+    found: dict[int, Seen] = {}
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        for seen in _loaders_of(pid):
+            found.setdefault(seen.inode, seen)  # a fork has the page of its parent, whose number is mostly the lower
+    return list(found.values())
+
+
+def _loaders_of(pid: int) -> Iterator[Seen]:
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:  # another user's, or it has ended
+        return
+    for name in names:
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"{folder}/{name}").startswith(f"/memfd:{_NAME} "):
+                continue
+            with open_file(f"{folder}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as page:
+                inode = os.fstat(page.fileno()).st_ino
+                for _ in range(3):  # it may be read in the middle of being written
+                    if (told := parse(os.pread(page.fileno(), _NBYTES, 0))) is not None:
+                        yield Seen(pid, inode, told)
+                        break
+
+
+def parse(record: bytes) -> Told | None:
+    """Returns what a page tells; None if its checksum or anything in it is wrong."""
+    try:
+        data = record[_HEAD:].rstrip()
+        if int(record[:_HEAD], 16) != crc32(data):
+            return None
+        document = json.loads(data)
+        snapshot = document["snapshot"]
+        counts = _value(Counts, snapshot["counts"])
+        epoch, step = (_number(snapshot[name], int) for name in ("epoch", "step"))
+        no_core, waiting = (_number(snapshot[name], float) for name in ("no_core_seconds", "waiting_seconds"))
+        return Told(
+            _text(document["job"]),
+            _value(Source, document["source"]),
+            Snapshot(counts, epoch, step, no_core, waiting),
+            _number(document["moment"], float),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _value(kind: type[Value], found: Mapping[str, Any]) -> Value:
+    types: dict[str, Callable[[object], Any]] = {
+        "int": lambda value: _number(value, int),
+        "float": lambda value: _number(value, float),
+        "str": _text,
+    }
+    return kind(**{field.name: types[str(field.type)](found[field.name]) for field in fields(kind)})
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _number(value: object, kind: type[Number]) -> Number:
+    if isinstance(value, bool) or not isinstance(value, (int, kind)) or not 0 <= value < 1 << 62:
+        raise ValueError
+    if not math.isfinite(value):
+        raise ValueError
+    return kind(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value

@@ -1,0 +1,255 @@
+"""`shardio report`: the page about a set."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from command import assert_one_clear_error, shardio
+from pictures import encode, random_picture, write_jpeg
+
+from shardio import convert
+from shardio.cli.main import cli
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.format.manifest_file import load_manifest
+
+EVIL = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--\"'&amp;\u202e\u2028\x00\x1b[31m]]>${1}`"
+    + "long" * 2500
+)
+
+
+class Page(HTMLParser):
+    """A page as a browser's parser takes it: its elements with their attributes, and the text of each kind."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self.open: list[str] = []
+        self.text = path.read_text(encoding="utf-8")
+        self.feed(self.text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "input", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        kind = self.open[-1] if self.open else ""
+        if kind == "script" and self.elements[-1][1].get("type") == "application/json":
+            kind = "json"
+        self.texts[kind] = self.texts.get(kind, "") + data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads(self.texts["json"])
+        return data
+
+    @property
+    def words(self) -> str:
+        """All text of the page but styles and scripts, without the seams between elements."""
+        return " ".join(text for kind, text in self.texts.items() if kind not in ("style", "script", "json"))
+
+
+def report_of(out: object, page: Path, *words: object) -> tuple[Page, str]:
+    result = CliRunner().invoke(cli, ["report", str(out), "-o", str(page), *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return Page(page), result.stdout
+
+
+def assert_needs_nothing_else(page: Page) -> None:
+    """No address of anything, no handler, and no script or style but the two that the page's policy names."""
+    assert not page.open
+    for tag, attributes in page.elements:
+        assert tag not in ("iframe", "object", "embed", "link", "base", "form"), tag
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            assert name != "style", tag
+            if name in ("src", "href"):
+                assert value is not None
+                assert value.startswith(("data:image/", "#")), value[:80]
+    scripts = [attributes.get("type") for tag, attributes in page.elements if tag == "script"]
+    assert scripts == ["application/json", None]
+    (policy,) = [a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; img-src data:; ")
+    for kind in ("style", "script"):
+        digest = base64.b64encode(hashlib.sha256(page.texts[kind].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+    assert "@import" not in page.texts["style"]
+    assert "url(" not in page.texts["style"]
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(SRC, OUT): train and val of three classes, with repeats, and two images that are refused."""
+    folder = tmp_path_factory.mktemp("report")
+    rng = np.random.default_rng(3)
+    pictures = {}
+    for split, count in (("train", 6), ("val", 2)):
+        for name in ("ant", "bee", "cat"):
+            for number in range(count):
+                path = folder / "src" / split / name / f"{number}.jpg"
+                pictures[f"{split}/{name}/{number}"] = random_picture(rng, 48, 64)
+                write_jpeg(path, pictures[f"{split}/{name}/{number}"])
+    src = folder / "src"
+    (src / "train/bee/again.jpg").write_bytes((src / "train/ant/0.jpg").read_bytes())
+    (src / "val/cat/again.jpg").write_bytes((src / "train/cat/1.jpg").read_bytes())
+    write_jpeg(src / "train/cat/alike.jpg", pictures["train/bee/2"], quality=60)
+    whole = encode(random_picture(rng, 64, 64), "JPEG")
+    (src / "train/ant/torn.jpg").write_bytes(whole[:-200])
+    (src / "train/ant/empty.jpg").write_bytes(b"")
+    convert(src, folder / "out", size=32, max_bad=2)
+    return src, folder / "out"
+
+
+def test_the_page_tells_what_the_set_is_and_needs_nothing_else(converted: tuple[Path, Path], tmp_path: Path) -> None:
+    _, out = converted
+    page, text = report_of(out, tmp_path / "page.html")
+    assert_needs_nothing_else(page)
+    manifest = load_manifest(out)
+    assert manifest.digest in page.words
+    assert {one[1]: one[3] for one in page.data["classes"]} == {"ant": [6, 2], "bee": [7, 2], "cat": [7, 3]}
+    assert page.data["splits"] == ["train", "val"]
+    shown = page.data["classes"][0][4]
+    assert len(shown) == 6
+    assert all(key.startswith("train/ant/") for _, key, _ in shown)
+    assert all(picture.startswith("data:image/webp;base64,") for _, _, picture in shown)
+    mean = ", ".join(f"{number:.4f}" for number in manifest.provenance["pixels"]["mean"])
+    assert f"Normalize(mean=({mean}), std=(" in page.texts["code"]
+    assert f"Normalize(mean=({mean}), std=(" in text
+
+
+def test_repeats_are_told_with_their_labels_and_splits(converted: tuple[Path, Path], tmp_path: Path) -> None:
+    page, _ = report_of(converted[1], tmp_path / "page.html")
+    groups = re.findall(r'<li><div>(.*?)</div><div class="members">(.*?)</div>', page.text)
+    told = [(re.findall(r">([^<]+)</span>", marks), sorted(re.findall(r"<bdi>([^<]*/[^<]*)</bdi>", members)))
+            for marks, members in groups]  # fmt: skip
+    assert told == [
+        (["equal", "different labels"], ["train/ant/0.jpg", "train/bee/again.jpg"]),
+        (["alike", "different labels"], ["train/bee/2.jpg", "train/cat/alike.jpg"]),
+        (["equal", "different splits"], ["train/cat/1.jpg", "val/cat/again.jpg"]),
+    ]
+
+
+def test_what_was_refused_is_shown_as_far_as_it_can_be(converted: tuple[Path, Path], tmp_path: Path) -> None:
+    src, out = converted
+    for words, count in (((), 0), (("--source", src), 1)):
+        page, _ = report_of(out, tmp_path / "page.html", *words)
+        refused = page.text.partition('<ul class="refused">')[2].partition("</ul>")[0]
+        assert refused.count("<li>") == 2
+        assert refused.count("<img") == count
+        assert "train/ant/torn.jpg" in refused
+        assert "<b><bdi>empty</bdi></b>" in refused
+
+
+def test_two_pages_of_a_set_have_the_same_bytes(converted: tuple[Path, Path], tmp_path: Path) -> None:
+    first, second = (report_of(converted[1], tmp_path / name)[0].text for name in ("a.html", "b.html"))
+    assert first == second
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    out = tmp_path / f"x{EVIL[:60].replace('/', '|').replace(chr(0), '')}"
+    rng = np.random.default_rng(4)
+    arguments: Any = {"classes": [EVIL, "b"], "class_names": [EVIL + "1", EVIL + "2"]}
+    same = random_picture(rng, 16, 16)
+    with ShardWriter(out, (16, 16, 3), **arguments) as writer:
+        for number in range(6):
+            key = os.fsencode(f"{EVIL.replace(chr(0), '')[:900]}{number % 5}") + b"\xff"
+            writer.append(same if number < 2 else random_picture(rng, 16, 16), number % 2, key=key)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["provenance"] |= {
+        EVIL: EVIL,
+        "change": {"operation": EVIL},
+        "earlier": [EVIL, {"operation": [EVIL]}],
+        "conversions": [{"conversion": {"fit": [EVIL], "size": {}}}, EVIL],
+        "pixels": EVIL,
+    }
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    page, text = report_of(out, tmp_path / "page.html")
+    assert_needs_nothing_else(page)
+    assert len(page.text) < 200_000
+    assert "</script>" not in page.texts["json"]
+    assert page.data["classes"][0][1].startswith("</script><script>alert(1)")
+    shown = page.words + page.texts["json"]
+    assert all(c.isprintable() for c in shown.replace("\n", "")), [c for c in shown if not c.isprintable()]
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (8, 300, 4), (5, 3, 7)])
+def test_samples_of_any_shape_have_a_page(
+    make_set: Callable[..., Path], tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    page, text = report_of(make_set(9, shape), tmp_path / "page.html")
+    assert_needs_nothing_else(page)
+    assert text.count(",") >= shape[2] - 1
+
+
+def test_a_set_without_classes_or_keys_has_a_page(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "out", (4, 4, 3)) as writer:
+        for number in range(5):
+            writer.append(np.full((4, 4, 3), number, np.uint8), -(1 << 60) * number - number, split="odd")
+    page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
+    assert_needs_nothing_else(page)
+    # JavaScript has no such integers.
+    assert [one[0] for one in page.data["classes"]] == [*(str(-(1 << 60) * n - n) for n in (4, 3, 2, 1)), 0]
+
+
+def test_a_picture_that_comes_hundreds_of_times_is_one_group(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "out", (8, 8, 3), classes=["a", "b"]) as writer:
+        for number in range(300):
+            writer.append(np.zeros((8, 8, 3), np.uint8), number % 2)
+    page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
+    assert "1 group " in page.words
+    assert "100 that may be equal or alike were too many to be compared." in page.words
+    assert "and 194 more" in page.words
+
+
+def test_a_page_of_many_classes_has_the_smallest_and_the_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.viewing.page.document._MOST_ROWS", 4)
+    monkeypatch.setattr("shardio.viewing.gallery._MOST_PICTURES", 2)
+    with ShardWriter(tmp_path / "out", (4, 4, 3), classes=[f"c{n}" for n in range(9)]) as writer:
+        for label in range(9):
+            for number in range(label + 1):
+                writer.append(np.full((4, 4, 3), 20 * label + number, np.uint8), label, key=f"{label}/{number}")
+    page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
+    assert [one[1] for one in page.data["classes"]] == ["c0", "c1", "c7", "c8"]
+    assert "The table has 4 of them: the smallest and the largest." in page.words
+
+
+def test_thumbnails_stop_where_the_room_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.viewing.gallery._NBYTES", 50_000)
+    rng = np.random.default_rng(9)
+    with ShardWriter(tmp_path / "out", (64, 64, 3), classes=["a", "b", "c"]) as writer:
+        for number in range(60):
+            # The first of each class, by which the room is judged, are smaller than the others.
+            noise = rng.integers(0, 256 if number > 9 else 2, (64, 64, 3), np.uint8)
+            writer.append(noise, number % 3, key=f"{number}")
+    page, _ = report_of(tmp_path / "out", tmp_path / "page.html")
+    shown = [picture for one in page.data["classes"] for _, _, picture in one[4]]
+    assert 1 < len(shown) < 60
+    assert sum(map(len, shown)) < 60_000
+
+
+def test_report_tells_what_is_wrong(make_set: Callable[..., Path], tmp_path: Path) -> None:
+    out = make_set(9)
+    assert_one_clear_error(shardio("report", tmp_path), 1, "holds no shard set")
+    assert_one_clear_error(shardio("report", out, "-o", tmp_path / "no" / "page.html"), 2, "--output", "no folder")
+    assert not (tmp_path / "no").exists()

@@ -1,0 +1,405 @@
+"""Is it the loader? Reports tell what limits: from exact numbers, and of real loaders with made-up troubles."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from numpy.typing import NDArray
+
+from shardio.format.checksum import crc32
+from shardio.loading import gather, reporter
+from shardio.loading.exports import PrometheusPort, PrometheusTextfile, TensorBoard
+from shardio.loading.loader import ShardLoader
+from shardio.loading.meter import Counts, Meter, Snapshot
+from shardio.loading.report import Report, Source
+from shardio.loading.reporter import Lines, line_of
+from shardio.loading.status import Status, find_loaders, parse
+from shardio.reading.mapped import MappedReader
+
+SOURCE = Source("/sets/imagenet", "train", 256, num_threads=2, num_cores=8, prefetch=2, io="mmap")
+
+
+def report_of(no_core: float = 0.0, waiting: float = 0.0, source: Source = SOURCE, **counts: float) -> Report:
+    made = Counts(**{"batches": 100, "images": 25_600, "loop_seconds": 10.0, **counts})  # type: ignore[arg-type]
+    return Report.between(Snapshot(Counts()), Snapshot(made, 3, 100, no_core, waiting), source)
+
+
+@pytest.mark.parametrize(
+    ("counts", "stage", "advice"),
+    [
+        ({}, "consumer", "data is not your bottleneck"),
+        ({"wait_seconds": 0.4}, "consumer", "data is not your bottleneck"),
+        ({"wait_seconds": 3.0, "first_wait_seconds": 3.0}, "consumer", "data is not your bottleneck"),
+        ({"wait_seconds": 3.0, "gather_seconds": 19.0, "gather_cpu_seconds": 18.0}, "gather", "try num_threads=8"),
+        ({"wait_seconds": 3.0, "gather_seconds": 19.0, "gather_cpu_seconds": 2.0}, "storage", "cache="),
+        ({"wait_seconds": 3.0, "gather_seconds": 19.0, "gather_cpu_seconds": 9.0, "no_core": 8.0}, "gather", "no core"),
+        ({"wait_seconds": 1.0, "stall_seconds": 2.0}, "copy", "copies to the device"),
+        ({"wait_seconds": 1.0, "transform_seconds": 4.0}, "transform", "let it run on the device"),
+        ({"loop_seconds": 0.0, "batches": 0, "images": 0, "waiting": 9.0}, "storage", "cache="),
+    ],
+)
+def test_the_stage_that_limits_and_what_to_do_follow_from_the_counts(
+    counts: dict[str, Any], stage: str, advice: str
+) -> None:
+    report = report_of(**counts)
+    assert report.stage == stage
+    assert advice in report.advice
+    assert report.line in str(report) == repr(report)
+
+
+def test_advice_looks_at_what_the_loader_was_given() -> None:
+    counts: dict[str, Any] = {"wait_seconds": 3.0, "gather_seconds": 20.0, "gather_cpu_seconds": 20.0}
+    assert "try prefetch=2" in report_of(source=replace(SOURCE, prefetch=0), **counts).advice
+    assert "copies no faster" in report_of(source=replace(SOURCE, num_threads=8), **counts).advice
+
+
+def test_shares_are_of_the_loop_s_time_without_first_batches() -> None:
+    report = report_of(wait_seconds=3.0, first_wait_seconds=2.0, stall_seconds=1.0, transform_seconds=0.8)
+    assert report.seconds == 8.0
+    assert report.waited == 2 / 8
+    assert report.transformed == 0.1
+    assert report.images_per_second == 2560
+    assert report.line == "2,560 images/s, waited 25.0%, transform 10.0% of 8 s: gathering limits"
+
+
+def test_any_counts_make_shares_and_a_line_of_a_terminal() -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for _ in range(2000):
+        counts = {name: rng.choice([0.0, rng.random(), rng.random() * 1e4]) for name in vars(Counts())}
+        source = replace(SOURCE, rank=rng.randrange(512), world_size=512)
+        report = report_of(rng.random(), rng.choice([0.0, 1e4 * rng.random()]), source, **counts)
+        assert 0 <= report.waited <= 1
+        assert 0 <= report.transformed <= 1
+        assert 0 <= report.blocked <= 1
+        assert "\n" not in report.line
+        assert report.advice
+
+
+def test_a_wait_that_is_not_over_counts_as_far_as_it_has_come() -> None:
+    meter = Meter(lambda: 0.0, Status(SOURCE))
+    meter.begin_epoch(4)
+    meter.begin_wait()
+    meter.end_wait()
+    meter.received(256, 1000)
+    meter.begin_wait()
+    time.sleep(0.02)
+    during = meter.snapshot()
+    assert 0.02 <= during.waiting_seconds <= during.counts.wait_seconds <= during.counts.loop_seconds
+    meter.end_wait()
+    after = meter.snapshot()
+    assert after.waiting_seconds == 0.0
+    assert after.counts.wait_seconds >= during.counts.wait_seconds
+    assert (after.epoch, after.step, after.counts.images) == (4, 1, 256)
+
+
+# Jobs with a trouble that is made up.
+
+
+def slow_storage(reader: object, indices: NDArray[np.int64], *more: object) -> None:
+    time.sleep(0.008)
+
+
+def busy(reader: object, indices: NDArray[np.int64], *more: object) -> None:
+    """Computes for some milliseconds, and leaves the interpreter to others meanwhile, as copying does."""
+    end = time.thread_time() + 0.008
+    while time.thread_time() < end:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1000)
+
+
+@pytest.mark.parametrize(
+    ("stage", "read", "transform", "step"),
+    [
+        ("storage", slow_storage, None, 0.0),
+        ("gather", busy, None, 0.0),
+        ("transform", None, lambda images: time.sleep(0.008) or images, 0.0),
+        ("consumer", slow_storage, None, 0.03),
+    ],
+)
+def test_a_loader_tells_what_limits_its_job(
+    stage: str,
+    read: Callable[..., None] | None,
+    transform: Callable[..., torch.Tensor] | None,
+    step: float,
+    make_set: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if read is not None:
+        monkeypatch.setattr(MappedReader, "read", read)
+    with ShardLoader(make_set(120), 4, device="cpu", num_threads=1, transform=transform) as loader:
+        assert str(loader.report()) == "no batch was asked for"
+        for _ in loader:
+            time.sleep(step)
+        report = loader.report()
+        assert report.stage == stage == loader.stats()["limited_by"], report
+        assert loader.stats()["waited"] == report.waited
+        assert (report.epoch, report.step, report.num_batches) == (0, 30, 30)
+
+
+def test_time_between_epochs_is_not_the_loop_s(make_set: Callable[..., Path]) -> None:
+    with ShardLoader(make_set(20), 4, device="cpu") as loader:
+        start = time.perf_counter()
+        for _ in range(2):
+            list(loader)
+            time.sleep(0.05)
+        assert 0.0 < loader.stats()["loop_seconds"] <= time.perf_counter() - start - 0.1
+
+
+# Reports while the job runs.
+
+
+def test_a_report_comes_every_so_many_seconds_in_which_batches_are_asked_for(make_set: Callable[..., Path]) -> None:
+    reports: list[Report] = []
+    enough = threading.Event()
+
+    def to(report: Report) -> None:
+        assert threading.current_thread().name == "shardio-report"
+        reports.append(report)
+        if len(reports) == 3:
+            enough.set()
+
+    with ShardLoader(make_set(200), 4, device="cpu", report_every=0.02, report_to=to) as loader:
+        while not enough.is_set():
+            for _ in loader:
+                pass
+        delivered = loader.stats()["images"]
+    assert sum(report.counts.images for report in reports) <= delivered
+    assert all(report.counts.batches for report in reports)
+    count = len(reports)
+    time.sleep(0.05)
+    assert len(reports) == count
+
+
+def test_a_consumer_that_waits_for_storage_is_told_of_meanwhile(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, reports, told = threading.Event(), [], threading.Event()
+
+    def to(report: Report) -> None:
+        reports.append(report)
+        if report.is_stuck:
+            told.set()
+            answers.set()
+
+    monkeypatch.setattr(MappedReader, "read", lambda *what: answers.wait(10) and None)
+    with ShardLoader(make_set(20), 4, device="cpu", report_every=0.2, report_to=to) as loader:
+        next(iter(loader))
+    assert told.is_set()
+    assert reports[0].line == "no batch for 1 s: storage limits"
+
+
+def test_one_line_is_printed_for_a_report(
+    make_set: Callable[..., Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(reporter, "_print", lines.append)
+    with ShardLoader(make_set(200), 4, device="cpu", report_every=0.01) as loader:
+        while not lines:
+            for _ in loader:
+                pass
+    assert lines[0].startswith("shardio: ")
+    assert "images/s, waited" in lines[0]
+    monkeypatch.undo()
+    reporter._print("shardio: \x1b[31m")
+    assert capfd.readouterr().err == "shardio: \\x1b[31m\n"
+
+
+def test_an_error_of_the_caller_s_function_ends_the_reports_and_not_the_training(
+    make_set: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    called = threading.Event()
+
+    def to(report: Report) -> None:
+        called.set()
+        raise ArithmeticError("no more")
+
+    with ShardLoader(make_set(200), 4, device="cpu", report_every=0.01, report_to=to) as loader:
+        while not called.is_set():
+            for _ in loader:
+                pass
+        assert len(list(loader)) == len(loader)
+    assert capfd.readouterr().err == "shardio: no more reports: ArithmeticError: no more\n"
+
+
+def test_rank_0_tells_of_all_ranks_by_the_store_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    lines: list[str] = []
+    monkeypatch.setattr(reporter, "find_store", lambda world_size: store)
+    monkeypatch.setattr(reporter, "_print", lines.append)
+    ranks = Lines()
+    for rank, waited in ((2, 3.0), (1, 0.1)):
+        ranks(report_of(source=replace(SOURCE, rank=rank, world_size=4), wait_seconds=waited, gather_seconds=1.0))
+    assert lines == []
+    ranks(report_of(source=replace(SOURCE, rank=0, world_size=4)))
+    assert lines == [
+        "shardio: rank 0/4: 2,560 images/s, waited 0.0% of 10 s: data keeps up",
+        "shardio: 3 of 4 ranks: 7,680 images/s, waited 0.0% to 30.0%, rank 2 by storage",
+    ]
+    assert line_of({0: [5.0, 0.0, "consumer"]}, 1) == "1 ranks: 5 images/s, waited 0.0% to 0.0%"
+
+
+def test_a_store_that_fails_leaves_the_rank_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def set(self, *what: object) -> None:
+            raise RuntimeError("the server has gone")
+
+    lines: list[str] = []
+    monkeypatch.setattr(reporter, "find_store", lambda world_size: Gone())
+    monkeypatch.setattr(reporter, "_print", lines.append)
+    Lines()(report_of(source=replace(SOURCE, rank=3, world_size=4)))
+    assert lines == ["shardio: rank 3/4: 2,560 images/s, waited 0.0% of 10 s: data keeps up"]
+
+
+# What other programs are told.
+
+
+def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    seen: list[tuple[Any, ...]] = []
+
+    class Writer:
+        def add_scalar(self, *what: Any) -> None:
+            seen.append(what)
+
+        def flush(self) -> None:
+            seen.append(())
+
+    TensorBoard(Writer())(report_of())  # type: ignore[arg-type]
+    assert ("shardio/train/images_per_second", 2560.0, 100) in seen
+    assert seen[-1] == ()
+    TensorBoard(tmp_path)(report_of())
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_prometheus_reads_a_textfile_or_a_port(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    from urllib.request import urlopen
+
+    report = report_of(wait_seconds=5.0)
+    PrometheusTextfile(tmp_path / "shardio.prom")(report)
+    text = (tmp_path / "shardio.prom").read_text()
+    assert 'shardio_waited_ratio{rank="0",split="train"} 0.5\n' in text
+    assert 'shardio_limited_by{rank="0",split="train",stage="gather"} 1.0\n' in text
+    assert 'shardio_limited_by{rank="0",split="train",stage="consumer"} 0.0\n' in text
+    assert os.listdir(tmp_path) == ["shardio.prom"]
+    port = PrometheusPort(0)
+    try:
+        port(report)
+        with urlopen(f"http://127.0.0.1:{port.port}/metrics", timeout=10) as answer:
+            assert answer.read().decode() == text
+    finally:
+        port.close()
+
+
+def test_a_textfile_that_the_collector_would_not_read_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with pytest.raises(ValueError, match=r"expected one that ends with \.prom"):
+        PrometheusTextfile(tmp_path / "shardio.txt")
+    with pytest.raises(FileNotFoundError, match="in a folder that exists"):
+        PrometheusTextfile(tmp_path / "nothing" / "shardio.prom")
+
+
+# What `shardio top` finds.
+
+
+def test_a_loader_is_found_by_others_until_it_is_closed(make_set: Callable[..., Path]) -> None:
+    path = make_set(40)
+    with ShardLoader(path, 4, device="cpu") as loader:
+        next(iter(loader))
+        found = [seen for seen in find_loaders() if seen.told.source.path == str(path)]
+        assert [(seen.pid, seen.told.source.batch_size) for seen in found] == [(os.getpid(), 4)]
+        assert found[0].told.snapshot.counts.images == 4
+    assert not [seen for seen in find_loaders() if seen.told.source.path == str(path)]
+
+
+def test_a_consumer_that_waits_is_seen(make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(gather, "NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(MappedReader, "read", lambda *what: answers.wait(10) and None)
+    path = make_set(40)
+    with ShardLoader(path, 4, device="cpu") as loader:
+        waiting = threading.Thread(target=lambda: next(iter(loader)))
+        waiting.start()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            found = [seen.told for seen in find_loaders() if seen.told.source.path == str(path)]
+            if found and found[0].waiting_seconds:
+                break
+        answers.set()
+        waiting.join()
+        assert found
+        assert found[0].waiting_seconds > 0
+        (after,) = (seen.told for seen in find_loaders() if seen.told.source.path == str(path))
+        assert after.waiting_seconds == 0.0
+
+
+def test_without_descriptors_nothing_is_told_and_nothing_fails(
+    make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*what: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with ShardLoader(make_set(20), 4, device="cpu") as loader:
+        assert len(list(loader)) == 5
+
+
+def record_of(document: Any) -> bytes:
+    data = json.dumps(document).encode()
+    return (b"%08x " % crc32(data) + data).ljust(4096)
+
+
+def test_no_record_of_another_program_breaks_the_reader() -> None:
+    document = {
+        "job": "17",
+        "source": asdict(SOURCE),
+        "snapshot": asdict(Snapshot(Counts(), 1, 2)),
+        "moment": 5.0,
+    }
+    sound = parse(record_of(document))
+    assert sound is not None
+    assert sound.source == SOURCE
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    wrong = [None, True, -1, 1e400, "\x1b[2J", [], {}, float("nan"), 1 << 63]
+    places = [("job",), ("moment",), ("source",), ("snapshot",), ("snapshot", "counts")]
+    places += [("source", name) for name in asdict(SOURCE)]
+    places += [("snapshot", "counts", name) for name in vars(Counts())]
+    for place in places:
+        for value in wrong:
+            changed = json.loads(json.dumps(document))
+            inner = changed
+            for name in place[:-1]:
+                inner = inner[name]
+            inner[place[-1]] = value
+            told = parse(record_of(changed))
+            assert told is None or isinstance(value, type(_at(document, place))), (place, value)
+            del inner[place[-1]]
+            assert parse(record_of(changed)) is None
+    record = record_of(document)
+    for _ in range(300):
+        torn = bytearray(record)
+        torn[rng.randrange(len(record.rstrip()))] ^= 1 << rng.randrange(8)
+        assert parse(bytes(torn)) in (None, sound)  # an upper-case digit of the checksum is the same digit
+        assert parse(rng.randbytes(rng.randrange(5000))) is None
+
+
+def _at(document: Any, place: tuple[str, ...]) -> Any:
+    for name in place:
+        document = document[name]
+    return document

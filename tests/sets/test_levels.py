@@ -1,0 +1,92 @@
+"""Mean and standard deviation of pixels, in the manifest of a conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pictures import random_picture, write_jpeg
+
+from shardio import convert
+from shardio.format.manifest_file import load_manifest
+from shardio.reading.shardset import open_shards
+from shardio.sets import levels as levels_module
+from shardio.sets.changes.select import select
+from shardio.sets.levels import Levels, chosen_samples, first_split, measure_levels, stored_levels
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (64, 3, 1), (100, 4, 4)])
+def test_levels_are_those_of_the_lines_that_are_looked_at(shape: tuple[int, int, int]) -> None:
+    pictures = np.random.default_rng(1).integers(0, 256, (9, *shape), dtype=np.uint8)
+    step = max(1, shape[0] // 32)
+    values = pictures[:, step // 2 :: step].reshape(-1, shape[2]) / 255
+    found = measure_levels("train", pictures)
+    assert found.num_samples == 9
+    np.testing.assert_allclose(found.mean, values.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(found.std, values.std(axis=0), atol=1e-6)
+
+
+def test_white_pictures_do_not_overflow_and_have_no_deviation() -> None:
+    white = np.full((2048, 3, 3), 255, np.uint8)
+    assert measure_levels("train", [white] * 40) == Levels("train", 40, (1.0,) * 3, (0.0,) * 3)
+
+
+def test_chosen_samples_are_distinct_ascending_and_at_most_some_thousands() -> None:
+    for count in (1, 2, 2048, 2049, 100_003):
+        chosen = chosen_samples(count)
+        assert len(chosen) == min(count, 2048)
+        assert (np.diff(chosen) > 0).all()
+        assert chosen[0] >= 0
+        assert chosen[-1] < count
+
+
+def test_training_samples_are_measured() -> None:
+    assert first_split(["val", "train"]) == "train"
+    assert first_split(["val", "test"]) == "test"
+
+
+def test_a_conversion_tells_the_levels_of_its_pixels_whatever_its_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels_module, "NUM_SAMPLES", 20)
+    rng = np.random.default_rng(2)
+    for number in range(30):
+        write_jpeg(tmp_path / "src" / f"c{number % 2}" / f"{number}.jpg", random_picture(rng, 20, 24))
+    told = []
+    for name, shard_size in (("one", "1GB"), ("many", "8KB")):
+        convert(tmp_path / "src", tmp_path / name, size=16, shard_size=shard_size)
+        told.append(load_manifest(tmp_path / name).provenance["pixels"])
+    shards = open_shards(tmp_path / "one")
+    expected = measure_levels("train", (shards[int(i)].image for i in chosen_samples(30)))
+    assert told == [expected.describe()] * 2
+    assert stored_levels(shards.manifest.provenance, 3) == expected
+    assert expected.num_samples == 20
+
+
+def test_a_changed_set_does_not_tell_the_levels_of_other_pixels(tmp_path: Path) -> None:
+    for number in range(4):
+        picture = np.full((16, 16, 3), 60 * number, np.uint8)
+        write_jpeg(tmp_path / "src" / f"c{number % 2}" / f"{number}.jpg", picture)
+    convert(tmp_path / "src", tmp_path / "out", size=16)
+    select(tmp_path / "out", tmp_path / "new", labels=["c0"])
+    assert "pixels" not in load_manifest(tmp_path / "new").provenance
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        [],
+        {},
+        {"split": "train"},
+        {"split": "train", "num_samples": 3, "mean": [0.5], "std": [0.5]},
+        {"split": "train", "num_samples": 3, "mean": [0.5, 0.5, "x"], "std": [0.5, 0.5, 0.5]},
+        {"split": "train", "num_samples": 3, "mean": [0.5, 0.5, 1e9], "std": [0.5, 0.5, 0.5]},
+        {"split": "train", "num_samples": True, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
+        {"split": 1, "num_samples": 3, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
+    ],
+)
+def test_a_provenance_that_tells_anything_else_tells_no_levels(told: Any) -> None:
+    assert stored_levels({"pixels": told}, 3) is None
