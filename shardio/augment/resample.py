@@ -51,11 +51,11 @@ def resample(
     # torch.export records operations of torch, and no kernel of ours.
     if native and images.device.type == "cpu" and not is_recorded(images):
         return _resample_natively(images, spans, flips, size, interpolation, antialias, statistics)
-    made = torch.uint8 if statistics is None else torch.float32
     nbytes = _nbytes_of_a_picture(images, size)
     # What is recorded holds for batches of any size.
     if is_recorded(images) or len(images) * nbytes <= _MOST_NBYTES:
         return _resample_by_torch(images, spans, flips, size, interpolation, antialias, statistics)
+    made = torch.uint8 if statistics is None else torch.float32
     out = torch.empty((len(images), *size, images.shape[1]), dtype=made, device=images.device).permute(0, 3, 1, 2)
     many = max(_MOST_NBYTES // nbytes, 1)
     for first in range(0, len(images), many):

@@ -231,7 +231,7 @@ if triton is not None:
             grey = grey + 12582912.0
             there = ((picture * out_height + ys) * (out_width * CHANNELS))[:, None] + lane[None, :]
             inside = (ys < out_height)[:, None] & (lane < out_width * CHANNELS)[None, :]
-            if out.dtype.element_ty == tl.uint8:
+            if out.dtype.element_ty == tl.uint8 and not NORMALIZE:
                 tl.store(out + there, grey.to(tl.int32, bitcast=True).to(tl.uint8), mask=inside)
             else:
                 grey = grey - 12582912.0
