@@ -192,8 +192,7 @@ if triton is not None:
         stretch_y = tl.maximum(scale_y, 1.0) if ANTIALIAS else scale_y * 0 + 1
         shrink_y = 1 / stretch_y
         reach = RADIUS * stretch_y
-        for turn in range(PASSES):
-            y = (block * PASSES + turn) * ROWS
+        for y in range(block * (ROWS * PASSES), tl.minimum((block + 1) * (ROWS * PASSES), out_height), ROWS):
             ys = y + tl.arange(0, ROWS)
             centres = top + (ys + 0.5) * scale_y
             low = tl.floor(top + (y + 0.5) * scale_y - reach + 0.5)
@@ -202,7 +201,6 @@ if triton is not None:
                 low, high = tl.maximum(low, low_y), tl.minimum(high, high_y)
             sums = tl.zeros([ROWS, LANES], tl.float32)
             totals = tl.zeros([ROWS], tl.float32)
-            high = tl.where(y < out_height, high, low)
             for row in range(low.to(tl.int32), high.to(tl.int32)):
                 at = row + 0.0
                 line = image + tl.minimum(tl.maximum(at, low_y), high_y - 1).to(tl.int32) * (width * CHANNELS)

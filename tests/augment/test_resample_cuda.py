@@ -149,6 +149,15 @@ def inner_loop(made):
     return min((loop for loop in loops if "LDG" in loop), key=len)
 
 
+def registers(made):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [NVDISASM.with_name("cuobjdump"), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"REG:(\d+)", text)[1])
+
+
 usual = ("bilinear", True, ([0.5] * 3, [0.5] * 3), torch.bfloat16)
 for capability in (80, 90):
     made = compile(capability, (256, 256, 3), (224, 224), *usual)
@@ -164,6 +173,8 @@ loop, lanes = inner_loop(made), 8
 assert loop.count("LDG") == 3 * lanes, loop
 assert not {"LDS", "STS", "BAR", "MUFU"} & set(loop), loop
 assert len(loop) <= 22 * lanes, len(loop)
+# So that sixteen programs run on a multiprocessor at a time.
+assert made.metadata.num_warps == 1 and registers(made) <= 128, registers(made)
 print("compiled")
 """
 
