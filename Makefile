@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# torch with CUDA brings a Triton of its own.
+CONSTRAINTS ?= constraints$(if $(shell nvidia-smi -L 2>/dev/null),-cuda).txt
 
 # The folder of images for the demo; drawn if none is given.
 DRAWN := build/demo/images
@@ -18,7 +20,7 @@ TORTURES := $(ATTACKS:%=tools/chaos/%.py) tools/check_order.py
 # whole in tests/house. All tests depend on what is in no room.
 CHANGED = git diff --name-only --merge-base main; git ls-files --others --exclude-standard
 TESTS = tests/house $(wildcard $(shell ($(CHANGED)) | sed -nE \
-	-e 's,^(shardio/[^/]+|tests/[^/]+|tests/support/.*|pyproject.toml|constraints.txt)$$,tests,p' \
+	-e 's,^(shardio/[^/]+|tests/[^/]+|tests/support/.*|pyproject.toml|constraints.*.txt)$$,tests,p' \
 	-e 's,^(shardio|tests)/([^/]+)/.*,tests/\2,p' \
 	-e 's,^(examples/|docs/integrations).*,tests/recipes,p' \
 	-e 's,^benchmarks/.*,tests/measure,p' \
@@ -51,9 +53,9 @@ torture: $(INSTALLED)
 	    echo "== $$check"; $(BIN)/python $$check || failed="$$failed $$check"; \
 	done; test -z "$$failed" || { echo "FAILED:$$failed"; exit 1; }
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt constraints-cuda.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
 clean:

@@ -18,7 +18,8 @@ of augment_peer.py, in turn with shardio's crop and flip alone; what a library l
 with and without the transform, with one and two threads of torch.
 
 With --device cuda instead: the device's time for a batch, beside the floor, which is to read the boxes and to write the
-result at the bandwidth of a copy on the device; by the fused kernel and by torch's operations. Then the loader with the
+result at the bandwidth of a copy on the device; by the fused kernel and by torch's operations. "As called" counts the
+host's work, too: "transform" that of drawing boxes, the others that of their launches. Then the loader with the
 transform beside bare pinned copies. The aim is a fused kernel of at most twice the floor.
 """
 
@@ -30,6 +31,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -301,7 +303,9 @@ def moved_nbytes(batch: Batch, result: torch.Tensor) -> float:
     return float((batch.boxes.heights * batch.boxes.widths).sum()) * batch.images.shape[1] + result.nbytes
 
 
-def measure_kernel(output: str, batches: list[Batch], options: argparse.Namespace, device: torch.device) -> None:
+def measure_kernel(
+    output: str, transform: Transform, batches: list[Batch], options: argparse.Namespace, device: torch.device
+) -> None:
     results = [batch.finished().images for batch in batches]
     if output == "uint8":
         others = [by_torch(batch, options.size) for batch in batches]
@@ -309,20 +313,30 @@ def measure_kernel(output: str, batches: list[Batch], options: argparse.Namespac
     nbytes = statistics.mean(map(moved_nbytes, batches, results))
     copied = [torch.ones(COPIED_NBYTES, dtype=torch.uint8, device=device) for _ in range(2)]
     turns = cycle(batches)
+    # So many results are kept that one is not written where the cache still holds the one before it.
+    kept: deque[torch.Tensor] = deque(maxlen=BATCHES_IN_TURN)
 
     def copy() -> None:
         copied[0].copy_(copied[1])
 
     def fuse() -> None:
-        next(turns).finished()
+        kept.append(next(turns).finished().images)
+
+    epochs = count()
+
+    def transformed() -> None:
+        result = transform(next(turns).images, epoch=next(epochs))
+        assert isinstance(result, torch.Tensor)
+        kept.append(result)
 
     def operate() -> None:
-        by_torch(next(turns), options.size)
+        kept.append(by_torch(next(turns), options.size))
 
     ways: dict[str, Callable[[], float]] = {
         "floor": lambda: nbytes / (2 * COPIED_NBYTES) * queued_seconds(copy, device),
         "fused kernel": lambda: queued_seconds(fuse, device),
         "fused kernel, as called": lambda: called_seconds(fuse, device),
+        "transform, as called": lambda: called_seconds(transformed, device),
         "torch's operations, as called": lambda: called_seconds(operate, device),
     }
     for way in ways.values():
@@ -355,7 +369,9 @@ def measure_device_loader(path: Path, shards: ShardSet, options: argparse.Namesp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", type=Path, nargs="?", help="a set; generated if none is given")
-    parser.add_argument("--samples", type=int, default=2048, help="samples to augment in a round (%(default)s)")
+    parser.add_argument(
+        "--samples", type=int, help="samples to augment in a round (2048), or of the set for a GPU (20000)"
+    )
     parser.add_argument("--batch-size", type=int, default=256, help="(%(default)s)")
     parser.add_argument("--size", type=int, default=224, help="side of the result (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="(%(default)s)")
@@ -369,6 +385,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.exit(2, "no CUDA device is here; without --device, the CPU is measured\n")
+    # The loader's epochs on a GPU are long: the change from one to the next is not what is measured.
+    options.samples = options.samples or (20_000 if options.device == "cuda" else 2048)
     path = options.shards or generated_set(options.samples, 256)
     shards = open_shards(path)
     if options.device == "cuda":
@@ -377,7 +395,7 @@ def main() -> None:
         for output, transform in device_transforms(options.size).items():
             batches = batches_on(device, shards, transform, options.batch_size)
             if can_fuse(batches[0].images, (options.size, options.size)):
-                measure_kernel(output, batches, options, device)
+                measure_kernel(output, transform, batches, options, device)
             else:
                 print(f"{output}: fused kernel: not measured: there is no Triton here")
         measure_device_loader(path, shards, options, device)

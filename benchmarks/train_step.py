@@ -1,6 +1,7 @@
 """The cost of feeding a ResNet-50 in training: steps on batches of the loader beside the same steps on one batch.
 
-The model is trained in bfloat16 and channels_last with SGD; images are normalised on the device. Both ways take turns.
+The model is trained in bfloat16 and channels_last with SGD; images are normalised on the device, with --transform by
+the loader's transform, which also makes the crops. Both ways take turns.
 The first steps of each turn do not count, nor does the first round, which compiles and tries algorithms. A step's time
 is by the device's clock, from the end of the step before it to its own. The loss is that of the mean, which shows a
 batch that comes late now and then; a median would hide it. The aim is a loss below 1%.
@@ -18,10 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import describe_gpu, describe_machine, generated_set
 
+from shardio.augment import Compose, HorizontalFlip, Normalize, RandomResizedCrop, ToDtype
 from shardio.loading.loader import ShardLoader
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "imagenet"))
@@ -42,8 +45,10 @@ def make_step(device: torch.device, compiled: bool) -> Callable[[Batch], None]:
 
     def step(batch: Batch) -> None:
         images, labels = batch
+        if images.dtype == torch.uint8:
+            images = (images.float() - mean) / std
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = torch.nn.functional.cross_entropy(forward((images.float() - mean) / std), labels)
+            loss = torch.nn.functional.cross_entropy(forward(images), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -93,6 +98,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=20_000, help="samples of the generated set, 256 x 256 x 3")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--crop", type=int, default=224)
+    parser.add_argument(
+        "--transform", action="store_true", help="RandomResizedCrop, flip and Normalize to bfloat16 instead of crops"
+    )
     parser.add_argument("--threads", type=int, help="gather threads")
     parser.add_argument("--prefetch", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100, help="steps per way and round")
@@ -113,11 +121,15 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     step = make_step(device, options.compile)
     seconds: dict[str, list[list[float]]] = {name: [] for name in WAYS}
+    shown: dict[str, Any] = {"crop": options.crop, "crop_at": "random"}
+    if options.transform:
+        crop = [RandomResizedCrop(options.crop), HorizontalFlip(), Normalize("imagenet")]
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        shown = {"transform": Compose([*crop, ToDtype(dtype)])}
     with ShardLoader(
         path,
         options.batch_size,
-        crop=options.crop,
-        crop_at="random",
+        **shown,
         num_threads=options.threads,
         prefetch=options.prefetch,
         device=device,
@@ -140,6 +152,7 @@ def main() -> None:
         "machine": machine,
         "batch_size": options.batch_size,
         "crop": options.crop,
+        "transform": options.transform,
         "compile": options.compile,
         "mean_step_seconds": {name: statistics.median(values) for name, values in means.items()},
         "median_step_seconds": {name: statistics.median(chain.from_iterable(seconds[name])) for name in WAYS},

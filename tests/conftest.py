@@ -20,6 +20,7 @@ import environment  # noqa: F401 - before NumPy and torch
 import forked
 import numpy as np
 import pytest
+from gpus import why_gpus_are_not_tested
 from leaks import descriptors, shared_names, shared_names_left
 from pictures import random_picture, write_jpeg
 from places import SHARED, SUPPORT
@@ -31,6 +32,12 @@ pytest_plugins = ["servers"]
 # A shell without a terminal has background jobs ignore Ctrl-C, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    is_worker = hasattr(session.config, "workerinput")  # of pytest-xdist
+    if not is_worker and (reason := why_gpus_are_not_tested()):
+        pytest.exit(reason, returncode=1)
 
 
 @pytest.fixture(scope="session")

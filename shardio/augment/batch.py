@@ -126,6 +126,11 @@ class Batch:
         """The boxes of `images` that the pictures are."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
+    @property
+    def is_pointwise(self) -> bool:
+        """True if nothing is noted but a mean and a dtype: each pixel becomes one pixel, where it is."""
+        return self.boxes is None and self.flips is None and not self.steps
+
     def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
         """Returns a batch of other pictures of the same samples, with nothing noted.
 
@@ -185,18 +190,9 @@ class Batch:
         if images.is_cuda:
             from shardio.augment.resample_cuda import can_fuse, resample_fused  # Triton takes its time to import
 
-            if can_fuse(images, size):
-                return resample_fused(
-                    images,
-                    boxes,
-                    self.within or boxes,
-                    flips,
-                    size,
-                    self.interpolation,
-                    antialias=self.antialias,
-                    statistics=self.statistics,
-                    dtype=self.dtype,
-                )
+            how = (self.interpolation, self.antialias, self.statistics, self.dtype)
+            if can_fuse(images, size, *how):
+                return resample_fused(images, boxes, self.within or boxes, flips, size, *how)
         images = resample(
             images,
             boxes,

@@ -79,25 +79,46 @@ class _Mix(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch.check_no_targets("Mixup and CutMix make")
-        batch = batch.finished()
+        if not batch.is_pointwise:
+            batch = batch.finished()
         labels = _labels_of(batch)
         if not len(batch):
-            return replace(batch, labels=self._smooth(labels))
-        numbers = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 4)
-        shares = np.where(numbers[0] < self.p, beta_quantiles(self.alpha, numbers[1]), 1.0)
+            return replace(batch.finished(), labels=self._smooth(labels))
+        drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 4)
+        shares = np.where(drawn[0] < self.p, beta_quantiles(self.alpha, drawn[1]), 1.0)
         shares = np.broadcast_to(shares, len(batch))
-        images, shares = self._mix(batch.images, self._partners(batch.images), shares, numbers[2:])
+        numbers, shares = self._numbers(batch.images.shape[2:], shares, drawn[2:])
+        images = self._mixed(batch, numbers)
         targets = self._smooth(labels)
         share = _column(shares, targets)
-        return replace(batch, images=images, labels=targets * share + self._partners(targets) * (1 - share))
+        mixed = targets * share + self._partners(targets) * (1 - share)
+        return replace(batch, images=images, labels=mixed, statistics=None, dtype=None)
+
+    def _mixed(self, batch: Batch, numbers: Floats) -> Tensor:
+        """Finishes the pictures and mixes them, on CUDA by one kernel."""
+        if batch.images.is_cuda:
+            from shardio.augment.mix_cuda import can_mix, mixed_fused  # Triton takes its time to import
+
+            how = (numbers.astype(np.float32), self.partner == "flip", batch.statistics, batch.dtype)
+            if can_mix(batch.images, *how):
+                return mixed_fused(batch.images, *how)
+        images = batch.finished().images
+        return self._mix(images, self._partners(images), numbers)
 
     @property
     def mixes(self) -> bool:
         return True
 
     @abstractmethod
-    def _mix(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Floats]:
-        """Returns the mixed images and each one's share of itself. `places` are from [0, 1), (2, B) or (2, 1)."""
+    def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
+        """Returns what `_mix` is told of each picture, (B, n), and each one's share of itself.
+
+        `size` is height and width; `places` are from [0, 1), (2, B) or (2, 1).
+        """
+
+    @abstractmethod
+    def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
+        """Returns the mixed images."""
 
     def _partners(self, tensor: Tensor) -> Tensor:
         # roll() would give up channels_last memory on CUDA.
@@ -123,12 +144,15 @@ class Mixup(_Mix):
     drawn per sample, on the sample. The partner always comes from the same batch of the same rank.
     """
 
-    def _mix(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Floats]:
+    def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
+        return shares[:, None], shares
+
+    def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
         if not images.dtype.is_floating_point:
             raise ValueError(f"Mixup takes images of a floating point type, found {images.dtype}: let it follow a cast")
         # All of it is float32: shares of 8 bits would not be those of the labels.
-        mixed = torch.lerp(others.float(), images.float(), _column(shares, images))
-        return mixed.to(images.dtype), shares
+        mixed = torch.lerp(others.float(), images.float(), _column(numbers[:, 0], images))
+        return mixed.to(images.dtype)
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,19 +162,24 @@ class CutMix(_Mix):
     The options are those of Mixup; a window that is not all inside the picture leaves a larger share than was drawn.
     """
 
-    def _mix(self, images: Tensor, others: Tensor, shares: Floats, places: Floats) -> tuple[Tensor, Floats]:
-        height, width = images.shape[2:]
+    def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:
+        """Windows: the first line and the one after the last, and columns likewise."""
         half = 0.5 * np.sqrt(1 - shares)
-        inside, covered = [], np.ones(len(images))
-        for size, place in ((height, places[0]), (width, places[1])):
-            centre, reach = np.floor(place * size), np.floor(half * size)
-            first, last = np.maximum(centre - reach, 0), np.minimum(centre + reach, size)
-            covered *= (last - first) / size
-            pixels = np.arange(size)
-            inside.append((pixels >= first[:, None]) & (pixels < last[:, None]))
+        edges, covered = [], np.ones(len(shares))
+        for side, place in zip(size, places, strict=True):
+            centre, reach = np.floor(place * side), np.floor(half * side)
+            edges += [np.maximum(centre - reach, 0), np.minimum(centre + reach, side)]
+            covered *= (edges[-1] - edges[-2]) / side
+        return np.stack(edges, axis=1), 1 - covered
+
+    def _mix(self, images: Tensor, others: Tensor, numbers: Floats) -> Tensor:
+        inside = [
+            (np.arange(side) >= first[:, None]) & (np.arange(side) < last[:, None])
+            for side, first, last in zip(images.shape[2:], numbers.T[::2], numbers.T[1::2], strict=True)
+        ]
         rows, columns = (to_device(torch.from_numpy(lines), images.device) for lines in inside)
         window = rows[:, None, :, None] & columns[:, None, None, :]
-        return torch.where(window, others, images), 1 - covered
+        return torch.where(window, others, images)
 
 
 def _labels_of(batch: Batch) -> Tensor:

@@ -64,4 +64,6 @@ def fused(images: Tensor, steps: Steps, statistics: Statistics | None, dtype: to
         return None
     from shardio.augment.pixels_cuda import can_fuse, run_steps_fused  # Triton takes its time to import
 
-    return run_steps_fused(images, steps, statistics=statistics, dtype=dtype) if can_fuse(images) else None
+    if not can_fuse(images, steps, statistics, dtype):
+        return None
+    return run_steps_fused(images, steps, statistics=statistics, dtype=dtype)

@@ -45,9 +45,21 @@ _MOST_PROGRAMS = (1 << 31) - 1
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def can_fuse(images: Tensor) -> bool:
-    """Tells whether `run_steps_fused` can do the steps of these images."""
-    return images.is_cuda and _fits(images) and triton is not None and not is_recorded(images) and _works(images.device)
+def can_fuse(
+    images: Tensor, steps: Steps = (), statistics: Statistics | None = None, dtype: torch.dtype | None = None
+) -> bool:
+    """Tells whether `run_steps_fused` can do these steps of these images."""
+    if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images):
+        return False
+    needs = {Op(int(code)) for step in steps for code in np.unique(step.codes)}
+    parts = (bool(needs), not needs.isdisjoint(MEASURED), Op.BLUR in needs, not needs.isdisjoint(CHAINS))
+    return _works(images.device, images.shape[1], *parts, statistics is not None, _last(statistics, dtype))
+
+
+def _last(statistics: Statistics | None, dtype: torch.dtype | None) -> torch.dtype:
+    """Returns the dtype that the last launch writes."""
+    made = dtype if dtype in _FLOATS else None
+    return made or (torch.uint8 if statistics is None else torch.float32)
 
 
 def _fits(images: Tensor) -> bool:
@@ -59,11 +71,25 @@ def _fits(images: Tensor) -> bool:
 
 
 @cache
-def _works(device: torch.device) -> bool:
-    """Tries once whether Triton can make the kernels for this device. It needs a C compiler, for one thing."""
+def _works(
+    device: torch.device,
+    channels: int,
+    steps: bool,
+    measures: bool,
+    blurs: bool,
+    keeps: bool,
+    normalizes: bool,
+    last: torch.dtype,
+) -> bool:
+    """Tries once whether Triton can make the kernels that a batch takes. It needs a C compiler, for one thing."""
     try:
-        images = torch.zeros(1, 3, 2, 2, dtype=torch.uint8, device=device)
-        run_steps_fused(images, (Step.of(1, 3, Op.EQUALIZE), Step.of(1, 3, Op.BLUR, 1, 1, 1, 1)))
+        images = torch.zeros(1, channels, 2, 2, dtype=torch.uint8, device=device)
+        ops: list[tuple[Op, tuple[float, ...]]] = [(Op.MIRROR, ())] * steps
+        ops += [(Op.EQUALIZE, ())] * measures + [(Op.BLUR, (1, 1, 1, 1))] * blurs
+        ops += [(Op.KEEP, ()), (Op.TAKE, ())] * keeps
+        program = tuple(Step.of(1, channels, op, *values) for op, values in ops)
+        statistics = ((0.5,) * channels, (0.5,) * channels) if normalizes else None
+        run_steps_fused(images, program, statistics=statistics, dtype=last)
     except Exception as error:
         text = f"Triton does not work on {device}: steps are done by torch's operations, which is slower: {error}"
         warn_caller(printable(text))
@@ -83,8 +109,7 @@ def run_steps_fused(
     codes, values, levels = _tables_of(steps, count, channels)
     rows, taps = _rows_of(codes, values, levels, height, width)
     device, needs = images.device, {Op(int(code)) for code in np.unique(codes)}
-    made = dtype if dtype in _FLOATS else None
-    last = made or (torch.uint8 if statistics is None else torch.float32)
+    last = _last(statistics, dtype)
 
     pixels = images.permute(0, 2, 3, 1).contiguous()
     # What a launch does not read may be any memory.

@@ -22,6 +22,8 @@ Interpolation = Literal["bilinear", "bicubic"]
 Statistics = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of pixels from 0 to 1."""
 
+# What torch's operations may take for pictures that they do at once.
+_MOST_NBYTES = 256 << 20
 # Rounding may put a box beyond its limits by this share of a pixel.
 _SLACK = 1e-6
 
@@ -49,6 +51,37 @@ def resample(
     # torch.export records operations of torch, and no kernel of ours.
     if native and images.device.type == "cpu" and not is_recorded(images):
         return _resample_natively(images, spans, flips, size, interpolation, antialias, statistics)
+    nbytes = _nbytes_of_a_picture(images, size)
+    # What is recorded holds for batches of any size.
+    if is_recorded(images) or len(images) * nbytes <= _MOST_NBYTES:
+        return _resample_by_torch(images, spans, flips, size, interpolation, antialias, statistics)
+    made = torch.uint8 if statistics is None else torch.float32
+    out = torch.empty((len(images), *size, images.shape[1]), dtype=made, device=images.device).permute(0, 3, 1, 2)
+    many = max(_MOST_NBYTES // nbytes, 1)
+    for first in range(0, len(images), many):
+        some = slice(first, first + many)
+        out[some] = _resample_by_torch(
+            images[some], spans[:, some], flips[some], size, interpolation, antialias, statistics
+        )
+    return out
+
+
+def _nbytes_of_a_picture(images: torch.Tensor, size: tuple[int, int]) -> int:
+    """Returns what torch's operations need for a picture: three stages in float32, each with its copy in the order of
+    axes that a product of matrices takes."""
+    channels, height, width = images.shape[1:]
+    return 8 * channels * (height * width + height * size[1] + size[0] * size[1])
+
+
+def _resample_by_torch(
+    images: torch.Tensor,
+    spans: NDArray[np.float64],
+    flips: NDArray[np.bool_],
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    antialias: bool,
+    statistics: Statistics | None,
+) -> torch.Tensor:
     # MPS has no float64.
     exact = torch.float32 if images.device.type == "mps" else torch.float64
     rows, columns = (

@@ -1,12 +1,15 @@
 """Crop, antialiased resize, flip, normalise and cast of a batch on CUDA: one kernel, written in Triton.
 
-Every line of the output is computed from stored lines in registers; nothing is written but the result, in channels_last
-memory. Grey levels are those of `shardio.augment.resample`, within one. Without CUDA or Triton, torch's operations do
-the same.
+A program makes some lines of a tile of the output. Of each stored line that these need, it filters the part above its
+tile, in registers, and adds the result to the lines that it makes. Pixels are read as bytes, each warp 32 beside each
+other, which the first-level cache serves; nothing is written but the result, in channels_last memory. So neither the
+width of a line nor its alignment matters, and the sizes are no part of the compiled kernel. Grey levels are those of
+`shardio.augment.resample`, within one. Without CUDA or Triton, torch's operations do the same.
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -14,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
-from shardio.augment.resample import Interpolation, Statistics, affine_of, make_spans, to_device
+from shardio.augment.resample import Interpolation, Statistics, affine_of, filter_radius, make_spans, to_device
 from shardio.errors import printable
 from shardio.system.caller import warn_caller
 from shardio.system.eager import is_recorded
@@ -25,28 +28,87 @@ try:
 except Exception:  # there are wheels for Linux only; torch for CUDA brings them
     triton = None
 
-# The most bytes of a line: the registers of one program hold some lines.
-_MOST_NBYTES = 2048
-# Lines of the output that one program makes.
+# Grey levels of each channel, side by side, that one program makes of a line.
+_LANES = 256
+# Lines of the output that are made at once, and how many times over: the weights along the lines are made once for all.
 _ROWS = 4
+_PASSES = 4
+# The most weights along a line that are kept in registers; more are computed for every stored line.
+_MOST_KEPT = 8
+_MOST_CHANNELS = 64
+# Places in a picture are int32, with room for the last program, which may end beside it.
+_MOST_PIXELS = 1 << 30
+_MOST_PROGRAMS = (1 << 31) - 1
 
 
-def can_fuse(images: torch.Tensor, size: tuple[int, int]) -> bool:
-    """Tells whether `resample_fused` can make pictures of this size from these images."""
-    line_nbytes = images.shape[1] * max(images.shape[3], size[1])
-    fits = images.is_cuda and line_nbytes <= _MOST_NBYTES and images.numel() > 0
-    return fits and triton is not None and not is_recorded(images) and _works(images.device)
+def can_fuse(
+    images: torch.Tensor,
+    size: tuple[int, int],
+    interpolation: Interpolation = "bilinear",
+    antialias: bool = True,
+    statistics: Statistics | None = None,
+    dtype: torch.dtype | None = None,
+) -> bool:
+    """Tells whether `resample_fused` can make this of these images."""
+    if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images, size):
+        return False
+    channels, width = images.shape[1], images.shape[3]
+    taps = _kept_taps(_most_taps(width, size[1], interpolation, antialias))
+    made = _made(statistics, dtype)
+    return _works(images.device, channels, taps, interpolation, antialias, statistics is not None, made)
+
+
+def _fits(images: torch.Tensor, size: tuple[int, int]) -> bool:
+    count, channels, height, width = images.shape
+    most = max(height * width, size[0] * size[1]) * channels
+    fits = images.numel() > 0 and min(size) > 0 and channels <= _MOST_CHANNELS and most < _MOST_PIXELS
+    return fits and count * _programs_of_a_picture(size, channels) <= _MOST_PROGRAMS
+
+
+def _programs_of_a_picture(size: tuple[int, int], channels: int) -> int:
+    return -(-size[0] // (_ROWS * _PASSES)) * -(-size[1] * channels // _LANES)
+
+
+def _most_taps(width: int, out_width: int, interpolation: Interpolation, antialias: bool) -> int:
+    """Returns at least the number of stored pixels of a line that any pixel of the output is made of.
+
+    It depends on sizes, not on boxes: a training on pictures of one size has one kernel.
+    """
+    radius = filter_radius(interpolation)
+    return min(math.ceil(2 * radius * max(width / out_width, 1.0)), width) if antialias else int(2 * radius)
+
+
+def _kept_taps(taps: int) -> int:
+    """Returns the number of weights for which a kernel is compiled; 0 is the kernel for any number."""
+    return taps if taps <= _MOST_KEPT else 0
+
+
+def _made(statistics: Statistics | None, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype or (torch.uint8 if statistics is None else torch.float32)
 
 
 @cache
-def _works(device: torch.device) -> bool:
-    """Tries once whether Triton can make a kernel for this device. It needs a C compiler, for one thing."""
+def _works(
+    device: torch.device,
+    channels: int,
+    taps: int,
+    interpolation: Interpolation,
+    antialias: bool,
+    normalizes: bool,
+    made: torch.dtype,
+) -> bool:
+    """Tries once whether Triton can make this kernel for this device. It needs a C compiler, for one thing.
+
+    What is compiled here is what the batch takes: its sizes are no part of the kernel.
+    """
     try:
-        whole = Boxes.whole(1, 2, 2)
-        images = torch.zeros(1, 3, 2, 2, dtype=torch.uint8, device=device)
-        resample_fused(
-            images, whole, whole, np.zeros(1, bool), (2, 2), "bilinear", antialias=True, statistics=None, dtype=None
-        )
+        width = taps or _MOST_KEPT + 1
+        size = (2, 1 if antialias else 2)
+        images = torch.zeros(1, channels, 2, width, dtype=torch.uint8, device=device)
+        whole, upright = Boxes.whole(1, 2, width), np.zeros(1, bool)
+        statistics = ((0.5,) * channels, (0.5,) * channels) if normalizes else None
+        launched = _launch(images, whole, whole, upright, size, interpolation, antialias, statistics, made, taps, width)
+        assert launched.dtype == made
     except Exception as error:
         text = f"Triton does not work on {device}: images are resampled by torch's operations, which is slower: {error}"
         warn_caller(printable(text))
@@ -64,92 +126,116 @@ if triton is not None:
         return tl.where(x < 1, near, tl.where(x < 2, far, 0.0)) if CUBIC else tl.maximum(1 - x, 0.0)
 
     @triton.jit  # type: ignore[untyped-decorator]
+    def _weight(at, centre, shrink, low, high, A: tl.constexpr, CUBIC: tl.constexpr, ANTIALIAS: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The weight of a pixel. Those that the filter does not reach have none."""
+        weight = _filter((at + 0.5 - centre) * shrink, A, CUBIC)
+        return tl.where((at >= low) & (at < high), weight, 0.0) if ANTIALIAS else weight
+
+    @triton.jit(do_not_specialize=["height", "width", "out_height", "out_width", "most_taps"])  # type: ignore[untyped-decorator]
     def _resample(  # type: ignore[no-untyped-def]
         images,
         out,
         parameters,  # of each picture: both spans, and whether it is mirrored
         affine,  # of each channel: what to multiply by, and what to add
-        HEIGHT: tl.constexpr,
-        WIDTH: tl.constexpr,
+        height,
+        width,
+        out_height,
+        out_width,
+        most_taps,
         CHANNELS: tl.constexpr,
-        OUT_HEIGHT: tl.constexpr,
-        OUT_WIDTH: tl.constexpr,
+        TAPS: tl.constexpr,  # `most_taps`, or 0 where they are too many to keep their weights
         CUBIC: tl.constexpr,
         ANTIALIAS: tl.constexpr,
         NORMALIZE: tl.constexpr,
         ROWS: tl.constexpr,
-        IN_BLOCK: tl.constexpr,
-        OUT_BLOCK: tl.constexpr,
+        PASSES: tl.constexpr,
+        LANES: tl.constexpr,
     ):
-        """Makes ROWS lines of the output. The weights along them are the same for all, and made once."""
-        picture = tl.program_id(0).to(tl.int64)
-        y = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-        mine = parameters + picture * 9
-        top, height, low_y, high_y = tl.load(mine), tl.load(mine + 1), tl.load(mine + 2), tl.load(mine + 3)
-        left, width, low_x, high_x = tl.load(mine + 4), tl.load(mine + 5), tl.load(mine + 6), tl.load(mine + 7)
+        """Makes ROWS * PASSES lines of a tile. The compiler moves what depends on TAPS alone out of the loops."""
         A: tl.constexpr = -0.5 if ANTIALIAS else -0.75
         RADIUS: tl.constexpr = 2 if CUBIC else 1
+        tiles = tl.cdiv(out_width * CHANNELS, LANES)
+        blocks = tl.cdiv(out_height, ROWS * PASSES)
+        number = tl.program_id(0)
+        lane = number % tiles * LANES + tl.arange(0, LANES)
+        block = number // tiles % blocks
+        picture = (number // tiles // blocks).to(tl.int64)
+        mine = parameters + picture * 9
+        top, tall, low_y, high_y = tl.load(mine), tl.load(mine + 1), tl.load(mine + 2), tl.load(mine + 3)
+        left, wide, low_x, high_x = tl.load(mine + 4), tl.load(mine + 5), tl.load(mine + 6), tl.load(mine + 7)
 
-        # Along the columns first, as lines are read best: what may be seen of lines of the picture, in float32.
-        scale = height / OUT_HEIGHT
-        stretch = tl.maximum(scale, 1.0) if ANTIALIAS else scale * 0 + 1
-        shrink = 1 / stretch
-        centre = top + (y + 0.5) * scale
-        first = tl.floor(centre - RADIUS * stretch + 0.5)
-        last = tl.floor(centre + RADIUS * stretch + 0.5)
-        place = tl.arange(0, IN_BLOCK)
-        # These are multiples of 16 bytes, so that the compiler can load as many at once.
-        begin = (low_x.to(tl.int32) * CHANNELS) // 16 * 16
-        end = (high_x.to(tl.int32) * CHANNELS + 15) // 16 * 16
-        seen = (place >= begin) & (place < end) & (place < WIDTH * CHANNELS)
-        image = images + picture * (HEIGHT * WIDTH * CHANNELS)
-        lines = tl.zeros([ROWS, IN_BLOCK], tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        for j in range((2 * RADIUS * stretch + 1.999).to(tl.int32)):
-            at = first + j
-            weight = tl.where(at < last, _filter((at + 0.5 - centre) * shrink, A, CUBIC), 0.0)
-            if ANTIALIAS:
-                weight = tl.where((at >= low_y) & (at < high_y), weight, 0.0)
-            row = tl.minimum(tl.maximum(at, low_y), high_y - 1).to(tl.int32)
-            places = (row * (WIDTH * CHANNELS))[:, None] + place[None, :]
-            pixels = tl.load(image + places, mask=seen[None, :], other=0)
-            lines += weight[:, None] * pixels.to(tl.float32)
-            total += weight
-        lines = lines / tl.where(total == 0, 1.0, total)[:, None]
-
-        # Then along the lines. What is gathered from one axis goes through shared memory; from two axes, it would be
-        # searched for in the registers of a warp.
-        flat = tl.reshape(lines, [ROWS * IN_BLOCK])
-        row_starts = tl.arange(0, ROWS) * IN_BLOCK
-        lane = tl.arange(0, OUT_BLOCK)
-        x = lane // CHANNELS
+        # Along the lines: where each lane begins to read, and by what its sum is multiplied.
         channel = lane % CHANNELS
-        x = tl.where(tl.load(mine + 8) > 0, OUT_WIDTH - 1 - x, x)
-        scale = width / OUT_WIDTH
+        x = lane // CHANNELS
+        x = tl.where(tl.load(mine + 8) > 0, out_width - 1 - x, x)
+        scale = wide / out_width
         stretch = tl.maximum(scale, 1.0) if ANTIALIAS else scale * 0 + 1
         shrink = 1 / stretch
-        centres = left + (x + 0.5) * scale
-        firsts = tl.floor(centres - RADIUS * stretch + 0.5)
-        lasts = tl.floor(centres + RADIUS * stretch + 0.5)
-        sums = tl.zeros([ROWS, OUT_BLOCK], tl.float32)
-        totals = tl.zeros([OUT_BLOCK], tl.float32)
-        for i in range((2 * RADIUS * stretch + 1.999).to(tl.int32)):
-            ats = firsts + i
-            weights = tl.where(ats < lasts, _filter((ats + 0.5 - centres) * shrink, A, CUBIC), 0.0)
-            if ANTIALIAS:
-                weights = tl.where((ats >= low_x) & (ats < high_x), weights, 0.0)
-            columns = tl.minimum(tl.maximum(ats, low_x), high_x - 1).to(tl.int32)
-            chosen = row_starts[:, None] + (columns * CHANNELS + channel)[None, :]
-            pixels = tl.gather(flat, tl.reshape(chosen, [ROWS * OUT_BLOCK]), 0)
-            sums += weights[None, :] * tl.reshape(pixels, [ROWS, OUT_BLOCK])
-            totals += weights
-        grey = sums / tl.where(totals == 0, 1.0, totals)[None, :]
-        grey = tl.floor(tl.minimum(tl.maximum(grey + 0.5, 0.0), 255.0))
+        centre = left + (x + 0.5) * scale
+        first = tl.floor(centre - RADIUS * stretch + 0.5)
+        if ANTIALIAS:  # All taps are read, also those without a weight: none may lie beside the line.
+            first = tl.minimum(tl.maximum(first, 0.0), (width - most_taps).to(tl.float32))
+        total = tl.zeros([LANES], tl.float32)
+        if TAPS:
+            for t in tl.static_range(TAPS):
+                total += _weight(first + t, centre, shrink, low_x, high_x, A, CUBIC, ANTIALIAS)
+        else:
+            for t in range(most_taps):
+                total += _weight(first + t, centre, shrink, low_x, high_x, A, CUBIC, ANTIALIAS)
+        share = 1 / tl.where(total == 0, 1.0, total)
+        begin = first.to(tl.int32) * CHANNELS + channel
+        image = images + picture * (height * width * CHANNELS)
         if NORMALIZE:
-            grey = grey * tl.load(affine + channel)[None, :] + tl.load(affine + CHANNELS + channel)[None, :]
-        inside = (y < OUT_HEIGHT)[:, None] & (lane < OUT_WIDTH * CHANNELS)[None, :]
-        places = ((picture * OUT_HEIGHT + y) * (OUT_WIDTH * CHANNELS))[:, None] + lane[None, :]
-        tl.store(out + places, grey.to(out.dtype.element_ty), mask=inside)
+            factor, offset = tl.load(affine + channel), tl.load(affine + CHANNELS + channel)
+
+        scale_y = tall / out_height
+        stretch_y = tl.maximum(scale_y, 1.0) if ANTIALIAS else scale_y * 0 + 1
+        shrink_y = 1 / stretch_y
+        reach = RADIUS * stretch_y
+        for y in range(block * (ROWS * PASSES), tl.minimum((block + 1) * (ROWS * PASSES), out_height), ROWS):
+            ys = y + tl.arange(0, ROWS)
+            centres = top + (ys + 0.5) * scale_y
+            low = tl.floor(top + (y + 0.5) * scale_y - reach + 0.5)
+            high = tl.floor(top + (tl.minimum(y + ROWS, out_height) - 0.5) * scale_y + reach + 0.5)
+            if ANTIALIAS:
+                low, high = tl.maximum(low, low_y), tl.minimum(high, high_y)
+            sums = tl.zeros([ROWS, LANES], tl.float32)
+            totals = tl.zeros([ROWS], tl.float32)
+            for row in range(low.to(tl.int32), high.to(tl.int32)):
+                at = row + 0.0
+                line = image + tl.minimum(tl.maximum(at, low_y), high_y - 1).to(tl.int32) * (width * CHANNELS)
+                grey = tl.zeros([LANES], tl.float32)
+                if TAPS:
+                    for t in tl.static_range(TAPS):
+                        weight = _weight(first + t, centre, shrink, low_x, high_x, A, CUBIC, ANTIALIAS)
+                        place = line + begin + t * CHANNELS  # with `t` as a constant of the load
+                        if not ANTIALIAS:  # the pixel at the edge is repeated outside
+                            column = tl.minimum(tl.maximum(first + t, low_x), high_x - 1).to(tl.int32)
+                            place = line + column * CHANNELS + channel
+                        grey = tl.fma(tl.load(place).to(tl.float32), weight * share, grey)
+                else:
+                    for t in range(most_taps):
+                        weight = _weight(first + t, centre, shrink, low_x, high_x, A, CUBIC, ANTIALIAS)
+                        pixel = tl.load(line + begin + t * CHANNELS).to(tl.float32)
+                        grey = tl.fma(pixel, weight * share, grey)
+                weights = _filter((at + 0.5 - centres) * shrink_y, A, CUBIC)
+                sums = tl.fma(weights[:, None], grey[None, :], sums)
+                totals += weights
+            # Halves are rounded up, all but exactly; floats beside 1.5 * 2^23 are whole numbers.
+            shares = 1 / tl.where(totals == 0, 1.0, totals)
+            grey = tl.fma(sums, shares[:, None], 0.0001220703125)  # 2^-13
+            if CUBIC:  # a mean of pixels is between them
+                grey = tl.minimum(tl.maximum(grey, 0.0), 255.0)
+            grey = grey + 12582912.0
+            there = ((picture * out_height + ys) * (out_width * CHANNELS))[:, None] + lane[None, :]
+            inside = (ys < out_height)[:, None] & (lane < out_width * CHANNELS)[None, :]
+            if out.dtype.element_ty == tl.uint8 and not NORMALIZE:
+                tl.store(out + there, grey.to(tl.int32, bitcast=True).to(tl.uint8), mask=inside)
+            else:
+                grey = grey - 12582912.0
+                if NORMALIZE:
+                    grey = grey * factor[None, :] + offset[None, :]
+                tl.store(out + there, grey.to(out.dtype.element_ty), mask=inside)
 
 
 def resample_fused(
@@ -159,7 +245,6 @@ def resample_fused(
     flips: NDArray[np.bool_],
     size: tuple[int, int],
     interpolation: Interpolation,
-    *,
     antialias: bool,
     statistics: Statistics | None,
     dtype: torch.dtype | None,
@@ -169,6 +254,25 @@ def resample_fused(
     Returns (B, C, *size) in channels_last memory: of `dtype`, or else float32 if normalised, or else uint8. Raises
     IndexError as `resample` does.
     """
+    most = _most_taps(images.shape[3], size[1], interpolation, antialias)
+    made = _made(statistics, dtype)
+    taps = _kept_taps(most)
+    return _launch(images, boxes, within, flips, size, interpolation, antialias, statistics, made, taps, most)
+
+
+def _launch(
+    images: torch.Tensor,
+    boxes: Boxes,
+    within: Boxes,
+    flips: NDArray[np.bool_],
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    antialias: bool,
+    statistics: Statistics | None,
+    made: torch.dtype,
+    taps: int,
+    most_taps: int,
+) -> torch.Tensor:
     count, channels, height, width = images.shape
     spans = make_spans(boxes, within, height, width)
     packed = np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
@@ -176,24 +280,29 @@ def resample_fused(
     affine = parameters  # the kernel does not read it
     if statistics is not None:
         affine = to_device(affine_of(statistics), images.device)
-    made = dtype or (torch.uint8 if statistics is None else torch.float32)
     pixels = images.permute(0, 2, 3, 1).contiguous()
     out = torch.empty((count, *size, channels), dtype=made, device=images.device)
     with torch.cuda.device(images.device if images.is_cuda else -1):  # -1: where it is interpreted
-        _resample[(count, -(-size[0] // _ROWS))](
+        _resample[(count * _programs_of_a_picture(size, channels),)](
             pixels,
             out,
             parameters,
             affine,
             height,
             width,
-            channels,
             *size,
+            most_taps,
+            channels,
+            taps,
             interpolation == "bicubic",
             antialias,
             statistics is not None,
             _ROWS,
-            triton.next_power_of_2(width * channels),
-            triton.next_power_of_2(size[1] * channels),
+            _PASSES,
+            _LANES,
+            # One warp has eight lanes a thread: as few programs compute the weights along the columns.
+            num_warps=1 if 0 < taps <= 4 else 2,
+            # Normalised pixels are rounded after the product, as torch's operations do it; the sums say where not.
+            enable_fp_fusion=False,
         )
     return out.permute(0, 3, 1, 2)

@@ -208,3 +208,24 @@ def test_tables_that_follow_each_other_are_one_and_each_picture_begins_at_once()
     np.testing.assert_array_equal(levels[int(values[0, 0, 0]), 0], np.minimum(255 - np.arange(256) + 3, 255))
     assert values[0, 1, 0] == -1
     assert values[1, 0, 0] >= 0
+
+
+def test_what_is_tried_first_is_what_the_batch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe launches the kernels of its batch, in the same variants, on one small picture."""
+    tried = []
+
+    def run(images: torch.Tensor, steps: Steps, **how: object) -> None:
+        tried.append((images.shape[1], {Op(int(step.codes[0])) for step in steps}, how))
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(pixels_cuda, "run_steps_fused", run)
+    works = pixels_cuda._works.__wrapped__
+    device = torch.device("cpu")
+    with pytest.warns(RuntimeWarning, match="Triton does not work on cpu.*no compiler"):
+        assert not works(device, 3, False, False, False, False, True, torch.bfloat16)
+    with pytest.warns(RuntimeWarning, match="steps are done by torch"):
+        assert not works(device, 1, True, True, True, True, False, torch.uint8)
+    assert tried == [
+        (3, set(), {"statistics": ((0.5,) * 3, (0.5,) * 3), "dtype": torch.bfloat16}),
+        (1, {Op.MIRROR, Op.EQUALIZE, Op.BLUR, Op.KEEP, Op.TAKE}, {"statistics": None, "dtype": torch.uint8}),
+    ]

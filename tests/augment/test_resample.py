@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from pictures import as_batch, psnr, random_pictures
 from PIL import Image
 from torch.nn.functional import interpolate
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardio.augment import resample as module
 from shardio.augment.boxes import Boxes
@@ -113,3 +116,42 @@ def test_a_box_that_is_not_inside_its_picture_is_refused(native: bool, box: tupl
     boxes = Boxes(*np.array(box, float)[:, None])
     with pytest.raises(IndexError, match="not inside its picture"):
         resample(torch.zeros(1, 3, 10, 10, dtype=torch.uint8), boxes, np.zeros(1, bool), (4, 4), native=native)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most bytes of floats that an operation returns."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            self.nbytes = max(self.nbytes, result.numel() * result.element_size())
+        return result
+
+
+def test_torch_resamples_a_large_batch_in_parts_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    images, boxes, flips = (
+        as_batch(random_pictures(rng, 21, 40, 50)),
+        drawn_boxes(rng, 21, 40, 50),
+        rng.random(21) < 0.5,
+    )
+    statistics = ([0.5] * 3, [0.25] * 3)
+    whole = [resample(images, boxes, flips, (20, 30), native=False, statistics=how) for how in (None, statistics)]
+    bound = 4 * module._nbytes_of_a_picture(images, (20, 30))
+    assert len(images) * 40 * 50 * 3 * 4 > bound  # or one part would do
+    monkeypatch.setattr(module, "_MOST_NBYTES", bound)
+    for how, expected in zip((None, statistics), whole, strict=True):
+        with Largest() as largest:
+            found = resample(images, boxes, flips, (20, 30), native=False, statistics=how)
+        assert torch.equal(found, expected)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        result = found.numel() * 4 if how else 0
+        assert 0 < largest.nbytes <= max(bound // 2, result)
+
+
+def test_a_picture_that_is_larger_than_the_bound_is_done_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.arange(2 * 3 * 5 * 7, dtype=torch.uint8).reshape(2, 3, 5, 7)
+    monkeypatch.setattr(module, "_MOST_NBYTES", 1)
+    assert torch.equal(resample(images, Boxes.whole(2, 5, 7), np.zeros(2, bool), (5, 7), native=False), images)

@@ -7,12 +7,15 @@ fast.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from interpreted import assert_compiles, assert_interprets, needs_triton
 from pictures import random_picture
 
+from shardio.augment import resample_cuda
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample_cuda import can_fuse
 
@@ -31,9 +34,7 @@ boxes, within, flips = Boxes(*data["boxes"]), Boxes(*data["within"]), data["flip
 
 
 def fused(images, size, interpolation="bilinear", antialias=True, statistics=None, dtype=None):
-    return resample_fused(
-        images, boxes, within, flips, size, interpolation, antialias=antialias, statistics=statistics, dtype=dtype
-    )
+    return resample_fused(images, boxes, within, flips, size, interpolation, antialias, statistics, dtype)
 
 
 def check_grey_levels(images, size, interpolation, antialias):
@@ -52,9 +53,16 @@ for channels in (1, 3, 4):
     for interpolation, antialias in ways if channels == 3 else ways[channels == 4 :: 3]:
         check_grey_levels(images, (7, 9) if antialias else (11, 3), interpolation, antialias)
 check_grey_levels(images, (33, 12), "bilinear", True)
+# Lines that several programs share, of which none begins at an aligned place.
+wide = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (2, 3, 701, 3), np.uint8)).permute(0, 3, 1, 2)
+whole = Boxes.whole(2, 3, 701)
+for how in (("bilinear", True), ("bicubic", False)):
+    found = resample_fused(wide, whole, whole, flips[:2], (2, 201), *how, None, None)
+    expected = resample(wide, whole, flips[:2], (2, 201), how[0], antialias=how[1], native=False)
+    assert (found.int() - expected.int()).abs().max() <= 1, how
 grey = fused(images, (9, 11))
 statistics = ([0.4, 0.5, 0.45, 0.3], [0.2, 0.25, 0.3, 0.5])
-for dtype in (None, torch.float32, torch.float16):
+for dtype in (None, torch.float16):
     found = fused(images, (9, 11), statistics=statistics, dtype=dtype)
     assert found.dtype == (dtype or torch.float32)
     tolerance = {"rtol": 2**-9, "atol": 1e-3} if dtype == torch.float16 else {"rtol": 1e-5, "atol": 1e-5}
@@ -66,7 +74,7 @@ print("equal")
 
 def test_the_interpreted_kernel_gives_the_grey_levels_of_torch(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    count, height, width = 4, 30, 24
+    count, height, width = 4, 16, 24
     pictures = [random_picture(rng, height, width) for _ in range(count)]
     images = np.stack([np.concatenate([pixels, pixels[::-1]], axis=2) for pixels in pictures])
     heights, widths = rng.uniform(1.5, height, count), rng.uniform(1.5, width, count)
@@ -83,19 +91,90 @@ def test_the_interpreted_kernel_gives_the_grey_levels_of_torch(tmp_path: Path) -
     assert_interprets(_CHECK, path)
 
 
-_COMPILE = """\
+_COMPILE = r"""import re
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+import numpy as np
+import torch
+import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-from shardio.augment.resample_cuda import _resample
+from shardio.augment import resample_cuda
+from shardio.augment.boxes import Boxes
 
-names = _resample.arg_names
-for dtype, size, flags in (("bf16", 224, (True, True, True)), ("u8", 97, (False, False, False))):
-    values = [256, 256, 3, size, size, *flags, 4, 1024, 1024]
-    constants = dict(zip(names[4:], values, strict=True))
-    types = {"images": "*u8", "out": "*" + dtype, "parameters": "*fp32", "affine": "*fp32"}
-    source = ASTSource(_resample, {**types, **dict.fromkeys(constants, "constexpr")}, constants)
-    for capability in (80, 90):
-        assert compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+NVDISASM = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+
+warnings.simplefilter("error")  # as Triton's, where a launch leaves a choice to it
+kernel = resample_cuda._resample
+launch, compiled = kernel.run, []
+
+
+class Driver:
+    def get_current_target(self):
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self):
+        return self.capability
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def only_compile(*arguments, grid, warmup, **options):
+    compiled.append(launch(*arguments, grid=grid, warmup=True, **options))
+
+
+kernel.run, driver = only_compile, Driver()
+triton.runtime.driver.set_active(driver)
+
+
+def compile(capability, shape, size, *how):
+    driver.capability = capability
+    images = torch.zeros(1, *shape, dtype=torch.uint8).permute(0, 3, 1, 2)
+    whole = Boxes.whole(1, *shape[:2])
+    resample_cuda.resample_fused(images, whole, whole, np.zeros(1, bool), size, *how)
+    return compiled[-1]
+
+
+def inner_loop(made):
+    # Names of the machine's instructions in the shortest loop that reads.
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        text = subprocess.run([NVDISASM, "-c", file.name], capture_output=True, text=True, check=True).stdout
+    assert not {"STL", "LDL"} & set(re.findall(r"\b[A-Z]{3}\b", text)), "registers are spilled"
+    found = re.findall(r"\n\.(L_x_\d+):\n((?:(?!\.L_x_\d+:).)*?BRA `\(\.\1\))", text, re.DOTALL)
+    loops = [re.findall(r"/\*[0-9a-f]{4,}\*/ +(?:@!?U?P\d+ +)?(\w+)", body) for _, body in found]
+    return min((loop for loop in loops if "LDG" in loop), key=len)
+
+
+def registers(made):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [NVDISASM.with_name("cuobjdump"), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"REG:(\d+)", text)[1])
+
+
+usual = ("bilinear", True, ([0.5] * 3, [0.5] * 3), torch.bfloat16)
+for capability in (80, 90):
+    made = compile(capability, (256, 256, 3), (224, 224), *usual)
+    # Neither sizes nor the alignment of lines are compiled in: other sizes of as many taps are the same kernel.
+    assert compile(capability, (250, 301, 3), (223, 208), *usual) is made
+# The dearest other ways: any number of taps, and the edge repeated.
+compile(90, (600, 512, 1), (1, 16), "bicubic", True, None, None)
+compile(80, (64, 64, 3), (97, 97), "bicubic", False, None, torch.float16)
+
+# The loop over stored lines takes most of the time. A thread has eight lanes, and three pixels for each: they are
+# loaded, converted, multiplied and added; shared memory is not needed, and everything else was done before the loop.
+loop, lanes = inner_loop(made), 8
+assert loop.count("LDG") == 3 * lanes, loop
+assert not {"LDS", "STS", "BAR", "MUFU"} & set(loop), loop
+assert len(loop) <= 22 * lanes, len(loop)
+# So that sixteen programs run on a multiprocessor at a time.
+assert made.metadata.num_warps == 1 and registers(made) <= 128, registers(made)
 print("compiled")
 """
 
@@ -107,3 +186,37 @@ def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
 def test_images_on_the_cpu_are_not_for_the_kernel() -> None:
     assert not can_fuse(torch.zeros(1, 3, 4, 4, dtype=torch.uint8), (4, 4))
     assert Boxes.whole(2, 3, 4).heights.tolist() == [3, 3]
+
+
+def test_what_is_tried_first_is_the_kernel_that_the_batch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def launch(images: torch.Tensor, *how: Any) -> None:
+        tried.append((images.shape[1], *how[4:]))
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(resample_cuda, "_launch", launch)
+    with pytest.warns(RuntimeWarning, match="Triton does not work on cpu: images are resampled.*no compiler"):
+        assert not resample_cuda._works.__wrapped__(torch.device("cpu"), 1, 0, "bicubic", True, True, torch.float16)
+    assert tried == [(1, "bicubic", True, ((0.5,), (0.5,)), torch.float16, 0, 9)]
+
+
+def test_as_many_pixels_are_read_as_the_filter_reaches() -> None:
+    taps = resample_cuda._most_taps
+    assert [taps(256, size, "bilinear", True) for size in (256, 224, 171, 128, 112)] == [2, 3, 3, 4, 5]
+    assert [taps(256, size, "bicubic", True) for size in (300, 224, 128)] == [4, 5, 8]
+    assert taps(3, 1, "bicubic", True) == 3
+    assert [taps(256, 16, "bilinear", False), taps(1, 16, "bicubic", False)] == [2, 4]
+
+
+def test_lines_of_any_width_are_for_the_kernel() -> None:
+    def fits(*shape: int, size: tuple[int, int] = (224, 224)) -> bool:
+        return resample_cuda._fits(torch.empty(1, dtype=torch.uint8, device="meta").expand(shape), size)
+
+    assert fits(256, 3, 1024, 1024)
+    assert fits(1, 3, 1, 100_000)
+    assert not fits(0, 3, 4, 4)
+    assert not fits(1, 65, 4, 4)
+    assert not fits(1, 3, 1 << 15, 1 << 15)
+    assert not fits(1, 3, 4, 4, size=(1 << 15, 1 << 15))
+    assert not fits(1 << 26, 3, 4, 4)

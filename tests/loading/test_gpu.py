@@ -222,6 +222,24 @@ def test_a_device_behind_its_host_gets_every_byte(
     assert check.none_wrong()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_copy_that_is_far_behind_its_host_brings_every_byte(
+    path: Path, prefetch: int, poison: None, busy: Busy, check: Check
+) -> None:
+    with loader_on_cuda(path, prefetch=prefetch) as loader:
+        copies = loader._pipeline._copier._stream  # type: ignore[union-attr]
+        behind = 0
+        for _ in range(3):
+            for batch in loader:
+                check(batch)  # the consumer's stream has nothing else to wait for
+                behind += not torch.cuda.current_stream().query()
+                with torch.cuda.stream(copies):
+                    busy(2)  # before the copies that come next
+                del batch
+    assert check.none_wrong()
+    assert behind > len(loader)  # or nothing has been shown
+
+
 def test_batches_on_another_stream_get_every_byte(path: Path, poison: None, busy: Busy, check: Check) -> None:
     stream = torch.cuda.Stream()
     with loader_on_cuda(path) as loader:
@@ -619,7 +637,7 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
     if fused:
         pytest.importorskip("triton")
     else:
-        monkeypatch.setattr("shardio.augment.resample_cuda.can_fuse", lambda images, size: False)
+        monkeypatch.setattr("shardio.augment.resample_cuda.can_fuse", lambda *_: False)
     rng = np.random.default_rng(0)
     stored = random_pictures(rng, BATCH, 96, 96)
     images = torch.from_numpy(stored).permute(0, 3, 1, 2)
@@ -731,6 +749,21 @@ def test_the_last_launch_normalises_and_casts(stepped: bool, dtype: torch.dtype 
     found = run_steps_fused(images, steps, statistics=statistics, dtype=dtype)
     expected = normalized(pixels_torch.run_steps(images, steps), statistics).to(dtype or torch.float32)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("partner", ["roll", "flip"])
+@pytest.mark.parametrize("before", [[], [HorizontalFlip()]], ids=["pixels as stored", "mirrored"])
+def test_the_gpu_mixes_as_the_cpu_does(before: list[Transform], partner: Any) -> None:
+    images = as_batch(pictures(np.random.default_rng(7), BATCH, 40, 51, 3))
+    labels = torch.arange(BATCH) % 10
+    for mix in (Mixup(10, per_sample=True, partner=partner), CutMix(10, per_sample=True, partner=partner)):
+        transform = Compose([*before, Normalize("imagenet"), ToDtype(torch.bfloat16), mix])
+        (expected, targets), (found, there) = transform(images, labels), transform(images.cuda(), labels.cuda())
+        assert isinstance(expected, torch.Tensor)
+        assert isinstance(found, torch.Tensor)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(found.cpu().float(), expected.float(), rtol=2**-7, atol=2**-7)
+        torch.testing.assert_close(there.cpu(), targets)
 
 
 STEPPED: dict[str, Transform] = {

@@ -109,7 +109,7 @@ def test_what_is_measured_on_a_gpu_is_computed_right(
     options = argparse.Namespace(size=8, batch_size=4, rounds=2, batches=2)
     for output, transform in augment.device_transforms(8).items():
         batches = augment.batches_on(device, shards, transform, 4)
-        augment.measure_kernel(output, batches, options, device)
+        augment.measure_kernel(output, transform, batches, options, device)
         moved = [
             sum(3 * h * w for h, w in zip(batch.boxes.heights, batch.boxes.widths, strict=True))
             + 4 * 8 * 8 * 3 * {"uint8": 1, "bfloat16": 2}[output]
@@ -120,7 +120,8 @@ def test_what_is_measured_on_a_gpu_is_computed_right(
         assert f"floor {sum(moved) / len(moved):,.1f} us a batch".split() == lines[1].split()[1:6]
         assert lines[2].split()[1:7] == ["fused", "kernel", "2,000.0", "us", "a", "batch"]
         names = [line.split(": ")[1].split("  ")[0] for line in lines[1:]]
-        assert names == ["floor", "fused kernel", "fused kernel, as called", "torch's operations, as called"]
+        called = ["fused kernel, as called", "transform, as called", "torch's operations, as called"]
+        assert names == ["floor", "fused kernel", *called]
     # Once the device was not behind the host, and had to wait for longer.
     assert slept[:2] == [1 << 26, 1 << 27]
     assert set(slept[2:]) == {1 << 26}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -32,12 +35,66 @@ def test_our_resnet_50_is_the_usual_one() -> None:
     assert [module.kernel_size for module in convolutions if module.stride == (2, 2)].count((3, 3)) == 3
 
 
-@pytest.mark.parametrize("command", [["gpu.py"], ["train_step.py"], ["augment.py", "--device", "cuda"]])
+@pytest.mark.parametrize("command", [["gpu.py"], ["train_step.py"], ["augment.py", "--device", "cuda"], ["all_gpu.py"]])
 def test_without_a_gpu_there_is_one_line_and_exit_code_2(command: list[str]) -> None:
     ended = run_python(BENCHMARKS / command[0], *command[1:], **NO_GPU)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert "no CUDA device is here" in ended.stderr
+
+
+@pytest.fixture
+def all_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("all_gpu", BENCHMARKS / "all_gpu.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "all_gpu", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_parts_for_a_gpu_end_within_nine_minutes_and_are_shown_without_one(
+    all_gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sum(part.seconds for part in all_gpu.PARTS) < 9 * 60
+    for part in all_gpu.PARTS:
+        assert all((ROOT / word).is_file() for word in part.words if word.endswith(".py"))
+    # All tests that are for a GPU are among them.
+    marked = {
+        path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"pytest\.mark\.gpu", path.read_text("utf-8"))
+    }
+    assert marked == {ROOT / name for name in all_gpu.TESTS}
+    monkeypatch.setattr(sys, "argv", ["all_gpu.py", "--dry-run"])
+    all_gpu.main()
+    shown = capsys.readouterr().out
+    assert all(f"{part.name}, at most {part.seconds} s:" in shown for part in all_gpu.PARTS)
+
+
+def test_a_part_that_fails_or_takes_too_long_costs_no_other_part(
+    all_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = [
+        all_gpu.Part("bad", ("-c", "print('half'); raise SystemExit(3)"), 60),
+        all_gpu.Part("slow", ("-c", "import time; print('begun', flush=True); time.sleep(60)"), 1),
+        all_gpu.Part("good", ("-c", "print('all well')"), 60),
+    ]
+    monkeypatch.setattr(all_gpu, "PARTS", parts)
+    monkeypatch.setattr(all_gpu, "gpu_of", lambda python: "Made up")
+    monkeypatch.setattr(all_gpu, "pythons", lambda: [sys.executable])
+    monkeypatch.setattr(sys, "argv", ["all_gpu.py", "--json", str(tmp_path / "new" / "gpu.json")])
+    with pytest.raises(SystemExit) as ended:
+        all_gpu.main()
+    assert ended.value.code == 1
+    report = json.loads((tmp_path / "new" / "gpu.json").read_text())
+    assert report["machine"] == "Made up"
+    states = [(part["part"], part["state"], part["lines"]) for part in report["parts"]]
+    assert states == [
+        ("bad", "failed with exit code 3", ["half"]),
+        ("slow", "stopped after 1 s", ["begun"]),
+        ("good", "done", ["all well"]),
+    ]
+    assert "== good: done" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -49,6 +106,7 @@ def report(make_set: Callable[..., Path], tmp_path: Path) -> dict[str, object]:
         path,
         "--device",
         "cpu",
+        "--transform",
         *sizes,
         "--trace",
         tmp_path / "trace.json",
@@ -62,8 +120,8 @@ def report(make_set: Callable[..., Path], tmp_path: Path) -> dict[str, object]:
 
 def test_the_training_loop_runs_on_a_cpu(report: dict[str, object], tmp_path: Path) -> None:
     assert set(report) == {
-        *("machine", "batch_size", "crop", "compile", "mean_step_seconds", "median_step_seconds"),
-        *("loss", "losses", "stats"),
+        *("machine", "batch_size", "crop", "transform", "compile"),
+        *("mean_step_seconds", "median_step_seconds", "loss", "losses", "stats"),
     }
     for times in (report["mean_step_seconds"], report["median_step_seconds"]):
         assert isinstance(times, dict)
