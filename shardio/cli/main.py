@@ -48,6 +48,7 @@ from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
 from shardio.cli.stats import stats
 from shardio.cli.top import top
+from shardio.cli.tune import tune
 from shardio.cli.verify import verify
 from shardio.cli.view import view
 from shardio.cli.warm import warm
@@ -96,6 +97,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
         stage,
         stats,
         top,
+        tune,
         verify,
         view,
         warm,
@@ -141,6 +143,7 @@ def cli() -> None:
     Train with it
       shardio doctor out/ /nvme/cache   what here would slow or break a job
       shardio bench out/                how fast this machine reads it
+      shardio tune out/                 which options are the fastest here
       shardio warm out/                 bring it into memory before a job
       shardio top                       the loaders that run, what limits them
       shardio replay out/ --batch-size 256 --step 9    what the model saw

@@ -606,7 +606,7 @@ def test_a_repair_leaves_the_temporary_files_of_a_living_one_alone(
 
 def test_the_command_says_what_it_repaired(source: Path, sound: Path, out: Path) -> None:
     result = shardio("repair", out, source)
-    assert (result.returncode, result.stdout) == (0, f"{out}: intact, 0 files repaired\n")
+    assert (result.returncode, result.stdout) == (0, f"{out}: intact, 0 files repaired\nnext: shardio verify {out}\n")
     flip(out / "val-00000.npy", 4500)
     (out / "val-index.npy").unlink()
     result = shardio("repair", out, source, "--workers", "1")
@@ -616,6 +616,7 @@ def test_the_command_says_what_it_repaired(source: Path, sound: Path, out: Path)
         f"repaired: {out / 'val-00000.npy'}",
         f"repaired: {out / 'val-index.npy'}",
         f"{out}: intact, 2 files repaired",
+        f"next: shardio verify {out}",
     ]
     assert hashes(out) == hashes(sound)
     (out / "rejects.jsonl").unlink()

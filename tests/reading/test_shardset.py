@@ -564,10 +564,10 @@ def test_opening_reads_headers_and_not_samples(tmp_path: Path) -> None:
 
 def test_an_unknown_split_is_named_with_those_there_are(tmp_path: Path) -> None:
     write_set(tmp_path / "set", [1], (1, 1, 1), split="val")
-    for split in ("train", "", "VAL", "../val"):
+    for split, meant in (("train", ""), ("", ""), ("VAL", ""), ("../val", ": did you mean val?")):
         with pytest.raises(SetNotFoundError) as caught:
             open_shards(tmp_path / "set", split)
-        assert str(caught.value) == f"{tmp_path / 'set'}: expected a split {split!r}, found val"
+        assert str(caught.value) == f"{tmp_path / 'set'}: expected a split {split!r}, found val{meant}"
     assert len(open_shards(tmp_path / "set", "val")) == 1
 
 
