@@ -52,7 +52,7 @@ from shardio.cli.tune import tune
 from shardio.cli.verify import verify
 from shardio.cli.view import view
 from shardio.cli.warm import warm
-from shardio.errors import ShardioError, printable
+from shardio.errors import ShardioError, did_you_mean, printable
 from shardio.version import __version__
 
 
@@ -68,7 +68,20 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
     context.exit()
 
 
+class _Group(click.Group):
+    """Says which command was meant. click itself does so from 8.4 on."""
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if words and not words[0].startswith("-") and self.get_command(context, words[0]) is None:
+            meant = did_you_mean(words[0], self.commands)
+            raise click.UsageError(f"expected a command of shardio, found {words[0]!r}{meant}", context)
+        return super().resolve_command(context, words)
+
+
 @click.group(
+    cls=_Group,
     commands=[
         append,
         attach,

@@ -100,7 +100,7 @@ def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Pat
         (["verify", "a", "--seed", "5"], "no subset was asked for"),
         (["plan"], "Missing argument 'SRC'"),
         (["plan", "a", "--size", "big"], "found 'big'"),
-        (["explode"], "No such command 'explode'"),
+        (["explode"], "expected a command of shardio, found 'explode'"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(words: list[str], expected: str) -> None:

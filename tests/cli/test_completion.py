@@ -84,8 +84,11 @@ def test_help_fits_a_terminal_of_80_columns(command: str) -> None:
 
 
 def test_what_was_mistyped_is_told_with_what_was_meant() -> None:
-    for words, meant in ((["conver"], "convert"), (["convert", "--siz", "3", "a", "b"], "--size")):
+    for words, told in (
+        (["conver"], "Error: expected a command of shardio, found 'conver': did you mean convert?"),
+        (["nothing-like-it"], "Error: expected a command of shardio, found 'nothing-like-it'\n"),
+        (["convert", "--siz", "3", "a", "b"], "'--size'"),
+    ):
         result = CliRunner().invoke(cli, words)
         assert result.exit_code == 2
-        assert f"'{meant}'" in result.output
-        assert "Did you mean" in result.output
+        assert told in result.output
