@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,8 +43,10 @@ def cgroup(limit: int) -> Iterator[Path]:
 
 def exhaustive(trial: Trial, ways: list[Combination], rounds: int, first: int) -> dict[Combination, list[float]]:
     rates: dict[Combination, list[float]] = {way: [] for way in ways}
+    rng = random.Random(first)
     for number in range(rounds):
-        for place, way in enumerate(ways):
+        # What comes before a trial can slow it down or speed it up.
+        for place, way in enumerate(rng.sample(ways, len(ways))):
             rates[way].append(trial.measure(way, first + number * len(ways) + place))
     return rates
 
@@ -53,7 +56,7 @@ def main() -> None:
     parser.add_argument("shards", type=Path, help="a set, such as benchmarks/loader.py generates")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=60.0, help="for `tune`")
-    parser.add_argument("--rounds", type=int, default=6, help="of all ways, half of them before `tune`")
+    parser.add_argument("--rounds", type=int, default=12, help="of all ways, half of them before `tune`")
     parser.add_argument("--limit", type=parse_nbytes, help="memory of a cgroup, such as 500MB")
     options = parser.parse_args()
     if options.limit is not None:
@@ -81,6 +84,12 @@ def tell(result: Tuning, rates: dict[Combination, list[float]]) -> None:
         words = f"threads {way.num_threads or 'default'}, prefetch {way.prefetch}, io {way.io}"
         print(f"{name:<8} {words:<44} {ratio(rates[way], rates[best]):.3f} of the best")
     print(result.line)
+    for way, some in sorted(rates.items(), key=lambda item: -ratio(item[1], rates[best])):
+        tuned = result.rates[way]
+        print(
+            f"{way.num_threads or 'default':>8} {way.prefetch} {way.io:<8} {ratio(some, rates[best]):.3f} of the best; "
+            f"by tune {ratio(tuned, result.rates[best]):.3f} in {len(tuned)} trials"
+        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import click
 
 from shardio.cli.completion import complete_split
 from shardio.cli.options import Command, folder, json_option
-from shardio.cli.output import bytes_text, next_step, say, show
+from shardio.cli.output import next_step, say, show
+from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
     from shardio.sets.changes.carry import ChangeReport, Room

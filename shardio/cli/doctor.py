@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import textwrap
 import threading
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from shardio.cli.completion import complete_set
 from shardio.cli.options import json_option
-from shardio.cli.output import bytes_text, say, show
+from shardio.cli.output import say, show
 from shardio.errors import printable
+from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
     from shardio.measure.advice import Advice, CacheFacts, MachineFacts, SetFacts
+
+T = TypeVar("T")
 
 _WIDTH = 80
 # A filesystem that answers sooner needs no word.
@@ -36,31 +40,23 @@ def doctor(out: str | None, cache: str | None, as_json: bool) -> None:
     from shardio.measure import advice, facts
     from shardio.sets.names import shown
 
-    machine, shards, copies = None, None, None
-    silent = []
-    with _telling("the machine"):
-        try:
-            machine = facts.within(facts.ANSWER_SECONDS, "the machine", facts.look_at_machine)
-        except TimeoutError as error:
-            silent.append(_silent(error))
-    if not as_json and machine is not None:
-        show(_machine_lines(machine))
-    if out is not None:
-        with _telling(shown(out)):
+    silent: list[Advice] = []
+
+    def looked(what: str, look: Callable[[], T], lines: Callable[[T], Iterable[str]]) -> T | None:
+        """Prints what was seen, and returns it; None if nothing answered."""
+        with _telling(what):
             try:
-                shards = facts.within(facts.ANSWER_SECONDS, shown(out), lambda: facts.look_at_set(out))
+                seen = facts.within(facts.ANSWER_SECONDS, what, look)
             except TimeoutError as error:
                 silent.append(_silent(error))
-        if not as_json and shards is not None:
-            show(_set_lines(shards))
-    if cache is not None:
-        with _telling(shown(cache)):
-            try:
-                copies = facts.within(facts.ANSWER_SECONDS, shown(cache), lambda: facts.look_at_cache(cache))
-            except TimeoutError as error:
-                silent.append(_silent(error))
-        if not as_json and copies is not None:
-            show(_cache_lines(copies))
+                return None
+        if not as_json:
+            show(lines(seen))
+        return seen
+
+    machine = looked("the machine", facts.look_at_machine, _machine_lines)
+    shards = None if out is None else looked(shown(out), partial(facts.look_at_set, out), _set_lines)
+    copies = None if cache is None else looked(shown(cache), partial(facts.look_at_cache, cache), _cache_lines)
     found = [*silent, *advice.advise(machine, shards, copies)]
     if as_json:
         parts = {"machine": machine, "set": shards, "cache": copies}

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from shardio.cli.options import folder, json_option, parsed
-from shardio.cli.output import bytes_text, show, some
+from shardio.cli.output import show, some
 from shardio.conversion.amounts import parse_nbytes
+from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
     from shardio.sets.cache.folder import EvictReport

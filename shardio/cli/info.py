@@ -12,8 +12,9 @@ import click
 
 from shardio.cli.completion import complete_set
 from shardio.cli.options import json_option
-from shardio.cli.output import Column, bytes_text, levels_text, next_step, show, table, telling_of_servers
+from shardio.cli.output import Column, levels_text, next_step, show, table, telling_of_servers
 from shardio.errors import printable, shortened
+from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
     from shardio.format.entries import ArrayEntry, Split

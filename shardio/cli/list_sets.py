@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import folder, json_option
-from shardio.cli.output import Column, bytes_text, say, show, table, telling_of_servers
+from shardio.cli.output import Column, say, show, table, telling_of_servers
 from shardio.errors import printable
+from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
     from shardio.sets.cache.folder import CachedCopy

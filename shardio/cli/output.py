@@ -14,6 +14,9 @@ import click
 from shardio.errors import printable
 
 if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
     from shardio.sets.levels import Levels
 
 # A server that answers sooner needs no word.
@@ -59,14 +62,6 @@ def table(columns: Sequence[Column], width: int | None = None) -> Iterator[str]:
     gap = 1 if width is not None and sum(len(texts[0]) + 2 for texts in padded) > width else 2
     for row in zip(*padded, strict=True):
         yield (" " * gap).join(row).rstrip()
-
-
-def bytes_text(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
 
 
 def levels_text(levels: Levels) -> str:

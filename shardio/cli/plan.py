@@ -12,7 +12,8 @@ import click
 from click.core import ParameterSource
 
 from shardio.cli.options import columns_option, cores_option, folder, image_options, json_option, max_bad_option
-from shardio.cli.output import bytes_text, counts_text, next_step, say, show
+from shardio.cli.output import counts_text, next_step, say, show
+from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
     from shardio.conversion.estimate import Estimate

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import folder, json_option, set_argument, workers_option
-from shardio.cli.output import bytes_text, next_step, show
+from shardio.cli.output import next_step, show
+from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
     from shardio.sets.publish import PublishReport

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from shardio.cli.options import folder, set_argument
-from shardio.cli.output import bytes_text, say
+from shardio.cli.output import say
+from shardio.system.amounts import bytes_text
 
 
 @click.command(short_help="Write a page about a set.")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option, parsed, set_argument, workers_option
-from shardio.cli.output import bytes_text, next_step, say, show
+from shardio.cli.output import next_step, say, show
+from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
     from shardio.sets.verify import VerifyReport

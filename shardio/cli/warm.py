@@ -11,7 +11,8 @@ import click
 
 from shardio.cli.completion import complete_split
 from shardio.cli.options import json_option, set_argument, workers_option
-from shardio.cli.output import bytes_text, next_step, show
+from shardio.cli.output import next_step, show
+from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
     from shardio.reading.warm import WarmReport

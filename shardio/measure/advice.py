@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from shardio.reading import choose
 from shardio.sets.names import is_url
+from shardio.system.amounts import bytes_text
 from shardio.system.filesystems import is_network, is_shared
 
 Severity = Literal["error", "warning", "hint"]
@@ -153,7 +154,7 @@ def _about_set(facts: SetFacts, cached: bool) -> Iterator[Advice]:
     if facts.free_nbytes is not None and facts.free_nbytes < _ENOUGH_DISK:
         yield Advice(
             "warning",
-            f"{facts.path} has {_amount(facts.free_nbytes)} of free space left",
+            f"{facts.path} has {bytes_text(facts.free_nbytes)} of free space left",
             "a conversion into it stops, and goes on when there is room; reading needs none",
             "make room there, or convert into a folder on another disk",
         )
@@ -168,7 +169,7 @@ def _about_set(facts: SetFacts, cached: bool) -> Iterator[Advice]:
     if facts.filesystem in _MEMORY:
         yield Advice(
             "warning",
-            f"{where}: its {_amount(facts.nbytes)} are memory",
+            f"{where}: its {bytes_text(facts.nbytes)} are memory",
             "a job cannot have this memory, and the set is gone after a reboot",
             "a folder on a disk; the page cache makes it as fast, and gives way",
         )
@@ -187,7 +188,9 @@ def _about_reading(facts: SetFacts, reading: choose.Facts) -> Iterator[Advice]:
     if reading.resident_share == 1.0:
         return
     rate = facts.reads_per_second
-    lasts = f"; at the {_amount(rate)}/s measured here one epoch takes {_time(reading.nbytes / rate)}" if rate else ""
+    lasts = (
+        f"; at the {bytes_text(rate)}/s measured here one epoch takes {_time(reading.nbytes / rate)}" if rate else ""
+    )
     if not choose.fits_in_memory(reading):
         yield Advice(
             "warning",
@@ -199,7 +202,7 @@ def _about_reading(facts: SetFacts, reading: choose.Facts) -> Iterator[Advice]:
     elif reading.resident_share is not None and not (rate and reading.nbytes / rate < _LITTLE_SECONDS):
         yield Advice(
             "hint",
-            f"{facts.split}: about {reading.resident_share:.0%} of its {_amount(reading.nbytes)} are in the page cache",
+            f"{facts.split}: {reading.resident_share:.0%} of its {bytes_text(reading.nbytes)} are in the page cache",
             f"the first epoch reads the rest from the disk, and is slower than the others{lasts}",
             f"shardio warm {shlex.quote(facts.path)} --split {facts.split}",
         )
@@ -233,27 +236,27 @@ def _about_room(cache: CacheFacts, shards: SetFacts, memory: int | None) -> Iter
     if shards.digest in cache.complete or not shards.nbytes:
         return
     if cache.free_nbytes is not None and shards.nbytes > cache.free_nbytes:
-        room = f"{cache.path} has {_amount(cache.free_nbytes)} free"
+        room = f"{cache.path} has {bytes_text(cache.free_nbytes)} free"
         evictable = cache.evictable_nbytes
         if shards.nbytes > cache.free_nbytes + evictable:
             yield Advice(
                 "error",
-                f"{room} and {_amount(evictable)} in unused copies, for the set's {_amount(shards.nbytes)}",
+                f"{room} and {bytes_text(evictable)} in unused copies, for the set's {bytes_text(shards.nbytes)}",
                 "the set cannot be staged there",
                 "a larger disk for the cache, or make room on this one; without cache= the set is read where it is",
             )
         else:
             yield Advice(
                 "hint",
-                f"{room}, for the set's {_amount(shards.nbytes)}",
-                f"staging evicts unused copies: they have {_amount(evictable)}",
+                f"{room}, for the set's {bytes_text(shards.nbytes)}",
+                f"staging evicts unused copies: they have {bytes_text(evictable)}",
                 f"nothing; or choose what goes: shardio evict {shlex.quote(cache.path)} --keep SIZE",
             )
     if cache.filesystem in _MEMORY:
-        left = f" of the {_amount(memory)} left" if memory is not None else ""
+        left = f" of the {bytes_text(memory)} left" if memory is not None else ""
         yield Advice(
             "error" if memory is not None and shards.nbytes > memory else "warning",
-            f"{cache.path} lies on {cache.filesystem}: a copy takes {_amount(shards.nbytes)} of memory{left}",
+            f"{cache.path} lies on {cache.filesystem}: a copy takes {bytes_text(shards.nbytes)} of memory{left}",
             "the job is killed when memory runs out, and the page cache would have held the set as well",
             "a cache on a disk, or no cache and shardio warm OUT",
         )
@@ -272,7 +275,7 @@ def _about_limits(machine: MachineFacts, shards: SetFacts) -> Iterator[Advice]:
     if space is not None and shards.nbytes + _ADDRESSES_FOR_OTHERS > space:
         yield Advice(
             "error" if shards.nbytes > space else "warning",
-            f"the limit of address space (ulimit -v) is {_amount(space)}, the set has {_amount(shards.nbytes)}",
+            f"the limit of address space (ulimit -v) is {bytes_text(space)}, the set has {bytes_text(shards.nbytes)}",
             "all of the set is mapped, which takes addresses and no memory: opening it can fail (ENOMEM)",
             "ulimit -v unlimited; limit memory by cgroups instead",
         )
@@ -299,7 +302,7 @@ def _about_machine(facts: MachineFacts) -> Iterator[Advice]:
     if facts.shm_free is not None and facts.shm_free < _ENOUGH_SHM:
         yield Advice(
             "hint",
-            f"/dev/shm has {_amount(facts.shm_free)} free",
+            f"/dev/shm has {bytes_text(facts.shm_free)} free",
             "ShardLoader needs none; workers of a DataLoader around ShardDataset end with a bus error",
             "docker run --shm-size=1g (or --ipc=host)",
         )
@@ -366,7 +369,7 @@ def _about_gpus(facts: MachineFacts) -> Iterator[Advice]:
         if rate < _SLOW_COPIES:
             yield Advice(
                 "hint",
-                f"copies from pinned memory to {name} reach {_amount(rate)}/s",
+                f"copies from pinned memory to {name} reach {bytes_text(rate)}/s",
                 f"at most {rate / (256 * 256 * 3):,.0f} samples of 256 x 256 a second get there",
                 "look at the link (nvidia-smi -q -d PCIE), and whether the job's cores are on the GPU's NUMA node",
             )
@@ -375,14 +378,6 @@ def _about_gpus(facts: MachineFacts) -> Iterator[Advice]:
 def as_dict(found: Advice | MachineFacts | SetFacts | CacheFacts) -> dict[str, object]:
     """Returns a value of this module as JSON can hold it."""
     return dataclasses.asdict(found)
-
-
-def _amount(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
 
 
 def _time(seconds: float) -> str:

@@ -33,6 +33,9 @@ _TRIAL_SECONDS = 0.25
 _BATCHES_AGAIN = 16
 _LEAST_BATCHES = 4
 _PREFETCHES = (1, 2, 4)
+# Slots beyond those that wait: one being filled, and one or two in the consumer's hands.
+_SLOTS_BEYOND = 3
+_SHARE_FOR_BATCHES = 0.25
 DEFAULT_PREFETCH = 2
 
 
@@ -94,7 +97,9 @@ def tune(
     default = Combination(device, crop, batch_size, "auto", None, DEFAULT_PREFETCH)
     others = ways_of(default, default_io, situation, facts.direct_alignment is not None, usable_cores())
     same = replace(default, num_threads=default_threads)
-    ways = [default, *(way for way in others if way != same)]
+    room = None if facts.memory_left is None else facts.memory_left * _SHARE_FOR_BATCHES
+    nbytes = batch_size * shards.pixels.row_nbytes
+    ways = [default, *(way for way in others if way != same and has_room(way, nbytes, room))]
     trial = Trial(shards, split, situation)
     deadline = time.monotonic() + seconds
     rates: dict[Combination, list[float]] = {}
@@ -134,6 +139,12 @@ def ways_of(
             count,
             prefetch,
         )
+
+
+def has_room(way: Combination, batch_nbytes: int, room: float | None) -> bool:
+    """Tells whether the memory for batches does: a job in a cgroup is killed where they take too much. No way is left
+    out that takes less than the default does."""
+    return way.prefetch <= DEFAULT_PREFETCH or room is None or (way.prefetch + _SLOTS_BEYOND) * batch_nbytes <= room
 
 
 def cost_of(way: Combination, default: Combination) -> tuple[bool, int, int, bool]:

@@ -105,6 +105,14 @@ def test_ways_to_try_are_those_that_the_machine_can_do() -> None:
         assert situation == "storage" or max(threads) <= cores
 
 
+def test_a_way_that_could_have_the_job_killed_is_not_tried() -> None:
+    way = replace(DEFAULT, prefetch=4)
+    assert tuning.has_room(way, 50, None)
+    assert tuning.has_room(way, 50, 350)
+    assert not tuning.has_room(way, 50, 349)
+    assert tuning.has_room(DEFAULT, 50, 0)
+
+
 def test_the_line_to_paste_makes_the_loader_that_was_chosen(
     make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 from shardio.errors import shortened
 from shardio.format.manifest import Manifest
+from shardio.system.amounts import bytes_text
 from shardio.viewing.facts import Facts
-from shardio.viewing.page.charts import histogram, number, percent
+from shardio.viewing.page.charts import histogram, percent
 from shardio.viewing.page.html import Child, Html, foreign, joined, tag
 from shardio.viewing.repeats import Group, Member
 
@@ -64,7 +65,7 @@ def tiles(facts: Facts) -> Html:
         ("Samples", f"{facts.num_samples:,}", splits),
         ("Classes", f"{len(facts.classes):,}", ""),
         ("Shape", f"{height} x {width} x {channels}", "height, width, channels; uint8"),
-        ("Size", _bytes(manifest.nbytes), f"{len(manifest.files) + 1:,} files"),
+        ("Size", bytes_text(manifest.nbytes), f"{len(manifest.files) + 1:,} files"),
         ("Refused", f"{manifest.rejects.num_rejects:,}", "images, when it was made"),
     ]
     return tag(
@@ -318,11 +319,3 @@ def _separated(parts: Sequence[Child], between: Child) -> Iterator[Child]:
         if place:
             yield between
         yield part
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{number(count)} {unit}"
-        count /= 1000
-    return f"{number(count)} TB"
