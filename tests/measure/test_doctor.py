@@ -100,7 +100,7 @@ def test_each_fault_of_a_machine_is_named_with_its_cure(
     ("change", "severity", "figure", "cure"),
     [
         ({"fault": "a shard is missing"}, "error", "a shard is missing", "shardio repair '/data/a set' SRC"),
-        ({"free_nbytes": 0}, "warning", "0 bytes of free space", "make room"),
+        ({"free_nbytes": 0}, "warning", "0 B of free space", "make room"),
         ({"filesystem": "tmpfs"}, "warning", "20 GB are memory", "a folder on a disk"),
         ({"filesystem": "overlay"}, "hint", "overlay", "mount a volume"),
         ({"reading": replace(READING, resident_share=0.25)}, "hint", "25% of its 20 GB", "shardio warm '/data/a set'"),
