@@ -5,6 +5,8 @@ The consumer's thread counts, and any thread may read. What it reads may lack th
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,6 +41,8 @@ class Snapshot:
     """Batches of the epoch that this iterator has given."""
     no_core_seconds: float = 0.0
     """Gather threads, all together: ready to run, and without a core to run on."""
+    storage_nbytes: float = 0.0
+    """Bytes that this process has had read from storage since the loader was made, page cache filled or passed by."""
     waiting_seconds: float = 0.0
     """How long the consumer has been waiting now for a batch that is not there."""
 
@@ -61,6 +65,7 @@ class Meter:
         self.counts = Counts()
         self._listener = listener
         self._no_core_seconds = no_core_seconds
+        self._storage_start = _storage_nbytes()
         self._since = 0.0  # when the batch before was received, or the first of an iterator was asked for
         self._waits_since: float | None = None
         self._is_first = True
@@ -115,4 +120,10 @@ class Meter:
             counts.loop_seconds += max(now - self._since, 0.0)
             if self._is_first:
                 counts.first_wait_seconds += waiting
-        return Snapshot(counts, self._epoch, self._step, self._no_core_seconds(), waiting)
+        storage = _storage_nbytes() - self._storage_start
+        return Snapshot(counts, self._epoch, self._step, self._no_core_seconds(), storage, waiting)
+
+
+def _storage_nbytes() -> float:
+    """Returns what Linux counts for this process; elsewhere blocks have no size, and it stays 0.0."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * 512.0 if sys.platform == "linux" else 0.0

@@ -19,6 +19,8 @@ Stage = Literal["consumer", "storage", "gather", "copy", "transform"]
 _LITTLE = 0.05
 # Gather threads that are blocked for more than this share of their time wait for storage, and not for memory.
 _BLOCKED = 0.5
+# So large a share of the bytes that came from storage, and not from the page cache, is what the threads wait for.
+_FROM_STORAGE = 0.3
 # With so large a share of their time without a core, gather threads have too few cores.
 _NO_CORE = 0.3
 
@@ -47,6 +49,7 @@ class Report:
     counts: Counts
     """The differences over that time."""
     no_core_seconds: float
+    storage_nbytes: float
     waiting_seconds: float
     epoch: int
     step: int
@@ -60,7 +63,8 @@ class Report:
         counts = Counts(**{name: value - getattr(before.counts, name) for name, value in vars(after.counts).items()})
         no_core = max(after.no_core_seconds - before.no_core_seconds, 0.0)
         place = (after.epoch, after.step, after.counts.batches)
-        return Report(source, counts, no_core, after.waiting_seconds, *place)
+        storage = max(after.storage_nbytes - before.storage_nbytes, 0.0)
+        return Report(source, counts, no_core, storage, after.waiting_seconds, *place)
 
     @property
     def seconds(self) -> float:
@@ -90,7 +94,7 @@ class Report:
     def stage(self) -> Stage:
         """What limits: "consumer" where data is not the bottleneck.
 
-        "storage": gather threads are blocked most of the time, as storage does not give more. "gather": they copy, or
+        "storage": gather threads are blocked most of the time, or bring in pages. "gather": they copy, or
         have no core to do it. "copy": the device waits for copies. "transform": the transform takes the consumer's
         time.
         """
@@ -102,7 +106,9 @@ class Report:
         if not self.is_stuck and self.waited + self.transformed < _LITTLE:
             return "consumer"
         most = max(waits, key=lambda stage: waits[stage])
-        return "storage" if most == "gather" and self.blocked > _BLOCKED else most
+        # Bringing pages in from a fast disk takes the threads' own time, too: then they are not blocked.
+        is_storage = self.blocked > _BLOCKED or self.from_storage > _FROM_STORAGE
+        return "storage" if most == "gather" and is_storage else most
 
     @property
     def blocked(self) -> float:
@@ -114,6 +120,11 @@ class Report:
         if busy <= 0.0:
             return 1.0 if self.waiting_seconds else 0.0
         return max(busy - self.counts.gather_cpu_seconds - self.no_core_seconds, 0.0) / busy
+
+    @property
+    def from_storage(self) -> float:
+        """Bytes that the process had read from storage over those that were delivered."""
+        return self.storage_nbytes / self.counts.nbytes if self.counts.nbytes else 0.0
 
     @property
     def advice(self) -> str:
@@ -131,7 +142,8 @@ class Report:
             case "gather" if source.prefetch < 2:
                 return f"prefetch={source.prefetch} leaves nothing in hand: try prefetch=2"
             case "gather" if source.num_threads < source.num_cores:
-                return f"{source.num_threads} gather threads copied all the time: try num_threads={source.num_cores}"
+                who = "one gather thread" if source.num_threads == 1 else f"{source.num_threads} gather threads"
+                return f"{who} copied all the time: try num_threads={source.num_cores}"
             case "gather":
                 return "this machine copies no faster: try crop=, smaller samples, or fewer processes at once"
             case "copy":

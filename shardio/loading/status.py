@@ -136,11 +136,11 @@ def parse(record: bytes) -> Told | None:
         snapshot = document["snapshot"]
         counts = _value(Counts, snapshot["counts"])
         epoch, step = (_number(snapshot[name], int) for name in ("epoch", "step"))
-        no_core, waiting = (_number(snapshot[name], float) for name in ("no_core_seconds", "waiting_seconds"))
+        moments = [_number(snapshot[name], float) for name in ("no_core_seconds", "storage_nbytes", "waiting_seconds")]
         return Told(
             _text(document["job"]),
             _value(Source, document["source"]),
-            Snapshot(counts, epoch, step, no_core, waiting),
+            Snapshot(counts, epoch, step, *moments),
             _number(document["moment"], float),
         )
     except (ValueError, TypeError, KeyError, RecursionError):

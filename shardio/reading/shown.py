@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import printable
+from shardio.errors import shortened
 
 NUM_SHOWN = 24
 """Samples on a sheet, unless they are named."""
@@ -69,5 +69,4 @@ def pictures_html(pictures: Iterable[NDArray[np.uint8]], captions: Iterable[str]
 
 
 def _text(text: str) -> str:
-    shown = printable(text.replace("\n", " "))
-    return html.escape(shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "...")
+    return html.escape(shortened(text.replace("\n", " "), _LONGEST))

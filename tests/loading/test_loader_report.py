@@ -32,9 +32,11 @@ from shardio.reading.mapped import MappedReader
 SOURCE = Source("/sets/imagenet", "train", 256, num_threads=2, num_cores=8, prefetch=2, io="mmap")
 
 
-def report_of(no_core: float = 0.0, waiting: float = 0.0, source: Source = SOURCE, **counts: float) -> Report:
-    made = Counts(**{"batches": 100, "images": 25_600, "loop_seconds": 10.0, **counts})  # type: ignore[arg-type]
-    return Report.between(Snapshot(Counts()), Snapshot(made, 3, 100, no_core, waiting), source)
+def report_of(
+    no_core: float = 0.0, waiting: float = 0.0, source: Source = SOURCE, storage: float = 0.0, **counts: float
+) -> Report:
+    made = Counts(**{"batches": 100, "images": 25_600, "nbytes": 1000, "loop_seconds": 10.0, **counts})  # type: ignore[arg-type]
+    return Report.between(Snapshot(Counts()), Snapshot(made, 3, 100, no_core, storage, waiting), source)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,11 @@ def report_of(no_core: float = 0.0, waiting: float = 0.0, source: Source = SOURC
         ({"wait_seconds": 3.0, "gather_seconds": 19.0, "gather_cpu_seconds": 18.0}, "gather", "try num_threads=8"),
         ({"wait_seconds": 3.0, "gather_seconds": 19.0, "gather_cpu_seconds": 2.0}, "storage", "cache="),
         ({"wait_seconds": 3.0, "gather_seconds": 19.0, "gather_cpu_seconds": 9.0, "no_core": 8.0}, "gather", "no core"),
+        (
+            {"wait_seconds": 3.0, "gather_seconds": 19.0, "gather_cpu_seconds": 18.0, "storage": 900},
+            "storage",
+            "cache=",
+        ),
         ({"wait_seconds": 1.0, "stall_seconds": 2.0}, "copy", "copies to the device"),
         ({"wait_seconds": 1.0, "transform_seconds": 4.0}, "transform", "let it run on the device"),
         ({"loop_seconds": 0.0, "batches": 0, "images": 0, "waiting": 9.0}, "storage", "cache="),
