@@ -60,19 +60,20 @@ def main() -> None:
     parser.add_argument("--limit", type=parse_nbytes, help="memory of a cgroup, such as 500MB")
     options = parser.parse_args()
     if options.limit is not None:
-        words = [word for word in sys.argv[1:] if word != "--limit"]
-        words.remove(next(sys.argv[i + 1] for i, word in enumerate(sys.argv) if word == "--limit"))
+        words = [str(options.shards)]
+        for name in ("batch_size", "seconds", "rounds"):
+            words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
         with cgroup(options.limit) as procs:
             script = f'echo $$ > {procs} && exec "$@"'
             code = subprocess.run(["sh", "-c", script, "sh", sys.executable, sys.argv[0], *words], check=False)
         sys.exit(code.returncode)
     print(describe_machine())
-    probe = tune(options.shards, batch_size=options.batch_size, device="cpu", seconds=0.0)
+    probe = tune(options.shards, batch_sizes=[options.batch_size], device="cpu", seconds=0.0)
     ways = list(probe.rates)
     trial = Trial(open_shards(options.shards), "train", probe.situation)
     half = max(options.rounds // 2, 1)
     before = exhaustive(trial, ways, half, 10_000)
-    result = tune(options.shards, batch_size=options.batch_size, device="cpu", seconds=options.seconds)
+    result = tune(options.shards, batch_sizes=[options.batch_size], device="cpu", seconds=options.seconds)
     after = exhaustive(trial, ways, half, 20_000)
     tell(result, {way: before[way] + after[way] for way in ways})
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardio.cli.completion import complete_split
-from shardio.cli.options import json_option, parsed, set_argument
+from shardio.cli.options import each, json_option, parse_count, set_argument
 from shardio.cli.output import Column, show, table
 from shardio.conversion.amounts import parse_size
 
@@ -26,29 +25,13 @@ _RATIOS: dict[LimitKind, str] = {"memcpy": "memcpy", "take": "take", "direct": "
 _WIDTH = 100
 
 
-def _parse_count(text: str, least: int = 1) -> int:
-    if not re.fullmatch(r"\d+", text) or int(text) < least:
-        raise ValueError(f"numbers from {least} on, such as 1,2,4")
-    return int(text)
-
-
-def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
-    """Returns the callback of an option with commas between its values, each taken once. `word` stands for None."""
-
-    def parse_each(text: str) -> tuple[T | None, ...]:
-        parts = [part.strip() for part in text.split(",")]
-        return tuple(dict.fromkeys(None if part == word else parse(part) for part in parts))
-
-    return parsed(parse_each)
-
-
 @click.command(short_help="Measure how fast this machine reads a set.")
 @set_argument
 @click.option("--split", shell_complete=complete_split, default="train")
 @click.option(
     "--batch-size",
     "batch_sizes",
-    callback=_each(_parse_count, "auto"),
+    callback=each(parse_count, "auto"),
     metavar="N|auto,...",
     default="auto",
     help="Samples of a batch; auto: 256, or all if they are fewer.",
@@ -56,7 +39,7 @@ def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
 @click.option(
     "--threads",
     "num_threads",
-    callback=_each(_parse_count, "auto"),
+    callback=each(parse_count, "auto"),
     metavar="N|auto,...",
     default="1,auto",
     help="Gather threads; auto: as many as the loader takes by itself.",
@@ -64,7 +47,7 @@ def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
 @click.option(
     "--io",
     "ios",
-    callback=_each(str),
+    callback=each(str),
     metavar="auto|mmap|pread|direct,...",
     default="auto",
     help="How samples are read.",
@@ -72,7 +55,7 @@ def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
 @click.option(
     "--crop",
     "crops",
-    callback=_each(parse_size, "none"),
+    callback=each(parse_size, "none"),
     metavar="none|N|HxW,...",
     default="none",
     help="Pixels of the window in the centre that is read of each sample.",
@@ -80,7 +63,7 @@ def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
 @click.option(
     "--prefetch",
     "prefetches",
-    callback=_each(partial(_parse_count, least=0)),
+    callback=each(partial(parse_count, least=0)),
     metavar="N,...",
     default="2",
     help="Batches ready ahead of the consumer.",
@@ -88,7 +71,7 @@ def _each(parse: Callable[[str], T], word: str | None = None) -> Any:
 @click.option(
     "--device",
     "devices",
-    callback=_each(str),
+    callback=each(str),
     metavar="cpu|cuda|cuda:N,...",
     default="cpu",
     help="Where batches go.",

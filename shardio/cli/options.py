@@ -6,6 +6,7 @@ A function `parse_...` returns a value, or raises ValueError with what it expect
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +39,22 @@ def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramete
             raise click.BadParameter(f"expected {error}; found {value!r}") from None
 
     return callback
+
+
+def parse_count(text: str, least: int = 1) -> int:
+    if not re.fullmatch(r"\d+", text) or int(text) < least:
+        raise ValueError(f"numbers from {least} on, such as 1,2,4")
+    return int(text)
+
+
+def each(parse: Callable[[str], T], word: str | None = None) -> Any:
+    """Returns the callback of an option with commas between its values, each taken once. `word` stands for None."""
+
+    def parse_each(text: str) -> tuple[T | None, ...]:
+        parts = [part.strip() for part in text.split(",")]
+        return tuple(dict.fromkeys(None if part == word else parse(part) for part in parts))
+
+    return parsed(parse_each)
 
 
 def _find_set(context: click.Context, parameter: click.Parameter, value: str) -> Path:

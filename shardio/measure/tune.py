@@ -1,6 +1,7 @@
 """Finds options of ShardLoader that are the fastest for one set on this machine.
 
-Ways of reading race, as `race` does it. A set that the page cache can hold is measured as every epoch but the first
+Ways of reading race, as `race` does it. With a `transform`, the consumer's thread calls it, as in training, so that
+gather threads compete with it for cores. A set that the page cache can hold is measured as every epoch but the first
 reads it: from memory. All trials read the same samples then, a part of the set that each way goes through once before.
 A larger set is measured as every epoch reads it: in each trial, other random samples of all of it.
 """
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from shardio.loading.loader import ShardLoader
+from shardio.loading.transform import Function
 from shardio.measure.limits import synchronize
 from shardio.measure.race import choose, race, ratio
 from shardio.measure.report import Combination
@@ -48,6 +50,8 @@ class Tuning:
     situation: Situation
     reason: str
     """Why the set is read in this situation."""
+    is_resident: bool
+    """Whether all of it is in the page cache now, so that also the next epoch is read from memory."""
     rates: dict[Combination, list[float]]
     chosen: Combination
 
@@ -78,13 +82,15 @@ def tune(
     path: str | os.PathLike[str],
     *,
     split: str = "train",
-    batch_size: int = 256,
+    batch_sizes: Sequence[int] = (256,),
     crop: tuple[int, int] | None = None,
     device: str | None = None,
+    transform: Function | None = None,
     seconds: float = 60.0,
     on_turn: Callable[[Combination], None] = lambda way: None,
 ) -> Tuning:
-    """Tries gather threads, prefetch and engines for about `seconds`, after some seconds of warm-up.
+    """Tries gather threads, prefetch and engines for about `seconds`, with each of the batch sizes. The default way has
+    the first of them.
 
     `on_turn` is called after each trial. A KeyboardInterrupt ends the trials, if each way has had one. Raises
     ValueError before anything is measured if a loader cannot be made so.
@@ -92,15 +98,20 @@ def tune(
     shards = open_shards(path, split)
     facts = look_at(shards, len(shards))
     situation, reason = situation_of(facts)
-    with ShardLoader(path, batch_size, split=split, crop=crop, device=device) as loader:
-        device, default_io, default_threads = str(loader.device), loader.stats()["io"], loader.num_threads
-    default = Combination(device, crop, batch_size, "auto", None, DEFAULT_PREFETCH)
-    others = ways_of(default, default_io, situation, facts.direct_alignment is not None, usable_cores())
-    same = replace(default, num_threads=default_threads)
+    for batch_size in batch_sizes[::-1]:
+        with ShardLoader(path, batch_size, split=split, crop=crop, device=device) as loader:
+            chosen_device, default_io, default_threads = str(loader.device), loader.stats()["io"], loader.num_threads
     room = None if facts.memory_left is None else facts.memory_left * _SHARE_FOR_BATCHES
-    nbytes = batch_size * shards.pixels.row_nbytes
-    ways = [default, *(way for way in others if way != same and has_room(way, nbytes, room))]
-    trial = Trial(shards, split, situation)
+    ways = []
+    for batch_size in batch_sizes:
+        default = Combination(chosen_device, crop, batch_size, "auto", None, DEFAULT_PREFETCH)
+        same = replace(default, num_threads=default_threads)
+        others = ways_of(default, default_io, situation, facts.direct_alignment is not None, usable_cores())
+        nbytes = batch_size * shards.pixels.row_nbytes
+        ways += [default, *(way for way in others if way != same and has_room(way, nbytes, room))]
+    trial = Trial(shards, split, situation, transform)
+    trial.measure(ways[0], 0)  # what happens once in a process, such as starting torch's threads, counts for no way
+    trial.rates.clear()
     deadline = time.monotonic() + seconds
     rates: dict[Combination, list[float]] = {}
     try:
@@ -109,8 +120,8 @@ def tune(
         rates = trial.rates
         if set(rates) != set(ways):
             raise
-    chosen = choose(rates, lambda way: cost_of(way, default))
-    return Tuning(os.fspath(path), split, situation, reason, rates, chosen)
+    chosen = choose(rates, lambda way: cost_of(way, ways[0]))
+    return Tuning(os.fspath(path), split, situation, reason, facts.resident_share == 1.0, rates, chosen)
 
 
 def situation_of(facts: Facts) -> tuple[Situation, str]:
@@ -155,17 +166,18 @@ def cost_of(way: Combination, default: Combination) -> tuple[bool, int, int, boo
 class Trial:
     """Measures ways of reading one set. To be used by one thread."""
 
-    def __init__(self, shards: ShardSet, split: str, situation: Situation) -> None:
+    def __init__(self, shards: ShardSet, split: str, situation: Situation, transform: Function | None = None) -> None:
         self._shards = shards
         self._split = split
         self._situation = situation
+        self._transform = transform
         self.rates: dict[Combination, list[float]] = {}
 
     def measure(self, way: Combination, number: int) -> float:
         """Returns images per second. `number` is the seed of the samples that are read from storage."""
-        options: dict[str, Any] = dict(vars(way))
+        options: dict[str, Any] = {**vars(way), "transform": self._transform}
         if self._situation == "memory":
-            count = min(len(self._shards), max(_BATCHES_AGAIN * way.batch_size, way.batch_size))
+            count = min(len(self._shards), _BATCHES_AGAIN * way.batch_size)
             options["indices"] = np.linspace(0, len(self._shards) - 1, count, dtype=np.int64)
         with ShardLoader(self._shards.path, split=self._split, seed=number, **options) as loader:
             batches = _endless(loader)

@@ -118,7 +118,7 @@ def test_the_line_to_paste_makes_the_loader_that_was_chosen(
 ) -> None:
     monkeypatch.setattr(tuning, "_TRIAL_SECONDS", 0.001)
     path = make_set(60)
-    result = tune(path, batch_size=8, crop=(4, 4), device="cpu", seconds=0.1)
+    result = tune(path, batch_sizes=[8], crop=(4, 4), device="cpu", seconds=0.1)
     assert result.situation == "memory"
     with eval(result.line, {"ShardLoader": ShardLoader}) as loader:
         assert loader.batch_size == 8
@@ -156,21 +156,22 @@ def test_ctrl_c_ends_the_trials_and_keeps_what_they_told(
         if next(turns) == count + 2:
             raise KeyboardInterrupt
 
-    result = tune(path, batch_size=8, device="cpu", seconds=100, on_turn=interrupt)
+    result = tune(path, batch_sizes=[8], device="cpu", seconds=100, on_turn=interrupt)
     assert sum(map(len, result.rates.values())) == count + 2
     turns = itertools.count(count)
     with pytest.raises(KeyboardInterrupt):
-        tune(path, batch_size=8, device="cpu", seconds=100, on_turn=interrupt)
+        tune(path, batch_sizes=[8], device="cpu", seconds=100, on_turn=interrupt)
 
 
 def test_the_command_prints_a_table_and_the_line(
     make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "_TRIAL_SECONDS", 0.001)
-    words = ["tune", str(make_set(60)), "--batch-size", "8", "--device", "cpu", "--seconds", "0.1"]
+    words = ["tune", str(make_set(60)), "--batch-size", "8,4", "--device", "cpu", "--seconds", "0.1"]
     text = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
-    assert "threads  prefetch  io" in text
+    assert "batch  threads  prefetch  io" in text
     assert "\n  ShardLoader('" in text
     told = json.loads(CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False).stdout)
-    assert told["chosen"]["batch_size"] == 8
+    assert {way["batch_size"] for way in told["ways"]} == {8, 4}
+    assert told["ways"][0]["batch_size"] == 8
     assert told["line"].startswith("ShardLoader(")
