@@ -125,10 +125,11 @@ def summary(report: Report) -> Iterator[str]:
 def _about(report: Report) -> Iterator[str]:
     shape, machine = " x ".join(map(str, report.sample_shape)), report.machine
     cached = "" if report.resident_share is None else f", {report.resident_share:.0%} in the page cache before"
-    yield f"{report.path}, {report.split}: {report.num_samples:,} samples of {shape} on {machine['filesystem']}{cached}"
+    yield f"{report.path}, {report.split}: {report.num_samples:,} samples of {shape}"
     devices = "".join(f", {device}: {name}" for device, name in machine["devices"].items())
     rounds = f"medians of {report.rounds} round{'s' * (report.rounds > 1)}, {report.seconds:g} s each"
-    yield f"{machine['cores']} cores, kernel {machine['kernel']}{devices}; {rounds}"
+    yield f"{machine['filesystem']}{cached}; {machine['cores']} cores, kernel {machine['kernel']}{devices}"
+    yield rounds
 
 
 def _limits(report: Report) -> Iterator[str]:
@@ -174,7 +175,9 @@ def _loaders(report: Report) -> Iterator[str]:
     if any(loader.combination.crop for loader in loaders):
         yield "of a crop, GB/s are those of its windows; memcpy, np.take and O_DIRECT move whole samples"
     chosen = {loader.engine: loader.io_reason for loader in loaders if loader.combination.io == "auto"}
-    yield from (f"io auto is {engine} here: {reason}" for engine, reason in chosen.items())
+    for engine, reason in chosen.items():
+        yield f"io auto is {engine} here:"
+        yield f"  {reason}"
 
 
 def _crop(crop: tuple[int, int] | None) -> str:

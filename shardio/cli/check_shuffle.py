@@ -49,20 +49,17 @@ def check_shuffle(
     else:
         looked_at = "random positions of epoch 0" if is_sampled(n) else f"whole epochs: {num_epochs(n):,}"
         show(_table(found))
-        say(
-            f"{looked_at}; blocks of {described['block_size']} samples, "
-            f"windows of {described['window_blocks']} blocks; "
-            f"global: {'good, every |z| is below 4' if good else 'BAD, a |z| is 4 or more'}"
-        )
+        say(f"{looked_at}; blocks of {described['block_size']} samples, windows of {described['window_blocks']} blocks")
+        say(f"global: {'good, every |z| is below 4' if good else 'BAD, a |z| is 4 or more'}")
     sys.exit(0 if good else 1)
 
 
 def _table(found: Mapping[str, Sequence[Statistic]]) -> Iterator[str]:
     columns = [
         Column("", [statistic.name for statistic in found["global"]]),
-        Column("random", [f"{statistic.expected:.6g}" for statistic in found["global"]], right=True),
+        Column("random", [f"{statistic.expected:.4g}" for statistic in found["global"]], right=True),
     ]
     for name, statistics in found.items():
-        columns.append(Column(name, [f"{statistic.found:.6g}" for statistic in statistics], right=True))
+        columns.append(Column(name, [f"{statistic.found:.4g}" for statistic in statistics], right=True))
         columns.append(Column("z", [f"{statistic.z:.2f}" for statistic in statistics], right=True))
-    return table(columns)
+    return table(columns, 80)

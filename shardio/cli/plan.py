@@ -73,11 +73,10 @@ def _summary(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
         yield f"  copies  {bytes_text(report.spool_nbytes)} of images out of parquet, until the set is published"
     if report.free_nbytes is not None:
         yield f"  room    {bytes_text(report.free_nbytes)} at {out}: {'enough' if report.fits else 'TOO LITTLE'}"
-    yield (
-        f"  time    {_duration(report.seconds)} with {report.workers} workers, at {report.images_per_second:,.0f} "
-        f"images/s as measured on {report.num_measured:,} (without "
-        f"{'copying out of parquet or ' if report.spool_nbytes else ''}writing)"
-    )
+    rate = f"{report.images_per_second:,.0f} images/s"
+    yield f"  time    {_duration(report.seconds)} with {report.workers} workers, at {rate}"
+    without = "copying out of parquet or " if report.spool_nbytes else ""
+    yield f"          as measured on {report.num_measured:,}, without {without}writing"
 
 
 def _verdict_on_bad(report: Estimate) -> str:

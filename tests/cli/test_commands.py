@@ -153,7 +153,7 @@ def test_plan_says_what_convert_would_do_and_writes_nothing(image_tree: Path, tm
         "ignored hidden 1",
         "in 2 shards",
         f" at {tmp_path / 'out'}: enough",
-        "images/s as measured on ",
+        "as measured on 19, without writing",
     ):
         assert part in result.stdout
     facts = json.loads(shardio(*words, "--json").stdout)
