@@ -828,7 +828,7 @@ def test_a_plan_of_parquet_measures_decoding_and_counts_the_room_for_the_copies(
     result = shardio("plan", src, "--size", "16", "--seconds", "0.01")
     assert result.returncode == 0
     assert "of images out of parquet, until the set is published" in result.stdout
-    assert "(without copying out of parquet or writing)" in result.stdout
+    assert "without copying out of parquet or writing" in result.stdout
     assert not list(src.rglob("*.images"))
 
 

@@ -181,7 +181,7 @@ def test_too_few_samples_or_senseless_batches_are_refused() -> None:
 def test_the_command_prints_a_table_and_json() -> None:
     text = CliRunner().invoke(cli, ["check-shuffle", "2000", "--block-size", "50", "--window-blocks", "2"])
     assert text.exit_code == 0, text.output
-    assert "blocks of 50 samples, windows of 2 blocks; global: good, every |z| is below 4" in text.output
+    assert "blocks of 50 samples, windows of 2 blocks\nglobal: good, every |z| is below 4" in text.output
     assert text.output.count("\n") == 9
     result = CliRunner().invoke(cli, ["check-shuffle", "2000", "--json", "--seed", "3", "--batch-size", "100"])
     found = json.loads(result.output)
