@@ -182,7 +182,8 @@ def test_the_command_prints_a_table_and_json() -> None:
     text = CliRunner().invoke(cli, ["check-shuffle", "2000", "--block-size", "50", "--window-blocks", "2"])
     assert text.exit_code == 0, text.output
     assert "blocks of 50 samples, windows of 2 blocks\nglobal: good, every |z| is below 4" in text.output
-    assert text.output.count("\n") == 9
+    assert text.output.count("\n") == 10
+    assert max(map(len, text.output.splitlines())) <= 80
     result = CliRunner().invoke(cli, ["check-shuffle", "2000", "--json", "--seed", "3", "--batch-size", "100"])
     found = json.loads(result.output)
     assert found["ok"] is True
