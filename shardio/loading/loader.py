@@ -67,6 +67,12 @@ class ShardLoader(LikeDataLoader):
     (`weights`, or `indices` that has some twice). If the set was made with `--fit squash`, it is told how large the
     pictures were before, and treats them as they were.
 
+    On the CPU, gather threads do the first part of such a transform, its crops, resizes and flips, and read only what
+    that sees of each picture: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if nothing
+    that follows crops or resizes again, and samples are not checked or skipped; and if there are at least as many
+    gather threads as torch has (`torch.get_num_threads()`, at most 16), which is the default then. roi=False reads
+    whole pictures, and leaves all of the transform to the consuming thread.
+
     `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
     never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank. Masks
     are read likewise. Boxes are moved into the window; one of which less than a pixel is left, in width or height,
@@ -139,6 +145,7 @@ class ShardLoader(LikeDataLoader):
         images_from: str | None = None,
         report_every: float | None = None,
         report_to: To | None = None,
+        roi: bool = True,
         **unknown: NoReturn,
     ) -> None:
         if unknown:
@@ -146,7 +153,7 @@ class ShardLoader(LikeDataLoader):
         warn_of_missing_kernels()
         options = Options(
             *(seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform, arrays, columns),
-            *(images_from, report_every, report_to),
+            *(images_from, report_every, report_to, roi),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
@@ -238,8 +245,9 @@ class ShardLoader(LikeDataLoader):
         and `read_ahead_hits` is the share of their samples that was in the page cache when it was due (told by a few of
         each batch; None if none were announced, or if the files are not ours and the kernel does not tell). `staging`
         tells how far the copy in the cache is: None without `cache`. `kernels` copy samples, read them from files and
-        resample them on the CPU. `slots` were made for batches; `slots_free` of them wait for reuse, the others are
-        being filled, are ready, or are in the consumer's hands.
+        resample them on the CPU. `roi` tells whether gather threads read only what the transform sees. `slots` were
+        made for batches; `slots_free` of them wait for reuse, the others are being filled, are ready, or are in the
+        consumer's hands.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
         "shardio.copy" for starting its way to the GPU, and "shardio.transform".

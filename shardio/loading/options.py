@@ -37,6 +37,7 @@ class Options:
     images_from: str | None = None
     report_every: float | None = None
     report_to: To | None = None
+    roi: bool = True
 
     def __post_init__(self) -> None:
         check_io(self.io)
@@ -61,6 +62,8 @@ class Options:
             raise TypeError(f"report_to must be something to call with each report; found {self.report_to!r}")
         if self.report_to is not None and every is None:
             raise ValueError("report_to needs report_every=, the seconds from one report to the next")
+        if not isinstance(self.roi, bool):
+            raise TypeError(f"roi must be True or False; found {self.roi!r}")
         for name in ("arrays", "columns"):
             object.__setattr__(self, name, as_names(name, getattr(self, name)))
 

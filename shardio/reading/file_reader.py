@@ -206,17 +206,31 @@ class FileReader(CountingReader):
         stride = width * channels
         table = self._layout.table_of(name)
         files, starts = table.locate(self._stored(table, indices))
-        ends = (windows.num_pixels * channels).cumsum().tolist()
-        for i in np.lexsort((starts, files)).tolist():
-            rows, columns = windows.part(i)
-            start = int(starts[i]) + rows.start * stride
-            sectors = sector_of(start, self._alignment)
-            height = rows.stop - rows.start
-            wanted = start - sectors + height * stride
-            buffer = self._detour_buffer(wanted)
-            self._fill(table, table.files[int(files[i])], [buffer], sectors, wanted, start)
-            lines = buffer[start - sectors : wanted].reshape(height, width, channels)[:, columns]
-            np.copyto(out[ends[i] - lines.size : ends[i]].reshape(lines.shape), lines)
+        order = np.lexsort((starts, files))
+        files = files[order]
+        nbytes = windows.widths * channels
+        places = (windows.heights * nbytes).cumsum() - windows.heights * nbytes
+        starts = starts + windows.tops * stride + windows.lefts * channels
+        numbers = np.stack([starts, windows.heights, nbytes, places], axis=1)[order]
+        most = int(windows.heights.max()) * stride + 2 * self._alignment
+        for first, stop in stretches(files[1:] != files[:-1]):
+            entry, done = table.files[int(files[first])], first
+            if _rowread is not None:
+                file = self._files.get(entry.file)
+                how = stride, self._alignment, self._detour_buffer(most), out, self._drop_behind
+                done += _rowread.read_windows(file.fileno(), numbers[first:stop], *how)
+                del file
+                some = numbers[first:done]
+                self._count(int(((some[:, 1] - 1) * stride + some[:, 2]).sum()))
+            for start, lines, line_nbytes, place in numbers[done:stop].tolist():
+                sectors = sector_of(start, self._alignment)
+                wanted = start - sectors + (lines - 1) * stride + line_nbytes
+                buffer = self._detour_buffer(wanted)
+                self._fill(table, entry, [buffer], sectors, wanted, start)
+                for line in range(lines):
+                    at = start - sectors + line * stride
+                    out[place : place + line_nbytes] = buffer[at : at + line_nbytes]
+                    place += line_nbytes
 
     def _read_detour(
         self, table: Table, entry: FileEntry, rows: Sequence[NDArray[np.uint8]], offsets: Sequence[int]

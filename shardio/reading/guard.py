@@ -240,8 +240,13 @@ class GuardedReader:
             room = self._thread.room = aligned_empty((max(_ROOM_NBYTES, row_nbytes),))
         return room[: count * row_nbytes].reshape(count, row_nbytes)
 
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
-        self._reader.will_read(indices, windows if self._second is None else None)
+    def will_read(
+        self, indices: NDArray[np.int64], windows: Windows | None = None, of_arrays: Windows | None = None
+    ) -> None:
+        if self._second is None:
+            self._reader.will_read(indices, windows, of_arrays)
+        else:
+            self._reader.will_read(indices)
 
     def counts(self) -> ReadCounts:
         counts = self._reader.counts()

@@ -26,8 +26,8 @@
 
 /* Bytes between a load and its prefetch. 1 to 2 KiB were best where it was measured; half or twice that cost 3 %. */
 #define AHEAD 1024
-/* Below, a batch may stay in the caches until it is read. */
-#define LEAST_FOR_STREAMING (1 << 20)
+/* Below, what is copied may stay in the caches until it is read: windows that are resampled next, say. */
+#define LEAST_FOR_STREAMING (4 << 20)
 #define LINE 64
 #define PAGE 4096
 

@@ -125,7 +125,7 @@ def test_arrays_are_announced_with_their_pixels(make_set: Callable[..., Path], m
 
     monkeypatch.setattr(MappedTable, "will_need", note)
     windows = Windows.alike(2, 2, np.array([1, 3]), np.array([0, 1]))
-    MappedReader(shards, ("", "depth", "clip")).will_read(np.array([4, 7]), windows)
+    MappedReader(shards, ("", "depth", "clip")).will_read(np.array([4, 7]), windows, windows)
     pixels, depth, clip = (shards.mapped(name) for name in ("", "depth", "clip"))
     assert asked == [
         (pixels, [4, 7], [15, 45], [30, 30]),  # two lines of 5 pixels of 3 bytes

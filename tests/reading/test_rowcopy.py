@@ -17,7 +17,7 @@ from shardio.reading.rowcopy import copy_rows, copy_windows
 from shardio.system.kernels import DEFAULT_KERNEL, KERNELS
 
 # From here on native kernels store past the caches.
-STREAMED = 1 << 20
+STREAMED = 4 << 20
 GUARD = 0xA5
 
 
