@@ -42,9 +42,12 @@ class Flow:
 
     _device: DevicePrefetch | None
 
-    def __init__(self, pipeline: Pipeline, batches: Iterator[Batch], epoch: int, prefetch: int) -> None:
+    def __init__(self, pipeline: Pipeline, sampler: Sampler, epoch: int, prefetch: int, *, repeats: bool) -> None:
         self._pipeline = pipeline
-        self._batches = batches
+        self._sampler = sampler
+        self._repeats = repeats
+        self._batches = sampler.batches(epoch)
+        self._num_drawn = 0
         self._epoch = epoch
         self._prefetch = prefetch
         self._announces = pipeline.begin_epoch()
@@ -122,9 +125,11 @@ class Flow:
     def _draw(self, count: int) -> None:
         """Draws batches until `count` are coming, or none are left."""
         while len(self._coming) < count:
-            batch = next(self._batches, None)
-            if batch is None:
+            indices = next(self._batches, None)
+            if indices is None:
                 return
+            batch = Batch(indices, _counters(self._sampler, self._num_drawn, indices, self._repeats))
+            self._num_drawn += 1
             request = self._request(batch)
             if self._announces:
                 self._pipeline.announce(request, self._hints)
@@ -158,7 +163,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._take_place()
         epoch = self._place.epoch
         self._pipeline.meter.begin_epoch(epoch)
-        flow = Flow(self._pipeline, _batches(self._sampler, epoch, self._position.repeats), epoch, self._prefetch)
+        flow = Flow(self._pipeline, self._sampler, epoch, self._prefetch, repeats=self._position.repeats)
         self._position.begin(self._token)
         self._flow = flow
         return flow
@@ -220,12 +225,6 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         position.receive(self._token, self._place)
         batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
         return (*batch, more) if more else batch
-
-
-def _batches(sampler: Sampler, epoch: int, repeats: bool) -> Iterator[Batch]:
-    """Yields the batches of an epoch. (No method of the iterator, which would be part of a cycle.)"""
-    for step, indices in enumerate(sampler.batches(epoch)):
-        yield Batch(indices, _counters(sampler, step, indices, repeats))
 
 
 def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], repeats: bool) -> NDArray[np.int64]:
