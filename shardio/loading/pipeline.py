@@ -106,9 +106,10 @@ class Pipeline:
         nbytes = sum(row.nbytes for row in rows.values())
         self.read_ahead = read_ahead_batches(batch_size * (sample_nbytes(shape) + nbytes), memory_left())
         """Batches to announce beyond those under way."""
-        # Some that compute beside those that wait for storage.
-        computing = threads if self.transform.split is not None else 1
-        default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads - 1 + computing)
+        default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
+        if self.transform.split is not None:
+            # While some compute, as many as before wait for storage.
+            default = max(default, threads, min(2 * self._reader.num_threads, _MOST_CUTTING_THREADS))
         self.num_threads = options.num_threads or default
         self.about = Source(
             path=str(shards.path),
