@@ -70,8 +70,9 @@ class ShardLoader(LikeDataLoader):
     On the CPU, gather threads do the first part of such a transform, its crops, resizes and flips, and read only what
     that sees of each picture: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if nothing
     that follows crops or resizes again, and samples are not checked or skipped; and if there are at least as many
-    gather threads as torch has (`torch.get_num_threads()`, at most 16), which is the default then. roi=False reads
-    whole pictures, and leaves all of the transform to the consuming thread.
+    gather threads as torch has (`torch.get_num_threads()`, at most 16), which is the default then. Where they wait for
+    storage (pread, direct, a copy in the making) they read the rows of that part, and the consuming thread does the
+    rest. roi=False reads whole pictures.
 
     `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
     never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank. Masks
