@@ -56,8 +56,8 @@ class Flow:
         # Drawn from the order, and announced if that is of use.
         self._coming: deque[tuple[Batch, Request]] = deque()
         self._pending: deque[tuple[Batch, Request, Pending]] = deque()
-        # The samples of the batches on the device that were not taken.
-        self._drawn: deque[Drawn] = deque()
+        # The batches on the device that were not taken.
+        self._started: deque[tuple[Batch, Request, Drawn]] = deque()
         self._device = pipeline.new_prefetch()
 
     def __del__(self) -> None:
@@ -76,12 +76,13 @@ class Flow:
         """Waits for the batch that is due. Returns it, with the cut that its images are of, if they are; or raises what
         its gathering has raised."""
         self._gather_ahead()
+        self._read_again()
         if self._device is None:
             slot, request = self._gathered()
             return *self._pipeline.lend(slot, len(request)), request.cut
         if not self._device:
             self._start_copy(self._device)
-        tensors, drawn = self._device.take(), self._drawn.popleft()
+        tensors, (_, request, drawn) = self._device.take(), self._started.popleft()
         # Copies of batches that are ready overlap what the consumer does with the one it gets now.
         # An error waits until its batch is due.
         while (
@@ -92,22 +93,38 @@ class Flow:
         ):
             self._start_copy(self._device)
         self._gather_ahead()
-        return tensors, drawn, None
+        return tensors, drawn, request.cut
 
     def _start_copy(self, device: DevicePrefetch) -> None:
+        batch = self._pending[0][0]
         slot, request = self._gathered()
-        self._drawn.append(slot.drawn(len(request)))
+        self._started.append((batch, request, slot.drawn(len(request))))
         device.start(slot, len(request))
 
+    def _read_again(self) -> None:
+        """If another transform was set meanwhile, gathers all batches again of which only what the first one sees was
+        read."""
+        if not any(self._is_stale(request) for _, request, _ in (*self._started, *self._pending)):
+            return
+        before, self._pending = self._pending, deque()
+        for batch, request, _ in self._started:
+            self._submit(batch, request)
+        while self._started:
+            assert self._device is not None
+            self._device.take()
+            self._started.popleft()
+        for batch, request, pending in before:
+            if self._is_stale(request):
+                self._pipeline.abandon(pending)
+                self._submit(batch, request)
+            else:
+                self._pending.append((batch, request, pending))
+
+    def _is_stale(self, request: Request) -> bool:
+        return request.split is not None and request.split is not self._pipeline.transform.split
+
     def _gathered(self) -> tuple[Slot, Request]:
-        batch, request, pending = self._pending[0]
-        if request.split is not None and request.split is not self._pipeline.transform.split:
-            # Another transform was set meanwhile: what the first one saw of the samples is of no use to it.
-            again = self._request(batch)
-            anew = self._pipeline.submit(again, self._last_step)
-            self._pending[0] = batch, again, anew
-            self._pipeline.abandon(pending)
-            request, pending = again, anew
+        _, request, pending = self._pending[0]
         slot = self._pipeline.collect(pending)
         self._pending.popleft()
         return slot, request
@@ -117,8 +134,7 @@ class Flow:
         # The batch that is due is announced first, so that all of it is asked for before a thread waits for a part.
         self._draw(self._prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= self._prefetch:
-            batch, request = self._coming.popleft()
-            self._pending.append((batch, request, self._pipeline.submit(request, self._last_step)))
+            self._submit(*self._coming.popleft())
         if self._announces:
             self._draw(self._pipeline.read_ahead)
 
@@ -134,6 +150,11 @@ class Flow:
             if self._announces:
                 self._pipeline.announce(request, self._hints)
             self._coming.append((batch, request))
+
+    def _submit(self, batch: Batch, request: Request) -> None:
+        if self._is_stale(request):
+            request = self._request(batch)
+        self._pending.append((batch, request, self._pipeline.submit(request, self._last_step)))
 
     def _request(self, batch: Batch) -> Request:
         return self._pipeline.request(batch.indices, batch.counters, self._epoch)

@@ -25,7 +25,7 @@ from shardio.loading.reporter import Lines, Reporter
 from shardio.loading.request import Request
 from shardio.loading.ring import Drawn, Ring, Slot, new_slot
 from shardio.loading.status import Status
-from shardio.loading.transform import PictureSizes, TransformStep, sizes_if_squashed
+from shardio.loading.transform import CUT_ROWS, PictureSizes, TransformStep, sizes_if_squashed
 from shardio.order.world import World
 from shardio.reading.choose import read_ahead_batches
 from shardio.reading.guard import GuardedReader
@@ -72,6 +72,7 @@ class Pipeline:
         batch_size: int,
         num_samples: int,
         copier: Copier | None,
+        device: torch.device,
         world: World,
     ) -> None:
         """`num_samples` of the split will be read."""
@@ -86,10 +87,6 @@ class Pipeline:
         self._source = source
         self._copier = copier
         self._batch_size = batch_size
-        make = copier.new_slot if copier else new_slot
-        # Enough for all batches under way at a time, so that a steady loop makes no new slot.
-        under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
-        self._ring = Ring(under_way, lambda: make(batch_size, shape, rows))
         self._reader = source.make_reader(options.io, num_samples, parts.tables)
         self._guard: GuardedReader | None = None
         if options.check != "off" or options.on_damage != "raise":
@@ -100,16 +97,33 @@ class Pipeline:
         sizes = sizes_if_squashed(shards.manifest, self._reader, self.crop)
         # The threads that gather take the place of torch's, which a transform uses; damaged samples are found in whole.
         threads = torch.get_num_threads()
-        # A reader of whole lines waits for storage. Meanwhile, torch's threads compute.
+        # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
         lines = self._reader.whole_lines(parts.picture)
-        few = threads > (options.num_threads or _MOST_CUTTING_THREADS) and not lines
-        roi = options.roi and copier is None and self._guard is None and not few
-        self.transform = TransformStep(options.transform, options.seed, sizes, parts, roi=roi, whole_lines=lines)
+        resamples = copier is None and not lines
+        few = resamples and threads > (options.num_threads or _MOST_CUTTING_THREADS)
+        roi = options.roi and self._guard is None and not few
+        self.transform = TransformStep(
+            options.transform,
+            *(options.seed, sizes, parts, shape),
+            device=device,
+            roi=roi,
+            gather_resamples=resamples,
+            whole_lines=lines,
+        )
+        make = copier.new_slot if copier else new_slot
+        told = {}
+        if copier is not None:
+            # Slots have room for what the kernel is told, or not.
+            self.transform.roi = self.transform.split is not None
+            told = CUT_ROWS if self.transform.roi else {}
+        # Enough for all batches under way at a time, so that a steady loop makes no new slot.
+        under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
+        self._ring = Ring(under_way, lambda: make(batch_size, shape, {**rows, **told}))
         nbytes = sum(row.nbytes for row in rows.values())
         self.read_ahead = read_ahead_batches(batch_size * (sample_nbytes(shape) + nbytes), memory_left())
         """Batches to announce beyond those under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
-        if self.transform.split is not None and not lines:
+        if self.transform.split is not None and resamples:
             default = max(default, threads)
         self.num_threads = options.num_threads or default
         self.about = Source(
@@ -169,7 +183,7 @@ class Pipeline:
     def request(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Request:
         """Returns what is read of a batch. `counters` are those of `TransformStep`."""
         windows = self.crop.windows(epoch, indices) if self.crop else None
-        cutter = self.transform.cutter(counters, epoch, self.image_shape)
+        cutter = self.transform.cutter(counters, epoch)
         return Request(indices, self._parts, windows, cutter)
 
     def announce(self, request: Request, hints: Hints) -> None:
