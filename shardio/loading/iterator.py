@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.loading.gather import Hints, Pending
+from shardio.loading.out import write_batch
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.ring import Drawn, Slot
@@ -189,6 +190,11 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         start = time.perf_counter()
         images, labels, more = pipeline.transform(tensors, drawn, counters, place.epoch)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
+        batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
+        if more:
+            batch = (*batch, more)
+        if pipeline.out is not None:
+            batch = write_batch(pipeline.out, batch, is_short=len(tensors.labels) < sampler.batch_size)
         nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
         pipeline.meter.received(len(tensors.labels), nbytes)
         repeats = sampler.num_repeats(step)
@@ -198,8 +204,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._place = Place(place.epoch, consumed)
         position.num_repeats = repeats
         position.receive(self._token, self._place)
-        batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
-        return (*batch, more) if more else batch
+        return batch
 
     def _positions(self, step: int) -> NDArray[np.int64]:
         """Returns the positions of the batch's samples in the order of the epoch, each of which comes once."""

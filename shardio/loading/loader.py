@@ -15,6 +15,7 @@ from shardio.errors import printable
 from shardio.loading.device import choose_device, make_copier
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.options import Check, OnDamage, Options
+from shardio.loading.out import check_out
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import Report
 from shardio.loading.reporter import To
@@ -66,6 +67,11 @@ class ShardLoader(LikeDataLoader):
     (`seed`, epoch, sample), or by the position in the epoch's order where samples may come more than once in an epoch
     (`weights`, or `indices` that has some twice). If the set was made with `--fit squash`, it is told how large the
     pictures were before, and treats them as they were.
+
+    `out` are tensors of the caller's, as a batch is made of them, with a batch's shapes and types: clones of
+    those of the first batch, say. Each batch is then written there, after the transform and on the current
+    stream, and the loop gets these same tensors each time. So a training step can be captured in a CUDA graph; a short
+    last batch is views of their first rows, and a graph wants tail="drop" or "pad".
 
     `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
     never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank. Masks
@@ -139,6 +145,7 @@ class ShardLoader(LikeDataLoader):
         images_from: str | None = None,
         report_every: float | None = None,
         report_to: To | None = None,
+        out: Sequence[Any] | None = None,
         **unknown: NoReturn,
     ) -> None:
         if unknown:
@@ -146,7 +153,7 @@ class ShardLoader(LikeDataLoader):
         warn_of_missing_kernels()
         options = Options(
             *(seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform, arrays, columns),
-            *(images_from, report_every, report_to),
+            *(images_from, report_every, report_to, out),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
@@ -184,6 +191,16 @@ class ShardLoader(LikeDataLoader):
     @transform.setter
     def transform(self, transform: Function | None) -> None:
         self._pipeline.transform.function = transform
+
+    @property
+    def out(self) -> Sequence[Any] | None:
+        """The caller's tensors into which batches are written. They may be set at any time."""
+        return self._pipeline.out
+
+    @out.setter
+    def out(self, out: Sequence[Any] | None) -> None:
+        check_out(out)
+        self._pipeline.out = out
 
     @property
     def num_threads(self) -> int:

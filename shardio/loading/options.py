@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from shardio.format.layout import SampleShape
+from shardio.loading.out import check_out
 from shardio.loading.parts import Parts, as_names, find_parts
 from shardio.loading.reporter import To
 from shardio.loading.transform import Function
@@ -37,6 +38,7 @@ class Options:
     images_from: str | None = None
     report_every: float | None = None
     report_to: To | None = None
+    out: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         check_io(self.io)
@@ -61,6 +63,7 @@ class Options:
             raise TypeError(f"report_to must be something to call with each report; found {self.report_to!r}")
         if self.report_to is not None and every is None:
             raise ValueError("report_to needs report_every=, the seconds from one report to the next")
+        check_out(self.out)
         for name in ("arrays", "columns"):
             object.__setattr__(self, name, as_names(name, getattr(self, name)))
 

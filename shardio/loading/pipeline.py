@@ -96,6 +96,8 @@ class Pipeline:
             self._reader = self._guard
         sizes = sizes_if_squashed(shards.manifest, self._reader, self.crop)
         self.transform = TransformStep(options.transform, options.seed, sizes, parts)
+        self.out = options.out
+        """The caller's tensors into which batches are written; None if they are left where they are."""
         nbytes = sum(row.nbytes for row in rows.values())
         self.read_ahead = read_ahead_batches(batch_size * (sample_nbytes(shape) + nbytes), memory_left())
         """Batches to announce beyond those under way."""
