@@ -19,10 +19,14 @@ from shardio.loading.gather import Hints, Pending
 from shardio.loading.out import write_batch
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
+from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Slot
 from shardio.loading.state import Place, Position
 from shardio.order.windows import Windows
 from shardio.system.eager import eager
+
+# Pieces of a resident split that are under way while one is brought to the device.
+_PIECES_AHEAD = 2
 
 
 class Flow:
@@ -115,6 +119,34 @@ class Flow:
             self._coming.append((indices, windows))
 
 
+class ResidentFlow:
+    """Gives the batches of one epoch in order, out of the device's memory. The first one waits until that is filled."""
+
+    def __init__(
+        self, pipeline: Pipeline, resident: Resident, batches: Iterator[NDArray[np.int64]], epoch: int
+    ) -> None:
+        self._pipeline = pipeline
+        self._batches = batches
+        self._epoch = epoch
+        self._resident = resident
+        # As many pieces are under way as keep threads and bus busy.
+        self._filling = None if resident.is_filled else Flow(pipeline, resident.pieces(), epoch, _PIECES_AHEAD)
+
+    def take(self) -> tuple[Tensors, Drawn]:
+        """Returns the batch that is due, or raises what filling the memory has raised."""
+        if (filling := self._filling) is not None:
+            self._resident.fill(lambda: filling.take()[0])
+            self.abandon()
+            self._pipeline.free_slots()
+        return self._pipeline.take_resident(next(self._batches), self._epoch)
+
+    def abandon(self) -> None:
+        """Leave what has not been brought to the device. May be called again."""
+        if self._filling is not None:
+            self._filling.abandon()
+            self._filling = None
+
+
 class LoaderIterator(Iterator[tuple[Any, ...]]):
     """Gives the batches of one epoch, once."""
 
@@ -124,7 +156,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._prefetch = prefetch
         self._return_indices = return_indices
         self._token = object()
-        self._flow: Flow | None = None
+        self._flow: Flow | ResidentFlow | None = None
         self._failed = False
         self._take_place()
 
@@ -134,12 +166,17 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._step = 0
         self._remaining = self._sampler.num_batches
 
-    def _begin(self) -> Flow:
+    def _begin(self) -> Flow | ResidentFlow:
         """Begins with the first batch: asking for an iterator changes nothing, as Lightning asks too often."""
         self._take_place()
         epoch = self._place.epoch
         self._pipeline.meter.begin_epoch(epoch)
-        flow = Flow(self._pipeline, self._sampler.batches(epoch), epoch, self._prefetch)
+        batches, resident = self._sampler.batches(epoch), self._pipeline.resident
+        flow: Flow | ResidentFlow
+        if resident is None:
+            flow = Flow(self._pipeline, batches, epoch, self._prefetch)
+        else:
+            flow = ResidentFlow(self._pipeline, resident, batches, epoch)
         self._position.begin(self._token)
         self._flow = flow
         return flow
@@ -181,7 +218,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
             flow.abandon()
             raise
 
-    def _next_of(self, flow: Flow) -> tuple[Any, ...]:
+    def _next_of(self, flow: Flow | ResidentFlow) -> tuple[Any, ...]:
         """Counts the batch last: an error before that, or a Ctrl-C, leaves it to be read again."""
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
         step = self._step

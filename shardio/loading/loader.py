@@ -14,7 +14,7 @@ from shardio.augment.chain import Transform
 from shardio.errors import printable
 from shardio.loading.device import choose_device, make_copier
 from shardio.loading.iterator import LoaderIterator
-from shardio.loading.options import Check, OnDamage, Options
+from shardio.loading.options import Check, OnDamage, Options, Where
 from shardio.loading.out import check_out
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import Report
@@ -72,6 +72,13 @@ class ShardLoader(LikeDataLoader):
     those of the first batch, say. Each batch is then written there, after the transform and on the current
     stream, and the loop gets these same tensors each time. So a training step can be captured in a CUDA graph; a short
     last batch is views of their first rows, and a graph wants tail="drop" or "pad".
+
+    resident="device" keeps all samples that the loader can draw in its device's memory: for sets that fit there, such
+    as CIFAR, or ImageNet at 64 pixels. They are read once, when the first batch is asked for, and then each batch is
+    gathered by the device: the same batches in the same order, with the same states, as without it. The memory is taken
+    when the loader is made, which raises MemoryError if there is too little, and given back when it is closed. A window
+    in the centre (`crop`) is all that is kept. A damaged sample is an error of the first batch. `prefetch` has no
+    meaning then. On a CPU nothing is gained.
 
     `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
     never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank. Masks
@@ -146,6 +153,7 @@ class ShardLoader(LikeDataLoader):
         report_every: float | None = None,
         report_to: To | None = None,
         out: Sequence[Any] | None = None,
+        resident: Where | None = None,
         **unknown: NoReturn,
     ) -> None:
         if unknown:
@@ -153,7 +161,7 @@ class ShardLoader(LikeDataLoader):
         warn_of_missing_kernels()
         options = Options(
             *(seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform, arrays, columns),
-            *(images_from, report_every, report_to, out),
+            *(images_from, report_every, report_to, out, resident),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
@@ -177,7 +185,7 @@ class ShardLoader(LikeDataLoader):
             copier = make_copier(self.device)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
             self._pipeline = Pipeline(
-                source, self.shards, options, sampler.batch_size, position.num_distinct, copier, self.world
+                source, self.shards, options, sampler.batch_size, position.distinct, self.device, copier, self.world
             )
         except BaseException:  # an error that is kept keeps this frame, and with it the source
             source.close()
@@ -256,7 +264,8 @@ class ShardLoader(LikeDataLoader):
         each batch; None if none were announced, or if the files are not ours and the kernel does not tell). `staging`
         tells how far the copy in the cache is: None without `cache`. `kernels` copy samples, read them from files and
         resample them on the CPU. `slots` were made for batches; `slots_free` of them wait for reuse, the others are
-        being filled, are ready, or are in the consumer's hands.
+        being filled, are ready, or are in the consumer's hands. With `resident`, samples take `resident_nbytes` of the
+        device's memory.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
         "shardio.copy" for starting its way to the GPU, and "shardio.transform".

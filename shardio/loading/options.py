@@ -18,6 +18,7 @@ from shardio.reading.layout import SplitLayout
 
 Check = Literal["off", "sample"]
 OnDamage = Literal["raise", "skip"]
+Where = Literal["device"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Options:
     report_every: float | None = None
     report_to: To | None = None
     out: Sequence[Any] | None = None
+    resident: Where | None = None
 
     def __post_init__(self) -> None:
         check_io(self.io)
@@ -48,6 +50,8 @@ class Options:
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; found {value!r}")
+        if self.resident not in (None, *get_args(Where)):
+            raise ValueError(f'resident must be "device" or None; found {self.resident!r}')
         for name in ("seed", "prefetch", "num_threads"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_integer(name, value))

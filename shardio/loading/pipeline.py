@@ -20,8 +20,9 @@ from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Options
 from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors
-from shardio.loading.report import Report, Source
+from shardio.loading.report import RESIDENT, Report, Source
 from shardio.loading.reporter import Lines, Reporter
+from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Ring, Slot, new_slot
 from shardio.loading.status import Status
 from shardio.loading.transform import PictureSizes, TransformStep, sizes_if_squashed
@@ -68,17 +69,29 @@ class Pipeline:
         shards: ShardSet,
         options: Options,
         batch_size: int,
-        num_samples: int,
+        samples: NDArray[np.int64] | None,
+        device: torch.device,
         copier: Copier | None,
         world: World,
     ) -> None:
-        """`num_samples` of the split will be read."""
+        """`samples` of the split, in ascending order, will be read, or all."""
         self.pid = os.getpid()
         parts = options.parts_of(shards)
-        self.crop = options.crop_of(parts.image_shape)
-        self.image_shape = shape = self.crop.cropped_shape if self.crop else parts.image_shape
+        crop = options.crop_of(parts.image_shape)
+        self.image_shape = shape = crop.cropped_shape if crop else parts.image_shape
         self.rows = rows = parts.rows(shape)
         """What is delivered of each sample beside its pixels, by name."""
+        self.crop = crop
+        """What is read of each sample, if not all."""
+        self.resident: Resident | None = None
+        slot_size, num_samples = batch_size, len(shards) if samples is None else len(samples)
+        if options.resident:
+            if crop is not None and crop.at == "random":  # in each epoch it is another window
+                self.crop, shape, rows = None, parts.image_shape, parts.rows(parts.image_shape)
+            later = crop if self.crop is None else None
+            what = f"{shards.path}, {shards.split}"
+            self.resident = Resident(what, len(shards), samples, parts, shape, later, device)
+            slot_size = self.resident.piece_size
         self._columns = parts.columns
         self._parts = parts if rows or parts.picture else None
         self._source = source
@@ -86,7 +99,7 @@ class Pipeline:
         make = copier.new_slot if copier else new_slot
         # Enough for all batches under way at a time, so that a steady loop makes no new slot.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
-        self._ring = Ring(under_way, lambda: make(batch_size, shape, rows))
+        self._ring = Ring(under_way, lambda: make(slot_size, shape, rows))
         self._reader = source.make_reader(options.io, num_samples, parts.tables)
         self._guard: GuardedReader | None = None
         if options.check != "off" or options.on_damage != "raise":
@@ -94,12 +107,12 @@ class Pipeline:
             skips = options.on_damage == "skip"
             self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
             self._reader = self._guard
-        sizes = sizes_if_squashed(shards.manifest, self._reader, self.crop)
+        sizes = sizes_if_squashed(shards.manifest, self._reader, crop)
         self.transform = TransformStep(options.transform, options.seed, sizes, parts)
         self.out = options.out
         """The caller's tensors into which batches are written; None if they are left where they are."""
         nbytes = sum(row.nbytes for row in rows.values())
-        self.read_ahead = read_ahead_batches(batch_size * (sample_nbytes(shape) + nbytes), memory_left())
+        self.read_ahead = read_ahead_batches(slot_size * (sample_nbytes(shape) + nbytes), memory_left())
         """Batches to announce beyond those under way."""
         self.num_threads = options.num_threads or max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
         self.about = Source(
@@ -109,7 +122,7 @@ class Pipeline:
             num_threads=self.num_threads,
             num_cores=usable_cores(),
             prefetch=options.prefetch,
-            io=self._reader.name,
+            io=RESIDENT if self.resident else self._reader.name,
             rank=world.rank,
             world_size=world.world_size,
         )
@@ -135,6 +148,8 @@ class Pipeline:
             steps.callback(self._source.close)
             steps.callback(self._status.close)
             steps.callback(self._ring.clear)
+            if self.resident is not None:
+                steps.callback(self.resident.clear)
             steps.callback(self._threads.close)
             if self._reporter is not None:
                 steps.callback(self._reporter.close)
@@ -149,6 +164,8 @@ class Pipeline:
 
     def last_step(self, epoch: int) -> Finish | None:
         """Returns what is done to batches of this epoch when they have been gathered; None if nothing is."""
+        if self.resident is not None:  # these are no batches yet
+            return None
         sizes = self.transform.sizes_wanted()
         return None if self._guard is None and sizes is None else partial(_finish, epoch, self._guard, sizes)
 
@@ -199,6 +216,23 @@ class Pipeline:
             more[name] = torch.from_numpy(beside)
         return Tensors(torch.from_numpy(images).permute(0, 3, 1, 2), labels, indices, more), drawn
 
+    def free_slots(self) -> None:
+        """Frees the slots that wait for reuse."""
+        self._ring.clear()
+
+    def take_resident(self, indices: NDArray[np.int64], epoch: int) -> tuple[Tensors, Drawn]:
+        """Returns a batch of what lies in the device's memory."""
+        assert self.resident is not None
+        self.meter.begin_wait()
+        try:
+            with record_function("shardio.wait"):
+                indices = indices.copy()
+                if self._guard is not None:
+                    self._guard.replace_damaged(epoch, indices)
+                return self.resident.gather(indices, epoch), Drawn(indices, None)
+        finally:
+            self.meter.end_wait()
+
     @property
     def damaged(self) -> list[int]:
         return self._guard.damaged if self._guard else []
@@ -216,6 +250,7 @@ class Pipeline:
             "waited": report.waited,
             "limited_by": report.stage,
             "num_threads": self.num_threads,
+            "resident_nbytes": self.resident.nbytes if self.resident else 0,
             "slots": self._ring.num_made,
             "slots_free": self._ring.num_free,
             "io": self._reader.name,

@@ -723,6 +723,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "read_ahead_hits": None,
             "kernels": kernels_in_use(),
             "staging": None,
+            "resident_nbytes": 0,
             "slots": 0,
             "slots_free": 0,
         }
