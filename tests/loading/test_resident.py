@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +28,7 @@ from shardio.loading.loader import ShardLoader
 from shardio.loading.resident import DeviceWindows, Rows, crop_boxes_there
 from shardio.order.windows import Windows, crop_boxes
 from shardio.reading.shardset import open_shards
+from shardio.sets.cache.stage import stage
 from shardio.sets.rows import write_index
 
 NUM_SAMPLES, HEIGHT, WIDTH = 23, 6, 5
@@ -227,11 +227,11 @@ def test_filling_that_was_interrupted_is_begun_again(path: Path, monkeypatch: py
 def test_the_memory_is_filled_through_a_cache(path: Path, tmp_path: Path) -> None:
     with loader_of(path, resident=False) as usual:
         expected = list(usual)
-    for _ in range(2):  # while the copy is made, and from the copy
-        with loader_of(path, cache=tmp_path / "cache") as loader:
-            assert_same(list(loader), expected)
-            while "copy" in loader.stats()["staging"]["state"]:
-                time.sleep(0.005)
+    with loader_of(path, cache=tmp_path / "cache") as loader:
+        assert_same(list(loader), expected)  # while the copy is made
+    stage(path, tmp_path / "cache")
+    with loader_of(path, cache=tmp_path / "cache") as loader:
+        assert_same(list(loader), expected)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
