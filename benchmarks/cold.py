@@ -9,32 +9,18 @@ more than 1.0 is read in vain.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-from common import describe_machine
+from common import bytes_from_disk, describe_machine, leave_the_page_cache
 
 from shardio.format.layout import sample_nbytes
 from shardio.loading.loader import ShardLoader
 from shardio.measure.limits import direct_reads, why_no_direct_reads
 from shardio.reading.shardset import open_shards
-
-
-def leave_the_page_cache(path: Path) -> None:
-    for file in path.glob("*.npy"):
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
-def bytes_from_disk() -> int:
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def plain_direct(path: Path, count: int, seed: int) -> int:

@@ -6,7 +6,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +72,31 @@ def print_ratios(rates: Mapping[str, list[float]], reference: str, unit: str) ->
             f"{name:<{width}} {statistics.median(values):>12,.1f} {unit}   ratio {statistics.median(ratios):>6.3f} "
             f"({min(ratios):.3f} to {max(ratios):.3f})"
         )
+
+
+def leave_the_page_cache(path: Path) -> None:
+    for file in path.glob("*.npy"):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def bytes_from_disk() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+@contextmanager
+def cgroup(limit: int) -> Iterator[Path]:
+    """A cgroup with a limit of memory, page cache included. Yields its file that takes processes."""
+    root = Path("/sys/fs/cgroup")
+    is_v2 = (root / "cgroup.controllers").exists()
+    folder = (root if is_v2 else root / "memory") / f"shardio-benchmark-{os.getpid()}"
+    folder.mkdir()
+    try:
+        name = "memory.max" if is_v2 else "memory.limit_in_bytes"
+        (folder / name).write_text(str(limit))
+        yield folder / "cgroup.procs"
+    finally:
+        folder.rmdir()

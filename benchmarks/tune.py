@@ -9,36 +9,18 @@ there. It needs root, and cgroups of version 1 or 2 that are mounted.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from common import describe_machine
+from common import cgroup, describe_machine
 
 from shardio.conversion.amounts import parse_nbytes
 from shardio.measure.race import best_of, ratio
 from shardio.measure.report import Combination
 from shardio.measure.tune import Trial, Tuning, tune
 from shardio.reading.shardset import open_shards
-
-
-@contextmanager
-def cgroup(limit: int) -> Iterator[Path]:
-    """A cgroup with a limit of memory, page cache included. Yields its file that takes processes."""
-    root = Path("/sys/fs/cgroup")
-    is_v2 = (root / "cgroup.controllers").exists()
-    folder = (root if is_v2 else root / "memory") / f"shardio-tune-{os.getpid()}"
-    folder.mkdir()
-    try:
-        name = "memory.max" if is_v2 else "memory.limit_in_bytes"
-        (folder / name).write_text(str(limit))
-        yield folder / "cgroup.procs"
-    finally:
-        folder.rmdir()
 
 
 def exhaustive(trial: Trial, ways: list[Combination], rounds: int, first: int) -> dict[Combination, list[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict, overload
 
@@ -185,13 +185,18 @@ class Compose(Transform):
         return any(transform.mixes for transform in self.transforms)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
+        for transform, own in self.parts(purpose):
+            batch = transform.apply(batch, own)
+        return batch
+
+    def parts(self, purpose: str) -> Iterator[tuple[Transform, str]]:
+        """Yields the transforms, each with the purpose that keys its random numbers."""
         # A transform is numbered among those of its class, so that one without randomness may come or go before it.
         numbers = Counter[str]()
         for transform in self.transforms:
             name = type(transform).__name__
-            batch = transform.apply(batch, f"{purpose}/{name} {numbers[name]}")
+            yield transform, f"{purpose}/{name} {numbers[name]}"
             numbers[name] += 1
-        return batch
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,7 @@ columns and the lines one after the other. Boxes need not be whole pixels, as th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
 from shardio.augment.native import in_slices
+from shardio.order.windows import Windows
 from shardio.system.eager import is_recorded
 from shardio.system.kernels import _resample as _native
 
@@ -151,17 +152,49 @@ def _resample_natively(
 ) -> torch.Tensor:
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
     count, height, width, channels = pixels.shape
-    each = np.ascontiguousarray(spans.transpose(1, 0, 2))
-    mirrored = flips.astype(np.uint8)
+    none = np.zeros(count, np.int64)
+    whole = Windows.alike(height, width, none, none)
     out = np.empty((count, *size, channels), np.uint8 if statistics is None else np.float32)
-    affine = b"" if statistics is None else affine_of(statistics).numpy()
-    shapes = (height, width, channels, *size, interpolation == "bicubic", antialias)
 
     def work(some: slice) -> None:
-        _native.resample(pixels[some], each[some], mirrored[some], out[some], affine, *shapes)
+        resample_windows(
+            pixels[some], whole[some], spans[:, some], flips[some], out[some], interpolation, antialias, statistics
+        )
 
     in_slices(count, work)
     return torch.from_numpy(out).permute(0, 3, 1, 2)
+
+
+def resample_windows(
+    pixels: NDArray[np.uint8],
+    windows: Windows,
+    spans: NDArray[np.float64],
+    flips: NDArray[np.bool_],
+    out: NDArray[Any],
+    interpolation: Interpolation,
+    antialias: bool,
+    statistics: Statistics | None,
+) -> None:
+    """Does what `resample` does, by the native kernel in this thread, for pictures of which there are windows only.
+
+    `pixels` are these, one after the other. `spans` are those of `make_spans`, with limits inside of the windows. `out`
+    is uint8 (B, *size, C), or float32 with `statistics`. Raises IndexError for a box that is not inside its window.
+    """
+    sides = (windows.tops, windows.lefts, windows.heights, windows.widths)
+    affine = b"" if statistics is None else affine_of(statistics).numpy()
+    _native.resample(
+        pixels,
+        np.ascontiguousarray(np.stack(sides, axis=1), np.int64),
+        np.ascontiguousarray(spans.transpose(1, 0, 2)),
+        flips.astype(np.uint8),
+        out,
+        affine,
+        out.shape[3],
+        out.shape[1],
+        out.shape[2],
+        interpolation == "bicubic",
+        antialias,
+    )
 
 
 def filter_radius(interpolation: Interpolation) -> float:

@@ -16,12 +16,8 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from shardio.loading.parts import Parts
+from shardio.loading.request import Request
 from shardio.loading.ring import Slot
-from shardio.order.windows import Windows
 from shardio.reading.reader import Reader
 from shardio.system.opening import open_file
 from shardio.system.threads import DaemonThread, Flag
@@ -176,33 +172,24 @@ class GatherThreads:
             self.close()
             raise
 
-    def submit(
-        self,
-        reader: Reader,
-        indices: NDArray[np.int64],
-        slot: Slot,
-        windows: Windows | None = None,
-        finish: Finish | None = None,
-        parts: Parts | None = None,
-    ) -> Pending:
-        """Begins to copy the samples `indices` or windows of them, their labels and the indices into the slot: their
-        pixels, or the `parts` of them.
+    def submit(self, reader: Reader, request: Request, slot: Slot, finish: Finish | None = None) -> Pending:
+        """Begins to read the samples of the request into the slot, in parts.
 
         `finish` is then called with the slot and the number of samples, in one of the threads, unless a part failed.
         """
-        size = len(indices)
+        size = len(request)
         shares = max(1, min(self.num_threads, size))
         bounds = [size * share // shares for share in range(shares + 1)]
         pending = Pending(slot, size, shares, finish)
         for start, stop in pairwise(bounds):
-            self._jobs.put((pending, partial(_copy, reader, indices, slot, start, stop, windows, parts)))
+            self._jobs.put((pending, partial(request.read, reader, slot, start, stop)))
         if self._closed.is_set():  # perhaps since a moment ago, and no thread serves the queue any more
             _refuse_queued(self._jobs)
         return pending
 
-    def announce(self, reader: Reader, indices: NDArray[np.int64], windows: Windows | None, hints: Hints) -> None:
-        """Tells the reader, from one of the threads and in its turn, that these samples will be submitted soon."""
-        self._jobs.put((hints, partial(reader.will_read, indices, windows)))
+    def announce(self, reader: Reader, request: Request, hints: Hints) -> None:
+        """Tells the reader, from one of the threads and in its turn, that this will be submitted soon."""
+        self._jobs.put((hints, partial(request.announce, reader)))
 
     def no_core_seconds(self) -> float:
         """Returns how long all threads together were ready to run and had no core; 0.0 where Linux does not tell."""
@@ -225,26 +212,6 @@ def _no_core_seconds(thread: int | None) -> float:
             return int(file.read(100).split()[1]) / 1e9
     except (OSError, ValueError, IndexError):  # another system, or the thread has ended
         return 0.0
-
-
-def _copy(
-    reader: Reader,
-    indices: NDArray[np.int64],
-    slot: Slot,
-    start: int,
-    stop: int,
-    windows: Windows | None,
-    parts: Parts | None,
-) -> None:
-    part = indices[start:stop]
-    some = None if windows is None else windows[start:stop]
-    if parts is None:
-        reader.read(part, slot.images[start:stop], some)
-    else:
-        more = {name: array[start:stop] for name, array in slot.more.items()}
-        parts.read(reader, part, some, slot.images[start:stop], more)
-    slot.labels[start:stop] = reader.column_of("label", part)
-    slot.indices[start:stop] = part
 
 
 def _refuse() -> None:

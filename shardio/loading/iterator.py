@@ -10,23 +10,32 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.augment.cut import Cut
 from shardio.loading.gather import Hints, Pending
 from shardio.loading.out import write_batch
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
+from shardio.loading.request import Request
 from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Slot
 from shardio.loading.state import Place, Position
-from shardio.order.windows import Windows
+from shardio.order.sampler import Sampler
 from shardio.system.eager import eager
 
 # Pieces of a resident split that are under way while one is brought to the device.
 _PIECES_AHEAD = 2
+
+
+class Batch(NamedTuple):
+    """A batch that was drawn: the samples `indices`, and their numbers for random numbers, int64 (B,) each."""
+
+    indices: NDArray[np.int64]
+    counters: NDArray[np.int64]
 
 
 class Flow:
@@ -38,17 +47,20 @@ class Flow:
 
     _device: DevicePrefetch | None
 
-    def __init__(self, pipeline: Pipeline, batches: Iterator[NDArray[np.int64]], epoch: int, prefetch: int) -> None:
+    def __init__(self, pipeline: Pipeline, sampler: Sampler, epoch: int, prefetch: int, *, repeats: bool) -> None:
         self._pipeline = pipeline
-        self._batches = batches
+        self._sampler = sampler
+        self._repeats = repeats
+        self._batches = sampler.batches(epoch)
+        self._num_drawn = 0
         self._epoch = epoch
         self._prefetch = prefetch
         self._announces = pipeline.begin_epoch()
         self._last_step = pipeline.last_step(epoch)
         self._hints = Hints()
         # Drawn from the order, and announced if that is of use.
-        self._coming: deque[tuple[NDArray[np.int64], Windows | None]] = deque()
-        self._pending: deque[Pending] = deque()
+        self._coming: deque[tuple[Batch, Request]] = deque()
+        self._pending: deque[tuple[Batch, Request, Pending]] = deque()
         # The samples of the batches on the device that were not taken.
         self._drawn: deque[Drawn] = deque()
         self._device = pipeline.new_prefetch()
@@ -61,15 +73,17 @@ class Flow:
         """Leave batches that will not be taken, and their slots. May be called again."""
         self._hints.abandon()
         while self._pending:
-            self._pipeline.abandon(self._pending.popleft())
+            self._pipeline.abandon(self._pending.popleft()[2])
         if self._device is not None:
             self._device.close()
 
-    def take(self) -> tuple[Tensors, Drawn]:
-        """Waits for the batch that is due. Returns it, or raises what its gathering has raised."""
+    def take(self) -> tuple[Tensors, Drawn, Cut | None]:
+        """Waits for the batch that is due. Returns it, with the cut that its images are of, if they are; or raises what
+        its gathering has raised."""
         self._gather_ahead()
         if self._device is None:
-            return self._pipeline.lend(*self._gathered())
+            slot, request = self._gathered()
+            return *self._pipeline.lend(slot, len(request)), request.cut
         if not self._device:
             self._start_copy(self._device)
         tensors, drawn = self._device.take(), self._drawn.popleft()
@@ -77,32 +91,39 @@ class Flow:
         # An error waits until its batch is due.
         while (
             self._pending
-            and self._pending[0].done()
-            and not self._pending[0].failed()
+            and self._pending[0][2].done()
+            and not self._pending[0][2].failed()
             and len(self._device) < max(1, self._prefetch)
         ):
             self._start_copy(self._device)
         self._gather_ahead()
-        return tensors, drawn
+        return tensors, drawn, None
 
     def _start_copy(self, device: DevicePrefetch) -> None:
-        slot, size = self._gathered()
-        self._drawn.append(slot.drawn(size))
-        device.start(slot, size)
+        slot, request = self._gathered()
+        self._drawn.append(slot.drawn(len(request)))
+        device.start(slot, len(request))
 
-    def _gathered(self) -> tuple[Slot, int]:
-        pending = self._pending[0]
+    def _gathered(self) -> tuple[Slot, Request]:
+        batch, request, pending = self._pending[0]
+        if request.split is not None and request.split is not self._pipeline.transform.split:
+            # Another transform was set meanwhile: what the first one saw of the samples is of no use to it.
+            again = self._request(batch)
+            anew = self._pipeline.submit(again, self._last_step)
+            self._pending[0] = batch, again, anew
+            self._pipeline.abandon(pending)
+            request, pending = again, anew
         slot = self._pipeline.collect(pending)
         self._pending.popleft()
-        return slot, pending.size
+        return slot, request
 
     def _gather_ahead(self) -> None:
         """Keep batches under way, and announce some that come after them."""
         # The batch that is due is announced first, so that all of it is asked for before a thread waits for a part.
         self._draw(self._prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= self._prefetch:
-            indices, windows = self._coming.popleft()
-            self._pending.append(self._pipeline.submit(indices, windows, self._last_step))
+            batch, request = self._coming.popleft()
+            self._pending.append((batch, request, self._pipeline.submit(request, self._last_step)))
         if self._announces:
             self._draw(self._pipeline.read_ahead)
 
@@ -112,33 +133,36 @@ class Flow:
             indices = next(self._batches, None)
             if indices is None:
                 return
-            crop = self._pipeline.crop
-            windows = crop.windows(self._epoch, indices) if crop else None
+            batch = Batch(indices, _counters(self._sampler, self._num_drawn, indices, self._repeats))
+            self._num_drawn += 1
+            request = self._request(batch)
             if self._announces:
-                self._pipeline.announce(indices, windows, self._hints)
-            self._coming.append((indices, windows))
+                self._pipeline.announce(request, self._hints)
+            self._coming.append((batch, request))
+
+    def _request(self, batch: Batch) -> Request:
+        return self._pipeline.request(batch.indices, batch.counters, self._epoch)
 
 
 class ResidentFlow:
     """Gives the batches of one epoch in order, out of the device's memory. The first one waits until that is filled."""
 
-    def __init__(
-        self, pipeline: Pipeline, resident: Resident, batches: Iterator[NDArray[np.int64]], epoch: int
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, resident: Resident, sampler: Sampler, epoch: int) -> None:
         self._pipeline = pipeline
-        self._batches = batches
+        self._batches = sampler.batches(epoch)
         self._epoch = epoch
         self._resident = resident
-        # As many pieces are under way as keep threads and bus busy.
-        self._filling = None if resident.is_filled else Flow(pipeline, resident.pieces(), epoch, _PIECES_AHEAD)
+        self._filling: Flow | None = None
+        if not resident.is_filled:
+            self._filling = Flow(pipeline, resident.sampler, epoch, _PIECES_AHEAD, repeats=False)
 
-    def take(self) -> tuple[Tensors, Drawn]:
+    def take(self) -> tuple[Tensors, Drawn, None]:
         """Returns the batch that is due, or raises what filling the memory has raised."""
         if (filling := self._filling) is not None:
             self._resident.fill(lambda: filling.take()[0])
             self.abandon()
             self._pipeline.free_slots()
-        return self._pipeline.take_resident(next(self._batches), self._epoch)
+        return *self._pipeline.take_resident(next(self._batches), self._epoch), None
 
     def abandon(self) -> None:
         """Leave what has not been brought to the device. May be called again."""
@@ -171,12 +195,12 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._take_place()
         epoch = self._place.epoch
         self._pipeline.meter.begin_epoch(epoch)
-        batches, resident = self._sampler.batches(epoch), self._pipeline.resident
+        sampler, resident = self._sampler, self._pipeline.resident
         flow: Flow | ResidentFlow
         if resident is None:
-            flow = Flow(self._pipeline, batches, epoch, self._prefetch)
+            flow = Flow(self._pipeline, sampler, epoch, self._prefetch, repeats=self._position.repeats)
         else:
-            flow = ResidentFlow(self._pipeline, resident, batches, epoch)
+            flow = ResidentFlow(self._pipeline, resident, sampler, epoch)
         self._position.begin(self._token)
         self._flow = flow
         return flow
@@ -222,10 +246,10 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         """Counts the batch last: an error before that, or a Ctrl-C, leaves it to be read again."""
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
         step = self._step
-        tensors, drawn = flow.take()
-        counters = self._positions(step) if position.repeats else drawn.indices
+        tensors, drawn, cut = flow.take()
+        counters = _counters(sampler, step, drawn.indices, position.repeats)
         start = time.perf_counter()
-        images, labels, more = pipeline.transform(tensors, drawn, counters, place.epoch)
+        images, labels, more = pipeline.transform(tensors, drawn, counters, place.epoch, cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
         batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
         if more:
@@ -243,7 +267,11 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         position.receive(self._token, self._place)
         return batch
 
-    def _positions(self, step: int) -> NDArray[np.int64]:
-        """Returns the positions of the batch's samples in the order of the epoch, each of which comes once."""
-        start, stop = self._sampler.bounds(step)
-        return np.arange(start, stop) % self._sampler.num_samples
+
+def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], repeats: bool) -> NDArray[np.int64]:
+    """Returns the numbers of a batch's samples for random numbers: their own; or, where one sample `repeats`, and may
+    come more than once in an epoch, their positions in its order."""
+    if not repeats:
+        return indices
+    start, stop = sampler.bounds(step)
+    return np.arange(start, stop) % sampler.num_samples

@@ -68,6 +68,11 @@ class ShardLoader(LikeDataLoader):
     (`weights`, or `indices` that has some twice). If the set was made with `--fit squash`, it is told how large the
     pictures were before, and treats them as they were.
 
+    On the CPU, gather threads do the first part of such a transform, its crops, resizes and flips, and read only what
+    that sees of each picture: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if nothing
+    that follows crops or resizes again, and samples are not checked or skipped; and if there are at least as many
+    gather threads as torch has (`torch.get_num_threads()`, at most 16), which is the default then. roi=False reads
+    whole pictures, and leaves all of the transform to the consuming thread.
     `out` are tensors of the caller's, as a batch is made of them, with a batch's shapes and types: clones of
     those of the first batch, say. Each batch is then written there, after the transform and on the current
     stream, and the loop gets these same tensors each time. So a training step can be captured in a CUDA graph; a short
@@ -154,6 +159,7 @@ class ShardLoader(LikeDataLoader):
         report_to: To | None = None,
         out: Sequence[Any] | None = None,
         resident: Where | None = None,
+        roi: bool = True,
         **unknown: NoReturn,
     ) -> None:
         if unknown:
@@ -161,7 +167,7 @@ class ShardLoader(LikeDataLoader):
         warn_of_missing_kernels()
         options = Options(
             *(seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform, arrays, columns),
-            *(images_from, report_every, report_to, out, resident),
+            *(images_from, report_every, report_to, out, resident, roi),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
@@ -263,9 +269,9 @@ class ShardLoader(LikeDataLoader):
         and `read_ahead_hits` is the share of their samples that was in the page cache when it was due (told by a few of
         each batch; None if none were announced, or if the files are not ours and the kernel does not tell). `staging`
         tells how far the copy in the cache is: None without `cache`. `kernels` copy samples, read them from files and
-        resample them on the CPU. `slots` were made for batches; `slots_free` of them wait for reuse, the others are
-        being filled, are ready, or are in the consumer's hands. With `resident`, samples take `resident_nbytes` of the
-        device's memory.
+        resample them on the CPU. `roi` tells whether gather threads read only what the transform sees. `slots` were
+        made for batches; `slots_free` of them wait for reuse, the others are being filled, are ready, or are in the
+        consumer's hands. With `resident`, samples take `resident_nbytes` of the device's memory.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
         "shardio.copy" for starting its way to the GPU, and "shardio.transform".

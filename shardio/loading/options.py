@@ -41,6 +41,7 @@ class Options:
     report_to: To | None = None
     out: Sequence[Any] | None = None
     resident: Where | None = None
+    roi: bool = True
 
     def __post_init__(self) -> None:
         check_io(self.io)
@@ -68,6 +69,8 @@ class Options:
         if self.report_to is not None and every is None:
             raise ValueError("report_to needs report_every=, the seconds from one report to the next")
         check_out(self.out)
+        if not isinstance(self.roi, bool):
+            raise TypeError(f"roi must be True or False; found {self.roi!r}")
         for name in ("arrays", "columns"):
             object.__setattr__(self, name, as_names(name, getattr(self, name)))
 

@@ -52,22 +52,13 @@ class Parts:
             rows[name] = RowType(rows[name].dtype, (*cropped_shape[:2], *rows[name].shape[2:]))
         return {**rows, **self.columns}
 
-    def read(
-        self,
-        reader: Reader,
-        indices: NDArray[np.int64],
-        windows: Windows | None,
-        images: NDArray[np.uint8],
-        more: Mapping[str, NDArray[Any]],
+    def read_more(
+        self, reader: Reader, indices: NDArray[np.int64], windows: Windows | None, more: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Copies the samples `indices`, or windows of them, into `images` and into `more`, which has arrays of `rows`.
+        """Copies what the samples `indices` have beside their pixels into `more`, which has arrays of `rows`.
 
         Masks are those of the window, boxes are moved into it.
         """
-        if self.picture:
-            reader.read_array(self.picture, indices, images, windows)
-        else:
-            reader.read(indices, images, windows)
         for name, array in self.arrays.items():
             reader.read_array(name, indices, more[name], windows if array.kind == "mask" else None)
             if windows is not None and array.kind == "boxes":

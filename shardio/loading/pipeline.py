@@ -22,11 +22,11 @@ from shardio.loading.options import Options
 from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors
 from shardio.loading.report import RESIDENT, Report, Source
 from shardio.loading.reporter import Lines, Reporter
+from shardio.loading.request import Request
 from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Ring, Slot, new_slot
 from shardio.loading.status import Status
 from shardio.loading.transform import PictureSizes, TransformStep, sizes_if_squashed
-from shardio.order.windows import Windows
 from shardio.order.world import World
 from shardio.reading.choose import read_ahead_batches
 from shardio.reading.guard import GuardedReader
@@ -38,6 +38,8 @@ from shardio.system.threads import close_at_exit
 
 # Beyond this the memory bus is the limit on most machines, and other ranks of the node need cores too.
 _MOST_THREADS = 4
+# Gather threads that resample, too. Where torch has more for a transform, they are quicker than these would be.
+_MOST_CUTTING_THREADS = 16
 
 
 def _finish(epoch: int, guard: GuardedReader | None, sizes: PictureSizes | None, slot: Slot, size: int) -> None:
@@ -91,11 +93,12 @@ class Pipeline:
             later = crop if self.crop is None else None
             what = f"{shards.path}, {shards.split}"
             self.resident = Resident(what, len(shards), samples, parts, shape, later, device)
-            slot_size = self.resident.piece_size
+            slot_size = self.resident.sampler.batch_size
         self._columns = parts.columns
         self._parts = parts if rows or parts.picture else None
         self._source = source
         self._copier = copier
+        self._slot_shape = (slot_size, *shape)
         make = copier.new_slot if copier else new_slot
         # Enough for all batches under way at a time, so that a steady loop makes no new slot.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
@@ -108,13 +111,21 @@ class Pipeline:
             self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
             self._reader = self._guard
         sizes = sizes_if_squashed(shards.manifest, self._reader, crop)
-        self.transform = TransformStep(options.transform, options.seed, sizes, parts)
+        # The threads that gather take the place of torch's, which a transform uses; damaged samples are found in whole.
+        threads = torch.get_num_threads()
+        few = threads > (options.num_threads or _MOST_CUTTING_THREADS)
+        roi = options.roi and copier is None and self._guard is None and not self.resident and not few
+        self.transform = TransformStep(options.transform, options.seed, sizes, parts, roi=roi)
         self.out = options.out
         """The caller's tensors into which batches are written; None if they are left where they are."""
         nbytes = sum(row.nbytes for row in rows.values())
         self.read_ahead = read_ahead_batches(slot_size * (sample_nbytes(shape) + nbytes), memory_left())
         """Batches to announce beyond those under way."""
-        self.num_threads = options.num_threads or max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
+        default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
+        if self.transform.split is not None:
+            # While some compute, as many as before wait for storage.
+            default = max(default, threads, min(2 * self._reader.num_threads, _MOST_CUTTING_THREADS))
+        self.num_threads = options.num_threads or default
         self.about = Source(
             path=str(shards.path),
             split=shards.split,
@@ -173,16 +184,26 @@ class Pipeline:
         """Returns what takes batches of one epoch to the device; None if they stay on the CPU."""
         return DevicePrefetch(self._copier, self._ring, self.meter.counts) if self._copier else None
 
-    def announce(self, indices: NDArray[np.int64], windows: Windows | None, hints: Hints) -> None:
+    def request(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Request:
+        """Returns what is read of a batch. `counters` are those of `TransformStep`."""
+        windows = self.crop.windows(epoch, indices) if self.crop else None
+        cutter = self.transform.cutter(counters, epoch, self.image_shape)
+        return Request(indices, self._parts, windows, cutter)
+
+    def announce(self, request: Request, hints: Hints) -> None:
         """Has the reader told that this batch will be submitted soon."""
-        self._threads.announce(self._reader, indices, windows, hints)
+        self._threads.announce(self._reader, request, hints)
         self.meter.counts.read_ahead_batches += 1
 
-    def submit(self, indices: NDArray[np.int64], windows: Windows | None, last_step: Finish | None) -> Pending:
+    def submit(self, request: Request, last_step: Finish | None) -> Pending:
         """Begins to gather a batch into a slot of its own."""
         slot = self._ring.acquire()
         slot.sizes = None  # those of another batch
-        return self._threads.submit(self._reader, indices, slot, windows, last_step, self._parts)
+        if request.split is not None:
+            return self._threads.submit(self._reader, request, slot)
+        if slot.images.shape[1:] != self._slot_shape[1:] or slot.images.dtype != np.uint8:
+            slot.lay_out(self._slot_shape)
+        return self._threads.submit(self._reader, request, slot, last_step)
 
     def abandon(self, pending: Pending) -> None:
         """Has the slot of a batch come back that will not be collected."""
@@ -258,6 +279,7 @@ class Pipeline:
             "read_retries": read.retries,
             "damaged": len(self.damaged),
             "read_ahead_hits": read.found / read.looked_for if read.looked_for else None,
+            "roi": self.transform.split is not None,
             "kernels": kernels_in_use(),
             **self._source.describe(),
         }

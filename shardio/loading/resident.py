@@ -9,7 +9,7 @@ a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ from shardio.format.layout import RowType, SampleShape
 from shardio.loading.device import memory_free, synchronize, use_on_this_stream
 from shardio.loading.parts import Parts
 from shardio.loading.prefetch import Tensors, torch_dtype
+from shardio.order.orders import StoredOrder, Subset
+from shardio.order.sampler import Sampler
 from shardio.order.windows import Crop
 from shardio.system.amounts import bytes_text
 
@@ -126,8 +128,10 @@ class Resident:
         numbers = [_NUMBER] if samples is None else [_NUMBER, _NUMBER]
         row_nbytes = sum(row.nbytes for row in (images, *numbers, *more.values()))
         self.nbytes = self.num_rows * row_nbytes
-        self.piece_size = min(max(_PIECE_NBYTES // row_nbytes, 1), self.num_rows)
-        """Samples of a piece."""
+        piece_size = min(max(_PIECE_NBYTES // row_nbytes, 1), self.num_rows)
+        stored = StoredOrder(self.num_rows)
+        self.sampler = Sampler(stored if samples is None else Subset(stored, samples), piece_size, tail="short")
+        """The pieces that `fill` wants, as batches."""
 
         def rows(row: RowType) -> Rows:
             return Rows(self.num_rows, row, device)
@@ -146,14 +150,8 @@ class Resident:
                 "leave out resident"
             ) from None
 
-    def pieces(self) -> Iterator[NDArray[np.int64]]:
-        """Yields the samples of each piece, for `fill`."""
-        for start in range(0, self.num_rows, self.piece_size):
-            stop = min(start + self.piece_size, self.num_rows)
-            yield np.arange(start, stop) if self._samples is None else self._samples[start:stop]
-
     def fill(self, take: Callable[[], Tensors]) -> None:
-        """Brings all samples to the device: `take` returns the pieces, one after the other."""
+        """Brings all samples to the device: `take` returns one piece after the other."""
         tables = self._opened()
         # What another stream was given before this memory was freed may still use it; and from the end on, batches may
         # be gathered on any stream.

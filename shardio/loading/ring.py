@@ -8,6 +8,7 @@ ring makes new slots instead of waiting for old ones.
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -31,7 +32,8 @@ class Drawn(NamedTuple):
 
 
 class Slot:
-    """The memory of one batch: `images` (batch_size, height, width, channels) uint8 and `labels`, `indices` int64.
+    """The memory of one batch: `images` (batch_size, height, width, channels) uint8 and `labels`, `indices` int64. (For
+    what gather threads make of images, see `lay_out`.)
 
     `more` are arrays of batch_size rows by name: what a batch holds beside images and labels. `sizes`, int64 (B, 2),
     are those that pictures had before they were squashed; None where no transform asks for them. Only one owner may
@@ -45,11 +47,20 @@ class Slot:
         indices: NDArray[np.int64],
         more: Mapping[str, NDArray[Any]] = _NOTHING,
     ) -> None:
-        self.images = images
+        self.images: NDArray[Any] = images
+        self._memory: NDArray[np.uint8] = images.reshape(-1)
         self.labels = labels
         self.indices = indices
         self.more = more
         self.sizes: NDArray[np.int64] | None = None
+
+    def lay_out(self, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> None:
+        """Lets `images` be an array of this shape and type, in the same memory if there is enough of it. Its contents
+        are lost."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if nbytes > len(self._memory):
+            self._memory = aligned_empty((nbytes,))
+        self.images = self._memory[:nbytes].view(dtype).reshape(shape)
 
     def drawn(self, size: int) -> Drawn:
         """Returns a copy of what tells the first `size` samples."""
@@ -109,7 +120,7 @@ class Ring:
         """Gives a slot back. The caller must not touch it any more."""
         self._free.append(slot)
 
-    def lend(self, slot: Slot, size: int) -> NDArray[np.uint8]:
+    def lend(self, slot: Slot, size: int) -> NDArray[Any]:
         """Returns the first `size` images as a view that owns the slot: this comes back when the last view dies."""
         loan = _Loan(slot, size)
         ticket = _Ticket(loan, self._free.append)
@@ -117,7 +128,7 @@ class Ring:
         loan.ticket = ticket
         return np.asarray(loan)
 
-    def lend_beside(self, images: NDArray[np.uint8], array: NDArray[Any]) -> NDArray[Any]:
+    def lend_beside(self, images: NDArray[Any], array: NDArray[Any]) -> NDArray[Any]:
         """Returns a view of `array`, of the slot that `images` was lent from. The slot comes back when the last view of
         both dies."""
         return np.asarray(_Beside(images, array))
@@ -150,7 +161,7 @@ class _Loan:
 class _Beside:
     """Memory of a slot by NumPy's array interface, which keeps another view of the slot, and with that its loan."""
 
-    def __init__(self, lent: NDArray[np.uint8], array: NDArray[Any]) -> None:
+    def __init__(self, lent: NDArray[Any], array: NDArray[Any]) -> None:
         self.__array_interface__: dict[str, Any] = array.__array_interface__
         self._keeps_loan = lent
         self._keeps_memory = array

@@ -7,6 +7,7 @@ are read from the index by the gather thread that finishes a batch, which may ha
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -15,7 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch.profiler import record_function
 
+from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
+from shardio.augment.cut import Cut, Split
+from shardio.format.layout import SampleShape
 from shardio.format.manifest import Manifest
 from shardio.loading.parts import Parts
 from shardio.loading.prefetch import Tensors
@@ -47,33 +51,74 @@ def _sizes(reader: Reader, crop: Crop | None, indices: NDArray[np.int64]) -> NDA
     return sizes
 
 
-class TransformStep:
-    """Calls `function` with each batch. `function` may be replaced at any time, also while batches are under way."""
+@dataclass(frozen=True, eq=False)
+class Cutter:
+    """What is needed for the cut of a batch."""
 
-    def __init__(self, function: Function | None, seed: int, sizes: PictureSizes | None, parts: Parts) -> None:
-        self.function = function
+    split: Split
+    draws: Draws
+    shape: SampleShape
+    sizes: PictureSizes | None
+    """Tells the sizes of pictures before they were squashed, if they were."""
+
+    def cut(self, indices: NDArray[np.int64]) -> Cut:
+        return self.split.cut(self.draws, self.shape, None if self.sizes is None else self.sizes(indices))
+
+
+class TransformStep:
+    """Calls a function with each batch. It may be replaced at any time, also while batches are under way.
+
+    With `roi`, gather threads do the first part of a transform of shardio.augment that can be split, of what they read.
+    """
+
+    def __init__(
+        self, function: Function | None, seed: int, sizes: PictureSizes | None, parts: Parts, *, roi: bool
+    ) -> None:
+        self._roi = roi
         self._seed = seed
         self._sizes = sizes
         self._masks = parts.masks
         self._boxes = parts.boxes
+        self.function = function
+
+    @property
+    def function(self) -> Function | None:
+        return self._function
+
+    @function.setter
+    def function(self, function: Function | None) -> None:
+        ours = _ours(function)
+        self._function = function
+        self.split = Split.of(ours) if self._roi and ours is not None else None
+        """The function in two parts, if gather threads do the first."""
+
+    def cutter(self, counters: NDArray[np.int64], epoch: int, shape: SampleShape) -> Cutter | None:
+        """Returns what makes the cut of a batch of pictures of this shape; None if they are read whole."""
+        if self.split is None:
+            return None
+        return Cutter(self.split, Draws(self._seed, epoch, counters), shape, self._sizes)
 
     def sizes_wanted(self) -> PictureSizes | None:
         """Returns what gives the sizes that `function` asks for; None if it asks for none."""
         return None if self._sizes is None or _ours(self.function) is None else self._sizes
 
     def __call__(
-        self, tensors: Tensors, drawn: Drawn, counters: NDArray[np.int64], epoch: int
+        self, tensors: Tensors, drawn: Drawn, counters: NDArray[np.int64], epoch: int, cut: Cut | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """Returns the images, or a tuple of views of them, and the labels that `function` makes of these; and what
         comes with them by name. Of this a transform of shardio.augment is given masks and boxes.
 
         `counters` are the numbers of the samples for random numbers: what is drawn depends on (seed, epoch, counter).
+        With `cut`, the images are what it has made of the pictures.
         """
         function: Callable[[torch.Tensor], Any] | None = self.function
         images, labels, more = tensors.images, tensors.labels, dict(tensors.more)
         if function is None:
             return images, labels, more
         with record_function("shardio.transform"):
+            if cut is not None:
+                finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
+                return cast(torch.Tensor, finished), targets, {**more, **moved}
             if (ours := _ours(function)) is None:
                 return function(images), labels, more
             sizes = drawn.sizes

@@ -21,7 +21,7 @@ from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.opening import check_not_cut, open_checked
 from shardio.order.windows import Windows
-from shardio.reading.layout import SplitLayout, as_pictures
+from shardio.reading.layout import SplitLayout, as_bytes
 from shardio.reading.mapped_table import check_stored
 from shardio.reading.reader import CountingReader
 from shardio.reading.spans import Span, behind, distinct, pieces, requests, sector_of, stretches
@@ -122,7 +122,7 @@ class FileReader(CountingReader):
         if not len(indices):
             return
         if windows is not None:
-            self._read_windows("", indices, out, windows)
+            self._read_windows("", indices, as_bytes(out), windows)
         else:
             self._read_rows(self._layout.pixels, indices, out.reshape(len(indices), -1))
 
@@ -133,7 +133,7 @@ class FileReader(CountingReader):
         if not len(indices):
             return
         if windows is not None:
-            self._read_windows(name, indices, as_pictures(out), windows)
+            self._read_windows(name, indices, as_bytes(out), windows)
         else:
             self._read_rows(self._layout.arrays[name], indices, out.reshape(len(indices), -1).view(np.uint8))
 
@@ -200,20 +200,37 @@ class FileReader(CountingReader):
         return left
 
     def _read_windows(self, name: str, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows) -> None:
-        """Reads the lines of each picture that its window crosses, no others, and copies the window out of them."""
+        """Reads the lines of each picture that its window crosses, no others, and copies the windows out of them, one
+        after the other."""
         _, width, channels = self._layout.picture_shape(name)
-        height, stride = out.shape[1], width * channels
+        stride = width * channels
         table = self._layout.table_of(name)
         files, starts = table.locate(self._stored(table, indices))
-        for i in np.lexsort((starts, files)).tolist():
-            start = int(starts[i] + windows.tops[i] * stride)
-            sectors = sector_of(start, self._alignment)
-            wanted = start - sectors + height * stride
-            buffer = self._detour_buffer(wanted)
-            self._fill(table, table.files[int(files[i])], [buffer], sectors, wanted, start)
-            lines = buffer[start - sectors : wanted].reshape(height, width, channels)
-            left = int(windows.lefts[i])
-            np.copyto(out[i], lines[:, left : left + out.shape[2]])
+        order = np.lexsort((starts, files))
+        files = files[order]
+        nbytes = windows.widths * channels
+        places = (windows.heights * nbytes).cumsum() - windows.heights * nbytes
+        starts = starts + windows.tops * stride + windows.lefts * channels
+        numbers = np.stack([starts, windows.heights, nbytes, places], axis=1)[order]
+        most = int(windows.heights.max()) * stride + 2 * self._alignment
+        for first, stop in stretches(files[1:] != files[:-1]):
+            entry, done = table.files[int(files[first])], first
+            if _rowread is not None:
+                file = self._files.get(entry.file)
+                how = stride, self._alignment, self._detour_buffer(most), out, self._drop_behind
+                done += _rowread.read_windows(file.fileno(), numbers[first:stop], *how)
+                del file
+                some = numbers[first:done]
+                self._count(int(((some[:, 1] - 1) * stride + some[:, 2]).sum()))
+            for start, lines, line_nbytes, place in numbers[done:stop].tolist():
+                sectors = sector_of(start, self._alignment)
+                wanted = start - sectors + (lines - 1) * stride + line_nbytes
+                buffer = self._detour_buffer(wanted)
+                self._fill(table, entry, [buffer], sectors, wanted, start)
+                for line in range(lines):
+                    at = start - sectors + line * stride
+                    out[place : place + line_nbytes] = buffer[at : at + line_nbytes]
+                    place += line_nbytes
 
     def _read_detour(
         self, table: Table, entry: FileEntry, rows: Sequence[NDArray[np.uint8]], offsets: Sequence[int]

@@ -22,7 +22,7 @@ from shardio.format.checksum import crc32
 from shardio.format.layout import sample_nbytes
 from shardio.order.rng import make_keys, uniform
 from shardio.order.windows import Windows
-from shardio.reading.layout import as_pictures
+from shardio.reading.layout import as_bytes
 from shardio.reading.reader import ReadCounts, Reader
 from shardio.reading.rowcopy import copy_windows
 from shardio.reading.shardset import ShardSet
@@ -93,7 +93,7 @@ class GuardedReader:
         if windows is None:
             self._read_checked(self._second, indices, out)
         else:
-            self._read_windows(self._second, indices, out, windows)
+            self._read_windows(self._second, indices, as_bytes(out), windows)
 
     def read_array(
         self, name: str, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None = None
@@ -105,7 +105,7 @@ class GuardedReader:
         if windows is None:
             self._read_checked(self._second, indices, out, name)
         else:
-            self._read_windows(self._second, indices, as_pictures(out), windows, name)
+            self._read_windows(self._second, indices, as_bytes(out), windows, name)
 
     def _read_windows(
         self,
@@ -115,14 +115,16 @@ class GuardedReader:
         windows: Windows,
         array: str = "",
     ) -> None:
-        """Reads whole pictures, checked, a few at a time, and copies the windows out of them."""
+        """Reads whole pictures, checked, a few at a time, and copies the windows out of them, one after the other."""
         shape = self._shards.picture_shape(array)
         rows = self._room(sample_nbytes(shape))
+        ends = [0, *(windows.num_pixels * shape[2]).cumsum().tolist()]
         for start in range(0, len(indices), len(rows)):
             some = slice(start, start + len(rows))
             whole = rows[: len(indices[some])].reshape(-1, *shape)
             self._read_checked(second, indices[some], self._as_stored(whole, array), array)
-            copy_windows(whole, np.arange(len(whole)), windows.tops[some], windows.lefts[some], out[some])
+            place = out[ends[start] : ends[start + len(whole)]]
+            copy_windows(whole, np.arange(len(whole)), windows[some], place)
 
     def _as_stored(self, pictures: NDArray[np.uint8], array: str) -> NDArray[Any]:
         """Returns the memory of whole pictures as what readers put there: pixels, or values of the array."""
@@ -238,8 +240,13 @@ class GuardedReader:
             room = self._thread.room = aligned_empty((max(_ROOM_NBYTES, row_nbytes),))
         return room[: count * row_nbytes].reshape(count, row_nbytes)
 
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
-        self._reader.will_read(indices, windows if self._second is None else None)
+    def will_read(
+        self, indices: NDArray[np.int64], windows: Windows | None = None, of_arrays: Windows | None = None
+    ) -> None:
+        if self._second is None:
+            self._reader.will_read(indices, windows, of_arrays)
+        else:
+            self._reader.will_read(indices)
 
     def counts(self) -> ReadCounts:
         counts = self._reader.counts()

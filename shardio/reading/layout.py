@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.entries import ArrayEntry, FileEntry, ShardEntry
-from shardio.format.layout import SampleShape, sample_nbytes
+from shardio.format.layout import RowType, SampleShape, sample_nbytes
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.order.windows import Windows
@@ -83,8 +84,16 @@ class SplitLayout:
     ) -> NDArray[np.int64]:
         """Returns the indices as int64. Raises ValueError or IndexError unless `out` can hold these samples, or these
         windows of them: `ShardSet.gather` says when."""
+        return self._checked(RowType("|u1", self.sample_shape), indices, out, windows)
+
+    def _checked(
+        self, row: RowType, indices: NDArray[np.int64], out: NDArray[Any], windows: Windows | None
+    ) -> NDArray[np.int64]:
         indices = self.check_indices(indices)
-        _check_out(out, np.dtype(np.uint8), _shape_of(indices, self.sample_shape, windows))
+        if windows is None:
+            _check_out(out, np.dtype(row.dtype), (len(indices), *row.shape))
+        else:
+            _check_windows(out, row, len(indices), windows)
         return indices
 
     def array(self, name: str) -> ArrayEntry:
@@ -102,9 +111,7 @@ class SplitLayout:
         row = self.array(name).row
         if windows is not None and not self.has_windows(name):
             raise ValueError(f"expected an array of masks or images, of which windows are read; found {name!r}")
-        indices = self.check_indices(indices)
-        _check_out(out, np.dtype(row.dtype), _shape_of(indices, row.shape, windows))
-        return indices
+        return self._checked(row, indices, out, windows)
 
     def has_windows(self, name: str) -> bool:
         """Returns whether the values of an array, or the pixels ("") are pictures, of which windows can be read."""
@@ -127,27 +134,25 @@ def _counts(shards: Sequence[ShardEntry]) -> list[int]:
     return [shard.num_samples for shard in shards]
 
 
-def _shape_of(indices: NDArray[np.int64], shape: tuple[int, ...], windows: Windows | None) -> tuple[int, ...]:
-    """Returns the shape of these samples' rows, each of `shape`, or of windows of them. Raises IndexError unless there
-    is a window for each, and inside."""
-    if windows is None:
-        return (len(indices), *shape)
-    for name, places, size, most in (
-        ("tops", windows.tops, windows.height, shape[0]),
-        ("lefts", windows.lefts, windows.width, shape[1]),
-    ):
-        if not 0 < size <= most:
-            raise IndexError(f"expected windows of at most {shape[:2]}; found {(windows.height, windows.width)}")
-        last = most - size
-        if len(places) != len(indices) or (len(places) and not 0 <= places.min() <= places.max() <= last):
-            raise IndexError(f"expected {len(indices)} {name} from 0 to {last}; found {places}")
-    return (len(indices), windows.height, windows.width, *shape[2:])
+def _check_windows(out: NDArray[Any], row: RowType, count: int, windows: Windows) -> None:
+    """Raises ValueError or IndexError unless there is a window for each of `count` pictures, rows of this type, and
+    `out` can hold them."""
+    windows.check_inside(*row.shape[:2])
+    if len(windows) != count:
+        raise IndexError(f"expected {count} windows; found {len(windows)}")
+    pixel = row.shape[2:]
+    shape: tuple[int, ...] = (int(windows.num_pixels.sum()) * math.prod(pixel),)
+    if out.ndim != 1 and count:  # windows of one size may have an axis each
+        shape = (count, int(windows.heights[0]), int(windows.widths[0]), *pixel)
+        if (windows.heights != shape[1]).any() or (windows.widths != shape[2]).any():
+            raise ValueError(f"expected out of one dimension, for windows of several sizes; found {out.shape}")
+    _check_out(out, np.dtype(row.dtype), shape if count else out.shape)
 
 
-def as_pictures(out: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns windows of pictures of any type, (n, height, width, ...), as bytes: (n, height, width, bytes)."""
-    pictures: NDArray[np.uint8] = out.reshape(*out.shape[:3], -1).view(np.uint8)
-    return pictures
+def as_bytes(out: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns C-contiguous memory as its bytes, (n,)."""
+    memory: NDArray[np.uint8] = out.reshape(-1).view(np.uint8)
+    return memory
 
 
 def _check_out(out: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

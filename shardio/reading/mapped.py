@@ -70,7 +70,10 @@ class MappedReader(CountingReader):
         self._announced = any(self._shards.resident_share(name=name) != 1.0 for name in self._tables)
         return self._announced
 
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+    def will_read(
+        self, indices: NDArray[np.int64], windows: Windows | None = None, of_arrays: Windows | None = None
+    ) -> None:
         with contextlib.suppress(Exception):
-            for name in self._tables:
-                self._shards.will_read(indices, windows if self._shards.has_windows(name) else None, name)
+            for number, name in enumerate(self._tables):
+                wanted = of_arrays if number else windows
+                self._shards.will_read(indices, wanted if self._shards.has_windows(name) else None, name)

@@ -90,14 +90,22 @@ class MappedTable:
     def copy_windows(
         self, indices: NDArray[np.int64], out: NDArray[np.uint8], windows: Windows, shape: SampleShape
     ) -> None:
-        """Copies windows of the samples' rows, which are pictures of this shape, as `copy` does."""
+        """Copies windows of the samples' rows, which are pictures of this shape, one after the other into `out`, uint8
+        (n,), as `copy` does."""
         numbers = self.numbers(indices)
         images = self.rows.reshape(-1, *shape)
-        tops, lefts = windows.tops, windows.lefts
-        self._insist(lambda done: copy_windows(images, numbers[done:], tops[done:], lefts[done:], out[done:]), indices)
+        ends = (windows.num_pixels * shape[2]).cumsum()
+
+        def copy(done: int) -> int:
+            return copy_windows(images, numbers[done:], windows[done:], out[ends[done - 1] if done else 0 :])
+
+        self._insist(copy, indices)
 
     def will_need(
-        self, indices: NDArray[np.int64], starts: NDArray[np.int64] | int = 0, nbytes: int | None = None
+        self,
+        indices: NDArray[np.int64],
+        starts: NDArray[np.int64] | int = 0,
+        nbytes: NDArray[np.int64] | None = None,
     ) -> None:
         """Has the kernel begin to read the rows of these samples, or `nbytes` of each from its byte `starts` on."""
         will_need(self.rows, self.numbers(indices), starts, nbytes)

@@ -108,7 +108,10 @@ def advise_random(rows: NDArray[np.uint8]) -> None:
 
 
 def will_need(
-    rows: NDArray[np.uint8], numbers: NDArray[np.int64], starts: NDArray[np.int64] | int = 0, nbytes: int | None = None
+    rows: NDArray[np.uint8],
+    numbers: NDArray[np.int64],
+    starts: NDArray[np.int64] | int = 0,
+    nbytes: NDArray[np.int64] | None = None,
 ) -> None:
     """Has the kernel begin to read these rows of a RowMapping into the page cache, or `nbytes` of each from its byte
     `starts` on. Does not wait for what it reads."""
@@ -151,7 +154,10 @@ def resident_share(rows: NDArray[np.uint8], numbers: NDArray[np.int64]) -> float
 
 
 def _pages_of(
-    rows: NDArray[np.uint8], numbers: NDArray[np.int64], starts: NDArray[np.int64] | int = 0, nbytes: int | None = None
+    rows: NDArray[np.uint8],
+    numbers: NDArray[np.int64],
+    starts: NDArray[np.int64] | int = 0,
+    nbytes: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Numbers, counted from address 0, of the first and the last page of each row, or of `nbytes` of it."""
     first = rows.ctypes.data + numbers * rows.shape[1] + starts

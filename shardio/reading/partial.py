@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,17 +131,19 @@ class StagedTable(MappedTable):
         if not away.any():
             super().copy_windows(indices, out, windows, shape)
             return
-        here = np.flatnonzero(~away)
-        pixels = np.empty((len(here), *out.shape[1:]), np.uint8)
-        super().copy_windows(indices[here], pixels, windows[here], shape)
-        out[here] = pixels
         _, width, channels = shape
-        lines = np.empty((windows.height, width, channels), np.uint8)
-        for number in np.flatnonzero(away).tolist():
-            first = int(windows.tops[number]) * width * channels
-            fetch(self, self._storage, int(indices[number]), lines.reshape(-1), first)
-            left = int(windows.lefts[number])
-            np.copyto(out[number], lines[:, left : left + windows.width])
+        ends = (windows.num_pixels * channels).cumsum()
+        places = [out[start:end] for start, end in pairwise([0, *ends.tolist()])]
+        for number in range(len(indices)):
+            place = places[number]
+            if not away[number]:
+                some = slice(number, number + 1)
+                super().copy_windows(indices[some], place, windows[some], shape)
+                continue
+            rows, columns = windows.part(number)
+            lines = np.empty((rows.stop - rows.start, width, channels), np.uint8)
+            fetch(self, self._storage, int(indices[number]), lines.reshape(-1), rows.start * width * channels)
+            np.copyto(place.reshape(len(lines), -1, channels), lines[:, columns])
 
 
 def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:

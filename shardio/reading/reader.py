@@ -52,8 +52,11 @@ class Reader(Protocol):
         """Decides how this epoch is read: from now on a complete copy takes the place of a distant source, and what is
         in the page cache is not announced. Returns whether `will_read` is worth its cost."""
 
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
-        """Announces that these samples, or a window of each, will be read soon. Never raises."""
+    def will_read(
+        self, indices: NDArray[np.int64], windows: Windows | None = None, of_arrays: Windows | None = None
+    ) -> None:
+        """Announces that these samples will be read soon: of the first of the reader's tables, the pictures, all or
+        `windows`, and of other arrays of masks or images all or `of_arrays`. Never raises."""
 
     def counts(self) -> ReadCounts: ...
 
@@ -76,7 +79,9 @@ class CountingReader:
     def begin_epoch(self) -> bool:
         return False
 
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None: ...
+    def will_read(
+        self, indices: NDArray[np.int64], windows: Windows | None = None, of_arrays: Windows | None = None
+    ) -> None: ...
 
     def counts(self) -> ReadCounts:
         return ReadCounts(*(sum(column) for column in zip([0] * 4, *list(self._sums.values()), strict=True)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.order.windows import Windows
 from shardio.system.kernels import DEFAULT_KERNEL
 from shardio.system.kernels import _rowcopy as _native
 
@@ -32,42 +33,51 @@ def copy_rows(
         # The numbers are inside, so that "clip" clips nothing; the default mode would first copy all of `out`.
         np.take(rows, numbers, axis=0, out=out, mode="clip")
         return len(numbers)
-    done: int = _native.copy(rows, nbytes, _int64(numbers), None, 1, nbytes, nbytes, out, _native.KERNELS.index(kernel))
+    done: int = _native.copy(rows, nbytes, _int64(numbers), None, None, None, 0, out, _native.KERNELS.index(kernel))
     return done
 
 
 def copy_windows(
     images: NDArray[np.uint8],
     numbers: NDArray[np.int64],
-    tops: NDArray[np.int64],
-    lefts: NDArray[np.int64],
+    windows: Windows,
     out: NDArray[np.uint8],
     kernel: str = DEFAULT_KERNEL,
 ) -> int:
-    """Sets out[i] = images[numbers[i], tops[i] : tops[i] + h, lefts[i] : lefts[i] + w], (h, w) = out.shape[1:3].
+    """Copies a window of each of the images `numbers` into `out`, the pixels of one window after those of the other.
 
-    `images` is (n, height, width, channels), `out` (len(numbers), h, w, channels), both C-contiguous. Returns how many
-    windows were copied, as copy_rows does. Raises IndexError before anything is copied if a window is not inside.
+    `images` is (n, height, width, channels), `out` has as many bytes as all windows together, both C-contiguous.
+    Returns how many windows were copied, as copy_rows does. Raises IndexError before anything is copied if a window is
+    not inside.
     """
     num_images, height, width, channels = images.shape
-    count, h, w, out_channels = out.shape
-    if out_channels != channels or not (0 < h <= height and 0 < w <= width):
-        raise ValueError(f"expected windows of at most {images.shape[1:]}; found {out.shape[1:]}")
-    if not len(numbers) == len(tops) == len(lefts) == count:
-        raise ValueError(f"expected {count} numbers, tops and lefts; found {len(numbers)}, {len(tops)}, {len(lefts)}")
+    if len(windows) != len(numbers):
+        raise ValueError(f"expected {len(numbers)} windows; found {len(windows)}")
     _check_numbers(numbers, num_images)
-    if count and (tops.min() < 0 or tops.max() > height - h or lefts.min() < 0 or lefts.max() > width - w):
-        raise IndexError(f"windows of {(h, w)} must begin from (0, 0) to {(height - h, width - w)}")
+    windows.check_inside(height, width)
+    nbytes = windows.num_pixels * channels
+    if nbytes.sum() != out.nbytes:
+        raise ValueError(f"expected out to be of {nbytes.sum()} bytes; found {out.nbytes}")
     if kernel == "numpy":
-        for image, number, top, left in zip(out, numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True):
-            np.copyto(image, images[number, top : top + h, left : left + w])
+        ends = nbytes.cumsum()
+        packed = out.reshape(-1)
+        for i, number in enumerate(numbers.tolist()):
+            some = images[number][windows.part(i)]
+            packed[ends[i] - nbytes[i] : ends[i]] = some.reshape(-1)
         return len(numbers)
     stride = width * channels
-    starts = tops * stride + lefts * channels
-    pieces, nbytes = (1, h * stride) if w == width else (h, w * channels)
-    shape = (pieces, nbytes, stride)
+    starts = windows.tops * stride + windows.lefts * channels
+    # The lines of one that is as wide as its image lie side by side.
+    wide = windows.widths == width
+    pieces = np.where(wide, 1, windows.heights)
     done: int = _native.copy(
-        images, height * stride, _int64(numbers), _int64(starts), *shape, out, _native.KERNELS.index(kernel)
+        images,
+        height * stride,
+        _int64(numbers),
+        *(_int64(starts), _int64(pieces), _int64(nbytes // pieces)),
+        stride,
+        out,
+        _native.KERNELS.index(kernel),
     )
     return done
 

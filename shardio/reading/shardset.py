@@ -23,7 +23,7 @@ from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import open_checked
 from shardio.order.orders import as_integer
 from shardio.order.windows import Windows
-from shardio.reading.layout import SplitLayout, as_pictures
+from shardio.reading.layout import SplitLayout, as_bytes
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.mapping import advise_random, resident_share
 from shardio.reading.shown import NUM_SHOWN, NUM_THUMBNAILS, captions_of, pictures_html, sheet_of, some_of, table_html
@@ -246,8 +246,8 @@ class ShardSet(SplitLayout, Sequence[Sample]):
             self.mapped(name).will_need(some)
         else:
             _, width, pixel_nbytes = self.picture_shape(name)
-            stride = width * pixel_nbytes
-            self.mapped(name).will_need(some, windows.tops[first[inside]] * stride, windows.height * stride)
+            stride, wanted = width * pixel_nbytes, windows[first[inside]]
+            self.mapped(name).will_need(some, wanted.tops * stride, wanted.heights * stride)
 
     def resident_share(self, indices: NDArray[np.int64] | None = None, most: int = 512, name: str = "") -> float | None:
         """Returns which share of these samples, or of the split, is in the page cache, told by at most so many of them:
@@ -272,9 +272,9 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         """Copies the samples `indices` (integers, one-dimensional) into `out`, or a window of each.
 
         `out` is the caller's: uint8 (len(indices), height, width, channels), C-contiguous; with `windows`, its height
-        and width are theirs. Raises IndexError, before anything is copied, if an index is negative or too large, or a
-        window not inside its sample. The copying releases the GIL; threads may gather at the same time into different
-        memory.
+        and width are theirs, or it has one dimension, in which they come one after the other. Raises IndexError, before
+        anything is copied, if an index is negative or too large, or a window not inside its sample. The copying
+        releases the GIL; threads may gather at the same time into different memory.
 
         What the storage does not give is asked for again for a second; then OSError names it, or FormatError if the
         file was cut. (Where shardio was installed without a compiler, the process ends by SIGBUS instead.)
@@ -283,7 +283,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if windows is None:
             self._pixels.copy(indices, out.reshape(len(indices), self.row_nbytes))
         else:
-            self._pixels.copy_windows(indices, out, windows, self.sample_shape)
+            self._pixels.copy_windows(indices, as_bytes(out), windows, self.sample_shape)
 
     @eager
     def gather_array(
@@ -300,7 +300,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         if not len(indices):
             return
         if windows is not None:
-            self._mapped_array(name).copy_windows(indices, as_pictures(out), windows, self.picture_shape(name))
+            self._mapped_array(name).copy_windows(indices, as_bytes(out), windows, self.picture_shape(name))
         else:
             self._mapped_array(name).copy(indices, out.reshape(len(indices), -1).view(np.uint8))
 

@@ -164,9 +164,11 @@ class StagedReader(CountingReader):
             self.name = settled.name
         return self._settled is not None and self._settled.begin_epoch()
 
-    def will_read(self, indices: NDArray[np.int64], windows: Windows | None = None) -> None:
+    def will_read(
+        self, indices: NDArray[np.int64], windows: Windows | None = None, of_arrays: Windows | None = None
+    ) -> None:
         if self._settled is not None:
-            self._settled.will_read(indices, windows)
+            self._settled.will_read(indices, windows, of_arrays)
 
     def counts(self) -> ReadCounts:
         counts = super().counts()

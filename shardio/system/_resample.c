@@ -23,15 +23,19 @@
 #endif
 
 struct job {
-    const uint8_t *images;
-    const double *spans; /* of each, along its rows and then along its columns, in pixels: where the box begins, how long
-                            it is, both not always whole, and the first and the end of what the filter may see */
+    const uint8_t *pixels;  /* of the windows, one after the other */
+    const int64_t *windows; /* of each picture the part that is there: its first row and column, height and width */
+    const double *spans; /* of each, along its rows and then along its columns, in pixels of the picture: where the box
+                            begins, how long it is, both not always whole, and the first and the end of what the filter
+                            may see, which lies in the window */
     const uint8_t *flips;
     void *out; /* bytes; or floats, if there are factors */
     const float *factors, *offsets; /* of each channel */
-    size_t count, height, width, channels, out_height, out_width;
+    size_t count, most_height, most_width /* of a window */, channels, out_height, out_width;
     int cubic, antialias;
 };
+
+enum { TOP, LEFT, HEIGHT, WIDTH, NUM_SIDES };
 
 /* What each of the outputs along one axis is made of: the inputs from `firsts` on, `count` of them, some with a weight of
    0, which may lie beyond the last. There is room for `most` weights of each. */
@@ -169,12 +173,14 @@ struct room {
     float *pixels, *lines, *sums, *factors, *offsets;
 };
 
+/* `shown` are the pixels of the picture's window. */
 FOR_EACH_PROCESSOR
-static void resample_one(const struct job *job, size_t number, struct room *room)
+static void resample_one(const struct job *job, size_t number, const uint8_t *shown, struct room *room)
 {
     const double *spans = job->spans + 8 * number;
-    size_t stride = job->width * job->channels, n = job->out_width * job->channels, most = room->rows.most;
-    const uint8_t *image = job->images + number * job->height * stride;
+    const int64_t *window = job->windows + NUM_SIDES * number;
+    size_t top = (size_t)window[TOP], first_column = (size_t)window[LEFT];
+    size_t stride = (size_t)window[WIDTH] * job->channels, n = job->out_width * job->channels, most = room->rows.most;
     size_t at = number * job->out_height * n;
     struct taps *rows = &room->rows, *columns = &room->columns;
     float *pixels = room->pixels, *sums = room->sums;
@@ -189,7 +195,7 @@ static void resample_one(const struct job *job, size_t number, struct room *room
         size_t end = first + rows->count < rows->end ? first + rows->count : rows->end;
         for (; made < end; made++) {
             float *line = room->lines + made % most * (n + 1);
-            to_floats(pixels, image + made * stride + left * job->channels, wide);
+            to_floats(pixels, shown + (made - top) * stride + (left - first_column) * job->channels, wide);
 #define RESAMPLE_LINE(COUNT)                                                                                           \
     resample_line(line, pixels, columns, COUNT, left, job->out_width, job->channels, job->flips[number])
             if (columns->count == 2)
@@ -231,10 +237,10 @@ static int run(const struct job *job)
     struct room room;
     memset(&room, 0, sizeof room);
     size_t n = job->out_width * job->channels;
-    int done = make_taps(&room.rows, job, job->out_height, job->height) &&
-               make_taps(&room.columns, job, job->out_width, job->width) &&
+    int done = make_taps(&room.rows, job, job->out_height, job->most_height) &&
+               make_taps(&room.columns, job, job->out_width, job->most_width) &&
                /* What is read beyond the last pixel has no weight. */
-               (room.pixels = calloc((job->width + room.columns.most) * job->channels + 1, sizeof(float))) &&
+               (room.pixels = calloc((job->most_width + room.columns.most) * job->channels + 1, sizeof(float))) &&
                (room.lines = malloc(room.rows.most * (n + 1) * sizeof(float))) &&
                (room.sums = malloc(n * sizeof(float))) && (room.factors = malloc(n * sizeof(float))) &&
                (room.offsets = malloc(n * sizeof(float)));
@@ -242,8 +248,12 @@ static int run(const struct job *job)
         room.factors[i] = job->factors[i % job->channels];
         room.offsets[i] = job->offsets[i % job->channels];
     }
-    for (size_t i = 0; done && i < job->count; i++)
-        resample_one(job, i, &room);
+    const uint8_t *shown = job->pixels;
+    for (size_t i = 0; done && i < job->count; i++) {
+        resample_one(job, i, shown, &room);
+        const int64_t *window = job->windows + NUM_SIDES * i;
+        shown += (size_t)window[HEIGHT] * (size_t)window[WIDTH] * job->channels;
+    }
     free_taps(&room.rows);
     free_taps(&room.columns);
     free(room.pixels);
@@ -254,49 +264,68 @@ static int run(const struct job *job)
     return done;
 }
 
-static int is_inside(const double *span, size_t limit)
+static int is_inside(const double *span, int64_t start, int64_t side)
 {
     double first = span[2], end = span[3], slack = 1e-6;
-    return first >= 0 && end >= first + 1 && end <= (double)limit && first == floor(first) && end == floor(end) &&
-           span[1] > 0 && span[0] >= first - slack && span[0] + span[1] <= end + slack;
+    return first >= (double)start && end >= first + 1 && end <= (double)(start + side) && first == floor(first) &&
+           end == floor(end) && span[1] > 0 && span[0] >= first - slack && span[0] + span[1] <= end + slack;
 }
 
-/* Whether all boxes lie in what may be seen, and that in their pictures. Comparisons with what is no number are false. */
+/* Whether all boxes lie in what may be seen, and that in their windows. Comparisons with what is no number are false. */
 static int inside(const struct job *job)
 {
     for (size_t i = 0; i < job->count; i++) {
         const double *spans = job->spans + 8 * i;
-        if (!is_inside(spans, job->height) || !is_inside(spans + 4, job->width))
+        const int64_t *window = job->windows + NUM_SIDES * i;
+        if (!is_inside(spans, window[TOP], window[HEIGHT]) || !is_inside(spans + 4, window[LEFT], window[WIDTH]))
             return 0;
     }
     return 1;
 }
 
+/* Whether the windows have places and sizes that make sense, and together as many bytes as there are. Sets the most. */
+static int fits(struct job *job, size_t nbytes)
+{
+    const int64_t most = (int64_t)1 << 20;
+    for (size_t i = 0; i < job->count; i++) {
+        const int64_t *window = job->windows + NUM_SIDES * i;
+        for (int side = 0; side < NUM_SIDES; side++)
+            if (window[side] < (side == TOP || side == LEFT ? 0 : 1) || window[side] > most)
+                return 0;
+        size_t height = (size_t)window[HEIGHT], width = (size_t)window[WIDTH];
+        if (height * width * job->channels > nbytes)
+            return 0;
+        nbytes -= height * width * job->channels;
+        job->most_height = height > job->most_height ? height : job->most_height;
+        job->most_width = width > job->most_width ? width : job->most_width;
+    }
+    return !nbytes;
+}
+
 static PyObject *resample(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer images, spans, flips, out, affine;
-    Py_ssize_t height, width, channels, out_height, out_width;
+    Py_buffer pixels, windows, spans, flips, out, affine;
+    Py_ssize_t channels, out_height, out_width;
     int cubic, antialias;
-    if (!PyArg_ParseTuple(args, "y*y*y*w*y*nnnnnpp:resample", &images, &spans, &flips, &out, &affine, &height, &width,
+    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*nnnpp:resample", &pixels, &windows, &spans, &flips, &out, &affine,
                           &channels, &out_height, &out_width, &cubic, &antialias))
         return NULL;
     PyObject *result = NULL;
     Py_ssize_t most = (Py_ssize_t)1 << 20, count = flips.len;
     const float *factors = affine.len ? affine.buf : NULL;
-    struct job job = {images.buf,     spans.buf,     flips.buf,        out.buf,            factors,           NULL,
-                      (size_t)count,  (size_t)height, (size_t)width,   (size_t)channels,   (size_t)out_height,
-                      (size_t)out_width, cubic,      antialias};
+    struct job job = {pixels.buf,    windows.buf, spans.buf, flips.buf,        out.buf,            factors,
+                      NULL,          (size_t)count, 1,       1,                (size_t)channels,   (size_t)out_height,
+                      (size_t)out_width, cubic,   antialias};
     Py_ssize_t depth = factors ? sizeof(float) : 1;
-    if (height < 1 || width < 1 || channels < 1 || out_height < 1 || out_width < 1 || height > most || width > most ||
-        channels > 64 || out_height > most || out_width > most || spans.len != 64 * count ||
-        images.len / channels / width / height != count || images.len != count * height * width * channels ||
+    if (channels < 1 || out_height < 1 || out_width < 1 || channels > 64 || out_height > most || out_width > most ||
+        spans.len != 64 * count || windows.len != 8 * NUM_SIDES * count || !fits(&job, (size_t)pixels.len) ||
         out.len / depth / channels / out_width / out_height != count ||
         out.len != count * out_height * out_width * channels * depth ||
         (factors && affine.len != 2 * channels * (Py_ssize_t)sizeof(float))) {
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit together");
     } else if (!inside(&job)) {
-        PyErr_SetString(PyExc_IndexError, "a box that is not inside its picture");
+        PyErr_SetString(PyExc_IndexError, "a box that is not inside its window");
     } else {
         int done;
         job.offsets = factors ? factors + channels : NULL;
@@ -305,7 +334,8 @@ static PyObject *resample(PyObject *module, PyObject *args)
         Py_END_ALLOW_THREADS
         result = done ? Py_NewRef(Py_None) : PyErr_NoMemory();
     }
-    PyBuffer_Release(&images);
+    PyBuffer_Release(&pixels);
+    PyBuffer_Release(&windows);
     PyBuffer_Release(&spans);
     PyBuffer_Release(&flips);
     PyBuffer_Release(&out);
@@ -315,9 +345,10 @@ static PyObject *resample(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"resample", resample, METH_VARARGS,
-     "resample(images, spans, flips, out, affine, height, width, channels, out_height, out_width, cubic, antialias)\n\n"
-     "out = the box of each picture, resampled, and mirrored where its flip is not 0. affine is empty, and out is bytes;\n"
-     "or it is a factor for each channel and then what is added to each, and out is floats."},
+     "resample(pixels, windows, spans, flips, out, affine, channels, out_height, out_width, cubic, antialias)\n\n"
+     "out = the box of each picture, resampled, and mirrored where its flip is not 0. Of each, `pixels` has a window.\n"
+     "affine is empty, and out is bytes; or it is a factor for each channel and then what is added to each, and out is\n"
+     "floats."},
     {NULL, NULL, 0, NULL}};
 
 static PyModuleDef_Slot slots[] = {

@@ -1,13 +1,12 @@
 from typing import Any
 
 def resample(
-    images: Any,
+    pixels: Any,
+    windows: Any,
     spans: Any,
     flips: Any,
     out: Any,
     affine: Any,
-    height: int,
-    width: int,
     channels: int,
     out_height: int,
     out_width: int,

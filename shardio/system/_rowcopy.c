@@ -26,8 +26,8 @@
 
 /* Bytes between a load and its prefetch. 1 to 2 KiB were best where it was measured; half or twice that cost 3 %. */
 #define AHEAD 1024
-/* Below, a batch may stay in the caches until it is read. */
-#define LEAST_FOR_STREAMING (1 << 20)
+/* Below, what is copied may stay in the caches until it is read: windows that are resampled next, say. */
+#define LEAST_FOR_STREAMING (4 << 20)
 #define LINE 64
 #define PAGE 4096
 
@@ -95,14 +95,25 @@ static int runs_here(int kernel)
 
 struct job {
     const uint8_t *rows;
-    const int64_t *numbers, *starts; /* starts may be NULL: every piece begins at the row's first byte */
+    const int64_t *numbers;
+    const int64_t *starts, *pieces, *piece_nbytes; /* of each; or all NULL: rows are copied whole */
     uint8_t *out;
-    size_t count, row_nbytes, pieces, piece_nbytes, stride;
+    size_t count, row_nbytes, stride;
 };
 
 static const uint8_t *first_piece(const struct job *job, size_t i)
 {
     return job->rows + (size_t)job->numbers[i] * job->row_nbytes + (job->starts ? (size_t)job->starts[i] : 0);
+}
+
+static size_t pieces_of(const struct job *job, size_t i)
+{
+    return job->starts ? (size_t)job->pieces[i] : 1;
+}
+
+static size_t piece_nbytes_of(const struct job *job, size_t i)
+{
+    return job->starts ? (size_t)job->piece_nbytes[i] : job->row_nbytes;
 }
 
 static void touch_pages(const uint8_t *from, size_t n)
@@ -115,19 +126,19 @@ static void touch_pages(const uint8_t *from, size_t n)
 #endif
 }
 
-static void copy_row(const struct job *job, copy_function *copy, size_t i)
+/* Returns where the next row's bytes go. */
+static uint8_t *copy_row(const struct job *job, copy_function *copy, size_t i, uint8_t *to)
 {
-    size_t n = job->piece_nbytes, span = (job->pieces - 1) * job->stride + n;
-    uint8_t *to = job->out + i * job->pieces * n;
-    const uint8_t *from = first_piece(job, i);
-    const uint8_t *next_row = i + 1 < job->count ? first_piece(job, i + 1) : from;
-    touch_pages(next_row, span);
-    for (size_t piece = 0; piece < job->pieces; piece++, from += job->stride, to += n) {
-        const uint8_t *next = piece + 1 < job->pieces ? from + job->stride : next_row;
+    size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i), next_i = i + 1 < job->count ? i + 1 : i;
+    const uint8_t *from = first_piece(job, i), *next_row = first_piece(job, next_i);
+    touch_pages(next_row, (pieces_of(job, next_i) - 1) * job->stride + piece_nbytes_of(job, next_i));
+    for (size_t piece = 0; piece < pieces; piece++, from += job->stride, to += n) {
+        const uint8_t *next = piece + 1 < pieces ? from + job->stride : next_row;
         size_t most = n > AHEAD ? n - AHEAD : 0;
         copy(to, from, most, from + AHEAD);
         copy(to + most, from + most, n - most, next);
     }
+    return to;
 }
 
 /* Where a copy of this thread goes on if a page fails; NULL while there is none. */
@@ -185,8 +196,8 @@ static size_t run(const struct job *job, copy_function *copy)
     if (!sigsetjmp(here, 0)) {
         way_out = &here;
         atomic_signal_fence(memory_order_seq_cst);
-        for (; done < job->count; done++)
-            copy_row(job, copy, done);
+        for (uint8_t *to = job->out; done < job->count; done++)
+            to = copy_row(job, copy, done, to);
     }
     atomic_signal_fence(memory_order_seq_cst);
     way_out = NULL;
@@ -196,29 +207,34 @@ static size_t run(const struct job *job, copy_function *copy)
     return done;
 }
 
-/* Nothing is copied unless every row and window lies inside. */
+/* Nothing is copied unless every row and window lies inside, and all of them together fill `out`. */
 static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
 {
-    size_t n = job->piece_nbytes, last = job->pieces ? job->pieces - 1 : 0;
-    if (!n || !job->pieces || n > job->row_nbytes || last > (job->row_nbytes - n) / (job->stride ? job->stride : 1)) {
-        PyErr_SetString(PyExc_ValueError, "the window is larger than a row");
-        return 0;
-    }
-    if (out_nbytes / n / job->pieces != job->count || out_nbytes != job->count * job->pieces * n) {
-        PyErr_SetString(PyExc_ValueError, "out is not as large as what is to be copied");
-        return 0;
-    }
-    size_t most = job->row_nbytes - n - last * job->stride;
+    size_t left = out_nbytes, done = 0, stride = job->stride ? job->stride : 1;
     for (size_t i = 0; i < job->count; i++) {
+        size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i);
         if (job->numbers[i] < 0 || (uint64_t)job->numbers[i] >= num_rows) {
             PyErr_Format(PyExc_IndexError, "row %lld of %zu", (long long)job->numbers[i], num_rows);
             return 0;
         }
+        if (!n || !pieces || n > job->row_nbytes || pieces - 1 > (job->row_nbytes - n) / stride) {
+            PyErr_SetString(PyExc_IndexError, "a window that is empty, or larger than a row");
+            return 0;
+        }
+        size_t most = job->row_nbytes - n - (pieces - 1) * job->stride;
         if (job->starts && (job->starts[i] < 0 || (uint64_t)job->starts[i] > most)) {
             PyErr_Format(PyExc_IndexError, "a window that begins at byte %lld, of at most %zu",
                          (long long)job->starts[i], most);
             return 0;
         }
+        if (n > left || pieces > left / n)
+            break;
+        left -= pieces * n;
+        done++;
+    }
+    if (left || done < job->count) {
+        PyErr_SetString(PyExc_ValueError, "out is not as large as what is to be copied");
+        return 0;
     }
     return 1;
 }
@@ -226,23 +242,21 @@ static int check(const struct job *job, size_t num_rows, size_t out_nbytes)
 static PyObject *copy(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_buffer rows, numbers, starts, out;
-    Py_ssize_t row_nbytes, pieces, piece_nbytes, stride;
+    Py_buffer rows, numbers, starts, pieces, piece_nbytes, out;
+    Py_ssize_t row_nbytes, stride;
     int kernel;
-    if (!PyArg_ParseTuple(args, "y*ny*z*nnnw*i:copy", &rows, &row_nbytes, &numbers, &starts, &pieces, &piece_nbytes,
+    if (!PyArg_ParseTuple(args, "y*ny*z*z*z*nw*i:copy", &rows, &row_nbytes, &numbers, &starts, &pieces, &piece_nbytes,
                           &stride, &out, &kernel))
         return NULL;
     PyObject *result = NULL;
-    struct job job = {
-        rows.buf,           numbers.buf,    starts.buf,           out.buf,       (size_t)numbers.len / 8,
-        (size_t)row_nbytes, (size_t)pieces, (size_t)piece_nbytes, (size_t)stride};
-    if (row_nbytes <= 0 || pieces < 0 || piece_nbytes < 0 || stride < 0 || numbers.len % 8 ||
-        (starts.buf && starts.len != numbers.len)) {
-        PyErr_SetString(PyExc_ValueError, "sizes below 0, or not one start for each row");
+    struct job job = {rows.buf, numbers.buf, starts.buf, pieces.buf, piece_nbytes.buf, out.buf, (size_t)numbers.len / 8,
+                      (size_t)row_nbytes, (size_t)stride};
+    if (row_nbytes <= 0 || stride < 0 || numbers.len % 8 ||
+        (starts.buf && (!pieces.buf || !piece_nbytes.buf || starts.len != numbers.len || pieces.len != numbers.len ||
+                        piece_nbytes.len != numbers.len))) {
+        PyErr_SetString(PyExc_ValueError, "sizes below 0, or not one window for each row");
     } else if (kernel < 0 || kernel >= NUM_KERNELS || !runs_here(kernel)) {
         PyErr_Format(PyExc_ValueError, "this processor has no kernel %d", kernel);
-    } else if (!numbers.len && !out.len) {
-        result = PyLong_FromLong(0);
     } else if (check(&job, (size_t)(rows.len / row_nbytes), (size_t)out.len)) {
         size_t done;
         Py_BEGIN_ALLOW_THREADS
@@ -253,6 +267,8 @@ static PyObject *copy(PyObject *module, PyObject *args)
     PyBuffer_Release(&rows);
     PyBuffer_Release(&numbers);
     PyBuffer_Release(&starts);
+    PyBuffer_Release(&pieces);
+    PyBuffer_Release(&piece_nbytes);
     PyBuffer_Release(&out);
     return result;
 }
@@ -260,8 +276,8 @@ static PyObject *copy(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"copy", copy, METH_VARARGS,
      "copy(rows, row_nbytes, numbers, starts, pieces, piece_nbytes, stride, out, kernel)\n\n"
-     "out = for each number: `pieces` pieces of the row, `stride` bytes apart, the first at its start. How many rows: "
-     "all, unless storage fails behind one."},
+     "out = for each number: the row; or so many pieces of it of so many bytes, `stride` bytes apart, the first at its "
+     "start. How many rows: all, unless storage fails behind one."},
     {NULL, NULL, 0, NULL}};
 
 static int set_up(PyObject *module)

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <string.h>
 #include <unistd.h>
 
 #define PAGE 4096
@@ -62,7 +63,84 @@ release:
     return result;
 }
 
+/* A window of a picture in the file: lines a stride apart, of which n bytes are wanted. */
+struct window {
+    int64_t start; /* the first byte that is wanted */
+    int64_t lines, n;
+    int64_t place; /* where in `out` it goes */
+};
+
+static int64_t end_of(const struct window *window, int64_t stride)
+{
+    return window->start + (window->lines - 1) * stride + window->n;
+}
+
+/* Reads whole sectors around the window into `scratch`, and copies its lines out of them. */
+static int read_window(int descriptor, const struct window *window, int64_t stride, int64_t alignment, char *scratch,
+                       char *out, int drop_behind)
+{
+    int64_t sectors = window->start / alignment * alignment, wanted = end_of(window, stride) - sectors;
+    int64_t length = (wanted + alignment - 1) / alignment * alignment;
+    if (pread(descriptor, scratch, (size_t)length, (off_t)sectors) < wanted)
+        return 0;
+    const char *from = scratch + (window->start - sectors);
+    char *to = out + window->place;
+    for (int64_t line = 0; line < window->lines; line++, from += stride, to += window->n)
+        memcpy(to, from, (size_t)window->n);
+    if (drop_behind)
+        drop(descriptor, sectors, (size_t)length);
+    return 1;
+}
+
+static PyObject *read_windows(PyObject *module, PyObject *args)
+{
+    (void)module;
+    int descriptor, drop_behind;
+    long long stride, alignment;
+    Py_buffer table, scratch, out;
+    if (!PyArg_ParseTuple(args, "iy*LLw*w*p:read_windows", &descriptor, &table, &stride, &alignment, &scratch, &out,
+                          &drop_behind))
+        return NULL;
+    PyObject *result = NULL;
+    const struct window *windows = table.buf;
+    Py_ssize_t count = table.len / (Py_ssize_t)sizeof *windows, done = 0;
+    const int64_t most = (int64_t)1 << 40;
+    if (table.len % (Py_ssize_t)sizeof *windows || stride <= 0 || stride > most || alignment <= 0 || alignment > most) {
+        PyErr_SetString(PyExc_ValueError, "expected four numbers for each window, a stride and an alignment above 0");
+        goto release;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const struct window *w = windows + i;
+        /* Each number is compared before it is used in a product or a sum. */
+        if (w->start < 0 || w->start > (int64_t)1 << 62 || w->n <= 0 || w->n > stride || w->lines <= 0 ||
+            w->lines > scratch.len / stride + 1 || w->place < 0 || w->place > out.len ||
+            w->lines > (out.len - w->place) / w->n ||
+            (end_of(w, stride) - w->start / alignment * alignment + alignment - 1) / alignment * alignment >
+                scratch.len) {
+            PyErr_Format(PyExc_IndexError, "window %zd: %lld lines of %lld bytes from byte %lld to byte %lld of %zd", i,
+                         (long long)w->lines, (long long)w->n, (long long)w->start, (long long)w->place, out.len);
+            goto release;
+        }
+    }
+    Py_BEGIN_ALLOW_THREADS
+    while (done < count &&
+           read_window(descriptor, windows + done, stride, alignment, scratch.buf, out.buf, drop_behind))
+        done++;
+    Py_END_ALLOW_THREADS
+    result = PyLong_FromSsize_t(done);
+release:
+    PyBuffer_Release(&table);
+    PyBuffer_Release(&scratch);
+    PyBuffer_Release(&out);
+    return result;
+}
+
 static PyMethodDef methods[] = {
+    {"read_windows", read_windows, METH_VARARGS,
+     "read_windows(descriptor, windows, stride, alignment, scratch, out, drop_behind)\n\n"
+     "Read windows of pictures in the file, each four numbers: its first byte, its lines, `stride` bytes apart, the "
+     "bytes of a line, and its place in `out`. Sectors of `alignment` bytes are read into `scratch`. Up to the first "
+     "window that does not come whole; how many did."},
     {"read_rows", read_rows, METH_VARARGS,
      "read_rows(descriptor, offsets, places, nbytes, out, drop_behind)\n\n"
      "Read `nbytes` from each of the file's offsets to each byte place of `out`, up to the first row that does not come "

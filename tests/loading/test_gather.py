@@ -20,6 +20,7 @@ from pictures import sample_pixels
 
 import shardio.loading.gather
 from shardio.loading.gather import GatherThreads, Pending
+from shardio.loading.request import Request
 from shardio.loading.ring import Slot, new_slot
 from shardio.order.windows import Windows
 from shardio.reading.mapped import MappedReader
@@ -76,7 +77,7 @@ def test_batches_of_every_size_are_right(num_threads: int, make_set: Callable[..
     threads = GatherThreads(num_threads)
     rng = np.random.default_rng(num_threads)
     batches = [(rng.integers(0, 34, size), fresh_slot()) for size in range(10) for _ in range(3)]
-    submitted = [threads.submit(reader, indices, slot) for indices, slot in batches]
+    submitted = [threads.submit(reader, Request(indices), slot) for indices, slot in batches]
     for pending, (indices, slot) in zip(submitted, batches, strict=True):
         size = len(indices)
         assert pending.size == size
@@ -95,7 +96,7 @@ def test_batches_of_every_size_are_right(num_threads: int, make_set: Callable[..
 def test_a_batch_is_split_over_all_threads_as_evenly_as_can_be(num_threads: int, size: int) -> None:
     parts: list[int] = []
     threads = GatherThreads(num_threads)
-    threads.submit(stand_in(lambda indices: parts.append(len(indices))), np.arange(size), fresh_slot()).wait()
+    threads.submit(stand_in(lambda indices: parts.append(len(indices))), Request(np.arange(size)), fresh_slot()).wait()
     threads.close()
     assert sum(parts) == size
     assert len(parts) == max(1, min(num_threads, size))
@@ -106,7 +107,7 @@ def test_batches_are_served_in_the_order_in_which_they_were_asked_for() -> None:
     served: list[int] = []
     threads = GatherThreads(1)
     reader = stand_in(lambda indices: served.extend(indices.tolist()))
-    for pending in [threads.submit(reader, np.array([number]), fresh_slot()) for number in range(50)]:
+    for pending in [threads.submit(reader, Request(np.array([number])), fresh_slot()) for number in range(50)]:
         pending.wait()
     threads.close()
     assert served == list(range(50))
@@ -120,7 +121,7 @@ def test_an_error_reaches_wait_with_its_traceback_and_no_other_batch(num_threads
 
     threads = GatherThreads(num_threads)
     batches = [(np.arange(start, start + 4), fresh_slot()) for start in range(0, 40, 4)]
-    submitted = [threads.submit(stand_in(before), indices, slot) for indices, slot in batches]
+    submitted = [threads.submit(stand_in(before), Request(indices), slot) for indices, slot in batches]
     released: list[Slot] = []
     for pending, (indices, slot) in zip(submitted, batches, strict=True):
         if 13 not in indices:
@@ -143,7 +144,7 @@ def test_an_index_that_does_not_exist_is_an_error_of_its_batch_alone(make_set: C
     reader = MappedReader(open_shards(make_set(20)))
     threads = GatherThreads(2)
     before, wrong, after = (
-        threads.submit(reader, np.array(indices), fresh_slot()) for indices in ([0, 19], [5, 20], [7, 8])
+        threads.submit(reader, Request(np.array(indices)), fresh_slot()) for indices in ([0, 19], [5, 20], [7, 8])
     )
     assert before.wait().labels[:2].tolist() == [0, 19 % 7]
     with pytest.raises(IndexError, match="indices must be from 0 to 19; found 20 to 20"):
@@ -303,7 +304,7 @@ def test_a_slot_abandoned_while_a_thread_writes_to_it_returns_when_the_thread_is
 
     threads = GatherThreads(1)
     slot = fresh_slot()
-    pending = threads.submit(stand_in(before), np.arange(9), slot)
+    pending = threads.submit(stand_in(before), Request(np.arange(9)), slot)
     assert entered.wait(DEADLINE_SECONDS)
     in_time(lambda: pending.abandon(release))  # does not wait for the thread
     assert released == []
@@ -330,9 +331,9 @@ def test_a_batch_abandoned_before_its_turn_is_not_copied() -> None:
         returned.set()
 
     threads = GatherThreads(1)
-    first = threads.submit(stand_in(before), np.array([1]), fresh_slot())
+    first = threads.submit(stand_in(before), Request(np.array([1])), fresh_slot())
     slot = fresh_slot()
-    second = threads.submit(stand_in(before), np.array([2]), slot)
+    second = threads.submit(stand_in(before), Request(np.array([2])), slot)
     assert entered.wait(DEADLINE_SECONDS)
     second.abandon(release)
     assert released == []  # its turn is still to come: the queue holds it
@@ -380,8 +381,8 @@ def test_closing_refuses_what_is_queued_and_ends_the_threads(monkeypatch: pytest
         assert go_on.wait(DEADLINE_SECONDS)
 
     threads = GatherThreads(1)
-    running = threads.submit(stand_in(before), np.arange(4), slot := fresh_slot())
-    queued = [threads.submit(stand_in(before), np.arange(4), fresh_slot()) for _ in range(3)]
+    running = threads.submit(stand_in(before), Request(np.arange(4)), slot := fresh_slot())
+    queued = [threads.submit(stand_in(before), Request(np.arange(4)), fresh_slot()) for _ in range(3)]
     assert entered.wait(DEADLINE_SECONDS)
     (worker,) = threads._threads
     wait = worker.wait
@@ -420,13 +421,13 @@ def test_what_is_submitted_after_closing_fails_instead_of_waiting_for_ever() -> 
     threads = GatherThreads(2)
     threads.close()
     with pytest.raises(RuntimeError, match="closed"):
-        in_time(lambda: threads.submit(stand_in(), np.arange(4), fresh_slot()).wait())
+        in_time(lambda: threads.submit(stand_in(), Request(np.arange(4)), fresh_slot()).wait())
 
 
 def test_a_gather_thread_may_close_its_own_threads() -> None:
     # The finaliser of a forgotten loader may run in any thread.
     threads = GatherThreads(2)
-    done = threads.submit(stand_in(lambda indices: threads.close()), np.array([3]), fresh_slot())
+    done = threads.submit(stand_in(lambda indices: threads.close()), Request(np.array([3])), fresh_slot())
     in_time(done.wait)
     for thread in threads._threads:
         thread.join(DEADLINE_SECONDS)
@@ -439,7 +440,7 @@ def test_an_idle_thread_holds_no_batch() -> None:
     slot = fresh_slot()
     dead = threading.Event()
     weakref.finalize(slot, dead.set)
-    threads.submit(reader, np.arange(9), slot).wait()
+    threads.submit(reader, Request(np.arange(9)), slot).wait()
     del slot
     assert dead.wait(DEADLINE_SECONDS)
     threads.close()

@@ -39,6 +39,7 @@ import shardio.loading.transform
 from shardio.errors import LaunchError, SetNotFoundError
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.loader import ShardLoader
+from shardio.loading.request import Request
 from shardio.loading.ring import Ring, Slot
 from shardio.order.orders import GlobalShuffle, make_order
 from shardio.order.sampler import Sampler, Tail
@@ -721,6 +722,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "read_retries": 0,
             "damaged": 0,
             "read_ahead_hits": None,
+            "roi": False,
             "kernels": kernels_in_use(),
             "staging": None,
             "resident_nbytes": 0,
@@ -900,7 +902,9 @@ def test_an_iterator_that_is_dropped_returns_every_slot(loader_of: MakeLoader) -
         iterator = iter(loader)
         batch = next(iterator)
         # One thread serves batches in order: when this one is there, so are those that the iterator asked for.
-        loader._pipeline._threads.submit(loader._pipeline._reader, np.arange(3), marker := ring.acquire()).wait()
+        loader._pipeline._threads.submit(
+            loader._pipeline._reader, Request(np.arange(3)), marker := ring.acquire()
+        ).wait()
         assert alive() == 1 + 2 + 1  # the batch, two ahead of it, and the marker
         del iterator, batch
         assert alive() == 4  # no slot was thrown away,

@@ -128,7 +128,8 @@ def check(batch: tuple[Any, ...], windows: Windows | None = None, picture: str =
     for number, index in enumerate(indices.tolist()):
         window = None
         if windows is not None:
-            window = int(windows.tops[number]), int(windows.lefts[number]), windows.height, windows.width
+            rows, columns = windows.part(number)
+            window = rows.start, columns.start, rows.stop - rows.start, columns.stop - columns.start
         pixels = values_of(picture, index) if picture else sample_pixels(ORDER[index])
         if window is not None:
             pixels = pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
@@ -195,7 +196,7 @@ def test_boxes_are_cropped_as_one_box_at_a_time() -> None:
     boxes[1, 0, :4] = np.nan
     boxes[2, 0, :4] = (-np.inf, -np.inf, np.inf, np.inf)
     boxes[2, 0, 4] = 1
-    windows = Windows(11, 9, rng.integers(0, 20, 500), rng.integers(0, 20, 500))
+    windows = Windows.alike(11, 9, rng.integers(0, 20, 500), rng.integers(0, 20, 500))
     windows.tops[0], windows.lefts[0] = 4, 3
     expected = [
         moved(one, top, left, 11, 9)

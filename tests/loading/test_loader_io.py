@@ -23,6 +23,7 @@ import shardio.reading.choose
 import shardio.reading.file_reader
 from shardio.errors import FormatError
 from shardio.loading.loader import ShardLoader
+from shardio.loading.request import Request
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io
 from shardio.reading.mapped import MappedReader
@@ -227,7 +228,7 @@ class Announced:
         monkeypatch.setattr(
             MappedReader,
             "will_read",
-            lambda reader, indices, windows: self.events.append(("hint", tuple(indices.tolist()))),
+            lambda reader, indices, *windows: self.events.append(("hint", tuple(indices.tolist()))),
         )
 
     def of(self, kind: str) -> list[tuple[int, ...]]:
@@ -279,7 +280,7 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
     entered, go_on = threading.Event(), threading.Event()
     hinted = []
 
-    def slow(reader: MappedReader, indices: NDArray[np.int64], windows: Windows | None) -> None:
+    def slow(reader: MappedReader, indices: NDArray[np.int64], *windows: Windows | None) -> None:
         hinted.append(tuple(indices.tolist()))
         if len(hinted) == 3:
             entered.set()
@@ -294,7 +295,7 @@ def test_hints_of_an_iterator_that_was_dropped_are_not_passed_on(
         del iterator
         go_on.set()
         loader._pipeline._threads.submit(
-            loader._pipeline._reader, np.arange(3), loader._pipeline._ring.acquire()
+            loader._pipeline._reader, Request(np.arange(3)), loader._pipeline._ring.acquire()
         ).wait()
         assert len(hinted) == 3
         hinted.clear()
@@ -308,7 +309,7 @@ def test_closing_does_not_wait_for_hints_that_are_queued(
     entered = threading.Event()
     hinted = []
 
-    def slow(reader: MappedReader, indices: NDArray[np.int64], windows: Windows | None) -> None:
+    def slow(reader: MappedReader, indices: NDArray[np.int64], *windows: Windows | None) -> None:
         hinted.append(len(indices))
         if len(hinted) == 3:
             entered.set()

@@ -26,6 +26,7 @@ from pictures import sample_images
 import shardio.loading.loader
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors
+from shardio.loading.request import Request
 from shardio.loading.ring import Ring, Slot, new_slot
 from shardio.order.sampler import Tail
 
@@ -359,7 +360,9 @@ def test_an_error_while_gathering_for_the_device_is_raised_where_its_batch_was_d
 
         def all_gathered() -> None:
             """One thread serves batches in order: when this one is there, so are those that were asked for before."""
-            loader._pipeline._threads.submit(loader._pipeline._reader, np.array([0]), new_slot(1, LOADER_SHAPE)).wait()
+            loader._pipeline._threads.submit(
+                loader._pipeline._reader, Request(np.array([0])), new_slot(1, LOADER_SHAPE)
+            ).wait()
 
         monkeypatch.setattr(loader.shards, "gather", failing)
         iterator = iter(loader)

@@ -182,9 +182,9 @@ def test_the_memory_comes_through_slots_and_copies_where_the_device_needs_them(
     monkeypatch.setattr(shardio.loading.loader, "make_copier", lambda device: copier)
     with loader_of(path, arrays=NAMES) as loader:
         assert_same(list(loader), expected)
-        assert copier.started == -(-NUM_SAMPLES // loader._pipeline.resident.piece_size) > 3  # type: ignore[union-attr]
+        assert copier.started == -(-NUM_SAMPLES // loader._pipeline.resident.sampler.batch_size) > 3  # type: ignore[union-attr]
         list(loader)
-        assert copier.started == -(-NUM_SAMPLES // loader._pipeline.resident.piece_size)  # type: ignore[union-attr]
+        assert copier.started == -(-NUM_SAMPLES // loader._pipeline.resident.sampler.batch_size)  # type: ignore[union-attr]
 
 
 def test_batches_are_the_callers_own(path: Path) -> None:
@@ -383,6 +383,6 @@ def test_boxes_are_moved_into_windows_as_on_the_host() -> None:
     tops, lefts = rng.integers(0, 5, (2, 500))
     found = torch.from_numpy(boxes.copy())
     crop_boxes_there(found, DeviceWindows(6, 7, torch.from_numpy(tops), torch.from_numpy(lefts)))
-    crop_boxes(boxes, Windows(6, 7, tops, lefts))
+    crop_boxes(boxes, Windows.alike(6, 7, tops, lefts))
     assert 0 < (boxes[:, :, 4] >= 0).sum() < 4 * 500
     np.testing.assert_array_equal(found.numpy(), boxes)

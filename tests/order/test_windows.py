@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -160,18 +159,25 @@ def test_a_crop_that_does_not_fit_the_set_is_refused(crop: Any, make_set: Callab
 def test_a_shard_set_gathers_windows_and_refuses_those_that_are_not_inside(make_set: Callable[..., Path]) -> None:
     shards = open_shards(make_set(NUM_SAMPLES, SAMPLE))
     indices = np.array([5, 42, 5])
-    windows = Windows(5, 4, np.array([0, 3, 16]), np.array([13, 0, 2]))
+    windows = Windows.alike(5, 4, np.array([0, 3, 16]), np.array([13, 0, 2]))
     out = np.zeros((3, 5, 4, 3), np.uint8)
     shards.gather(indices, out, windows)
     for image, i, top, left in zip(out, indices, windows.tops, windows.lefts, strict=True):
         assert np.array_equal(image, sample_pixels(int(i), SAMPLE)[top : top + 5, left : left + 4])
     for tops, lefts in (([0, 3, 17], [0, 0, 0]), ([0, 0, 0], [0, -1, 0]), ([0, 0], [0, 0, 0]), ([0, 0, 0], [14, 0, 0])):
         out[:] = 7
-        with pytest.raises(IndexError, match=r"expected 3 (tops|lefts) from 0 to (16|13)"):
-            shards.gather(indices, out, Windows(5, 4, np.array(tops), np.array(lefts)))
+        with pytest.raises(IndexError, match=r"expected (windows inside of \(21, 17\)|as many tops)"):
+            shards.gather(indices, out, Windows.alike(5, 4, np.array(tops), np.array(lefts)))
         assert (out == 7).all()
     for height, width in ((22, 4), (5, 18), (0, 4), (5, -1)):
-        with pytest.raises(IndexError, match=r"windows of at most \(21, 17\)"):
-            shards.gather(indices, out, replace(windows, height=height, width=width))
+        with pytest.raises(IndexError, match=rf"inside of \(21, 17\), height and width; found {height} x {width} pix"):
+            shards.gather(indices, out, Windows.alike(height, width, windows.tops, windows.lefts))
+    several = Windows(windows.tops, windows.lefts, np.array([1, 2, 3]), np.array([4, 3, 1]))
+    packed = np.zeros(3 * (4 + 6 + 3), np.uint8)
+    shards.gather(indices, packed, several)
+    expected = [sample_pixels(int(i), SAMPLE)[several.part(k)].reshape(-1) for k, i in enumerate(indices)]
+    assert np.array_equal(packed, np.concatenate(expected))
+    with pytest.raises(ValueError, match=r"expected out of one dimension, for windows of several sizes"):
+        shards.gather(indices, out, several)
     with pytest.raises(ValueError, match="out must be"):
         shards.gather(indices, np.zeros((3, 5, 5, 3), np.uint8), windows)

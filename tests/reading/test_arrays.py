@@ -80,7 +80,7 @@ def test_windows_of_masks_and_images_are_read_by_any_reader(
     indices = np.random.default_rng(0).integers(0, len(order), 40)
     tops, lefts = indices % (values.shape[1] - height + 1), indices % (values.shape[2] - width + 1)
     out = np.empty((40, height, width, *values.shape[3:]), values.dtype)
-    reader.read_array(name, indices, out, Windows(height, width, tops, lefts))
+    reader.read_array(name, indices, out, Windows.alike(height, width, tops, lefts))
     for got, row, top, left in zip(out, order[indices], tops, lefts, strict=True):
         np.testing.assert_array_equal(got, values[row, top : top + height, left : left + width])
 
@@ -93,12 +93,16 @@ def test_windows_that_there_are_not_are_refused(make_set: Callable[..., Path], i
     one = np.array([1])
     for name in ("clip", "boxes"):
         with pytest.raises(ValueError, match=f"expected an array of masks or images.*; found '{name}'"):
-            reader.read_array(name, one, np.empty((1, 2, 2), np.uint8), Windows(2, 2, one, one))
-    for windows in (Windows(7, 2, one, one), Windows(2, 2, one * 5, one), Windows(2, 2, one, one[:0])):
+            reader.read_array(name, one, np.empty((1, 2, 2), np.uint8), Windows.alike(2, 2, one, one))
+    for windows in (
+        Windows.alike(7, 2, one, one),
+        Windows.alike(2, 2, one * 5, one),
+        Windows.alike(2, 2, one, one[:0]),
+    ):
         with pytest.raises(IndexError, match="expected"):
             reader.read_array("mask", one, np.empty((1, 2, 2), np.uint8), windows)
     with pytest.raises(ValueError, match=r"uint16 of shape \(1, 2, 2, 2\)"):
-        reader.read_array("depth", one, np.empty((1, 2, 2, 2), np.uint8), Windows(2, 2, one, one))
+        reader.read_array("depth", one, np.empty((1, 2, 2, 2), np.uint8), Windows.alike(2, 2, one, one))
     reader.close()
 
 
@@ -116,16 +120,16 @@ def test_arrays_are_announced_with_their_pixels(make_set: Callable[..., Path], m
     shards = open_shards(out)
     asked: list[tuple[MappedTable, list[int], Any, Any]] = []
 
-    def note(table: MappedTable, indices: NDArray[np.int64], starts: Any = 0, nbytes: int | None = None) -> None:
-        asked.append((table, indices.tolist(), np.asarray(starts).tolist(), nbytes))
+    def note(table: MappedTable, indices: NDArray[np.int64], starts: Any = 0, nbytes: Any = None) -> None:
+        asked.append((table, indices.tolist(), np.asarray(starts).tolist(), np.asarray(nbytes).tolist()))
 
     monkeypatch.setattr(MappedTable, "will_need", note)
-    windows = Windows(2, 2, np.array([1, 3]), np.array([0, 1]))
-    MappedReader(shards, ("", "depth", "clip")).will_read(np.array([4, 7]), windows)
+    windows = Windows.alike(2, 2, np.array([1, 3]), np.array([0, 1]))
+    MappedReader(shards, ("", "depth", "clip")).will_read(np.array([4, 7]), windows, windows)
     pixels, depth, clip = (shards.mapped(name) for name in ("", "depth", "clip"))
     assert asked == [
-        (pixels, [4, 7], [15, 45], 30),  # two lines of 5 pixels of 3 bytes
-        (depth, [4, 7], [20, 60], 40),  # of 4 bytes
+        (pixels, [4, 7], [15, 45], [30, 30]),  # two lines of 5 pixels of 3 bytes
+        (depth, [4, 7], [20, 60], [40, 40]),  # of 4 bytes
         (clip, [4, 7], 0, None),
     ]
 
@@ -161,7 +165,7 @@ def test_pixels_labels_and_windows_follow_the_order(opened: tuple[ShardSet, Read
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(reader.column_of("label", indices), order[indices] % 7)
     if not isinstance(reader, GuardedReader):
-        windows = Windows(4, 3, indices % 3, indices % 2)
+        windows = Windows.alike(4, 3, indices % 3, indices % 2)
         part = np.empty((len(indices), 4, 3, 3), np.uint8)
         reader.read(indices, part, windows)
         for got, picture, top, left in zip(part, expected, windows.tops, windows.lefts, strict=True):

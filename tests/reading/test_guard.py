@@ -82,8 +82,7 @@ def pictures(indices: list[int], windows: Windows | None = None) -> NDArray[np.u
     found = np.stack([sample_pixels(i, SHAPE) for i in indices])
     if windows is None:
         return found
-    places = zip(found, windows.tops, windows.lefts, strict=True)
-    return np.stack([image[top : top + windows.height, left : left + windows.width] for image, top, left in places])
+    return np.stack([image[windows.part(i)] for i, image in enumerate(found)])
 
 
 def read_all(loader: ShardLoader, epochs: int = 1) -> Seen:

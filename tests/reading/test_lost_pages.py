@@ -57,7 +57,7 @@ def cut(shards: ShardSet, name: str = "train-00001.npy", nbytes: int = HEADER_NB
 
 
 def gathered(shards: ShardSet, indices: list[int], windows: Windows | None = None) -> NDArray[np.uint8]:
-    shape = SHAPE if windows is None else (windows.height, windows.width, SHAPE[2])
+    shape = SHAPE if windows is None else (int(windows.heights[0]), int(windows.widths[0]), SHAPE[2])
     out = np.full((len(indices), *shape), 0xEE, np.uint8)
     shards.gather(np.array(indices), out, windows)
     return out
@@ -95,7 +95,7 @@ def test_a_window_is_lost_only_if_its_lines_are(shards: ShardSet, kernel: str) -
     half = PER_SHARD + KEPT
 
     def window(top: int) -> Windows:
-        return Windows(8, 16, np.array([top]), np.array([5]))
+        return Windows.alike(8, 16, np.array([top]), np.array([5]))
 
     assert np.array_equal(gathered(shards, [half], window(24))[0], sample_pixels(half, SHAPE)[24:32, 5:21])
     with pytest.raises(FormatError, match="another process cut it"):

@@ -12,11 +12,12 @@ from itertools import product
 import numpy as np
 import pytest
 
+from shardio.order.windows import Windows
 from shardio.reading.rowcopy import copy_rows, copy_windows
 from shardio.system.kernels import DEFAULT_KERNEL, KERNELS
 
 # From here on native kernels store past the caches.
-STREAMED = 1 << 20
+STREAMED = 4 << 20
 GUARD = 0xA5
 
 
@@ -76,7 +77,7 @@ def test_windows_of_every_small_size_and_place_are_copied(kernel: str) -> None:
         corners = list(product(range(3), range(4 - h + 1), range(5 - w + 1)))
         numbers, tops, lefts = np.array(corners).T
         out, untouched = fenced((len(corners), h, w, 3), 7)
-        copy_windows(images, numbers, tops, lefts, out, kernel)
+        copy_windows(images, numbers, Windows.alike(h, w, tops, lefts), out, kernel)
         for image, (i, top, left) in zip(out, corners, strict=True):
             assert np.array_equal(image, images[i, top : top + h, left : left + w]), (h, w, i, top, left)
         assert untouched()
@@ -92,10 +93,25 @@ def test_large_windows_are_copied(window: tuple[int, int], channels: int, kernel
     numbers = rng.integers(0, 6, count)
     tops, lefts = rng.integers(0, 256 - h + 1, count), rng.integers(0, 256 - w + 1, count)
     out, untouched = fenced((count, h, w, channels), 5)
-    copy_windows(images, numbers, tops, lefts, out, kernel)
+    copy_windows(images, numbers, Windows.alike(h, w, tops, lefts), out, kernel)
     expected = [images[i, y : y + h, x : x + w] for i, y, x in zip(numbers, tops, lefts, strict=True)]
     assert np.array_equal(out, np.stack(expected))
     assert untouched()
+
+
+def test_windows_of_several_sizes_are_copied_one_after_the_other(kernel: str) -> None:
+    rng = np.random.default_rng(2)
+    for shape, count in (((5, 7, 3), 50), ((256, 300, 3), 40), ((256, 300, 1), 300)):
+        images = rng.integers(0, 256, (6, *shape), dtype=np.uint8)
+        heights, widths = (rng.integers(1, side + 1, count) for side in shape[:2])
+        heights[:2], widths[1:3] = shape[0], shape[1]
+        tops, lefts = rng.integers(0, shape[0] - heights + 1), rng.integers(0, shape[1] - widths + 1)
+        windows, numbers = Windows(tops, lefts, heights, widths), rng.integers(0, 6, count)
+        out, untouched = fenced((int(windows.num_pixels.sum()) * shape[2],), 3)
+        assert copy_windows(images, numbers, windows, out, kernel) == count
+        expected = [images[number][windows.part(i)].reshape(-1) for i, number in enumerate(numbers)]
+        assert np.array_equal(out, np.concatenate(expected))
+        assert untouched()
 
 
 @pytest.mark.parametrize("bad", [-1, 5, 2**62, -(2**63)])
@@ -111,7 +127,7 @@ def test_nothing_is_copied_if_one_number_is_outside(bad: int, at: int, kernel: s
     places = np.zeros(16, np.int64)
     windows = out[:, :81].reshape(-1)[: 16 * 81].reshape(16, 9, 9, 1)
     with pytest.raises(IndexError):
-        copy_windows(images, numbers, places, places, windows, kernel)
+        copy_windows(images, numbers, Windows.alike(9, 9, places, places), windows, kernel)
     assert (out == GUARD).all()
     assert untouched()
 
@@ -123,8 +139,10 @@ def test_nothing_is_copied_if_one_window_is_outside(bad: int, which: str, kernel
     places = {"tops": np.zeros(4, np.int64), "lefts": np.zeros(4, np.int64)}
     places[which][3] = bad
     out, untouched = fenced((4, 9, 19, 3), 0)
-    with pytest.raises(IndexError, match=r"must begin from \(0, 0\) to \(1, 1\)"):
-        copy_windows(images, np.arange(4), places["tops"], places["lefts"], out, kernel)
+    with pytest.raises(
+        IndexError, match=r"expected windows inside of \(10, 20\), height and width; found 9 x 19 pixels"
+    ):
+        copy_windows(images, np.arange(4), Windows.alike(9, 19, **places), out, kernel)
     assert (out == GUARD).all()
     assert untouched()
 
@@ -139,14 +157,17 @@ def test_shapes_that_do_not_fit_are_refused(kernel: str) -> None:
     ):
         with pytest.raises(ValueError, match="expected out to be"):
             copy_rows(rows, numbers, target, kernel)
-    for shape in ((2, 5, 5, 3), (2, 4, 6, 3), (2, 0, 5, 3), (2, 4, 0, 3), (2, 4, 5, 2)):
-        with pytest.raises(ValueError, match="expected windows of at most"):
-            copy_windows(images, two, two * 0, two * 0, np.zeros(shape, np.uint8), kernel)
+    for height, width in ((5, 5), (4, 6), (0, 5), (4, 0)):
+        with pytest.raises(IndexError, match=f"found {height} x {width} pixels at"):
+            copy_windows(images, two, Windows.alike(height, width, two * 0, two * 0), out, kernel)
+    with pytest.raises(ValueError, match="expected out to be of 120 bytes; found 80"):
+        copy_windows(images, two, Windows.alike(4, 5, two * 0, two * 0), np.zeros((2, 4, 5, 2), np.uint8), kernel)
     for count in (0, 1, 3):
         some = np.zeros(count, np.int64)
-        for arguments in ((some, two, two), (two, some, two), (two, two, some)):
-            with pytest.raises(ValueError, match="expected 2 numbers, tops and lefts"):
-                copy_windows(images, *arguments, np.zeros((2, 1, 1, 3), np.uint8), kernel)
+        with pytest.raises(ValueError, match=f"expected 2 windows; found {count}"):
+            copy_windows(images, two, Windows.alike(1, 1, some, some), out, kernel)
+        with pytest.raises(IndexError, match="expected as many tops, lefts, heights and widths"):
+            copy_windows(images, two, Windows(two, two, two, some), out, kernel)
 
 
 def test_numbers_of_other_types_and_strides_are_understood(kernel: str) -> None:
@@ -208,15 +229,21 @@ def test_without_the_native_kernels_numpy_copies() -> None:
         ({"row_nbytes": 0}, ValueError),
         ({"row_nbytes": -1}, ValueError),
         ({"row_nbytes": 21}, IndexError),
-        ({"pieces": 0}, ValueError),
-        ({"pieces": -1}, ValueError),
-        ({"pieces": 2**62}, ValueError),
-        ({"piece_nbytes": 0}, ValueError),
-        ({"piece_nbytes": 11}, ValueError),
-        ({"piece_nbytes": 2**62}, ValueError),
+        ({"pieces": np.array([1, 0])}, IndexError),
+        ({"pieces": np.array([1, -1])}, IndexError),
+        ({"pieces": np.array([1, 2**62])}, IndexError),
+        ({"piece_nbytes": np.array([1, 0])}, IndexError),
+        ({"piece_nbytes": np.array([1, 11])}, IndexError),
+        ({"piece_nbytes": np.array([1, 2**62])}, IndexError),
+        ({"pieces": np.array([2])}, ValueError),
+        ({"pieces": None}, ValueError),
+        ({"pieces": np.array([2, 1])}, ValueError),
+        ({"piece_nbytes": np.array([10])}, ValueError),
+        ({"piece_nbytes": None}, ValueError),
+        ({"piece_nbytes": np.array([10, 9])}, ValueError),
         ({"stride": -1}, ValueError),
-        ({"stride": 11}, ValueError),
-        ({"stride": 2**62}, ValueError),
+        ({"stride": 11}, IndexError),
+        ({"stride": 2**62}, IndexError),
         ({"numbers": np.zeros(3, np.int64)}, ValueError),
         ({"numbers": np.zeros(3, np.int8)}, ValueError),
         ({"starts": np.zeros(3, np.int64)}, ValueError),
@@ -240,8 +267,8 @@ def test_the_native_code_itself_refuses_what_would_leave_its_memory(
         "row_nbytes": 20,
         "numbers": np.array([0, 4]),
         "starts": np.zeros(2, np.int64),
-        "pieces": 2,
-        "piece_nbytes": 10,
+        "pieces": np.array([2, 2]),
+        "piece_nbytes": np.array([10, 10]),
         "stride": 10,
         "out": np.full(40, GUARD, np.uint8),
         "kernel": 0,

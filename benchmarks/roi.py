@@ -1,0 +1,115 @@
+"""Reading only what the transform sees, beside reading whole pictures: rates and bytes read, for equal pixels.
+
+Two loaders with the same transform take turns, in pairs, one with `roi` and one without. A turn is a number of batches,
+with nothing done to them. "warm" reads from the page cache; for "cold" the set's files leave it before each turn; with
+`--limit` both turns run in a cgroup with so much memory, page cache included: a larger set is read from storage there.
+That needs root, and cgroups of version 1 or 2 that are mounted. "read" are the bytes that the loader asked for, "disk"
+those that came from the disk (read_bytes of /proc/self/io), for each image. The ratio is the median of the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from common import bytes_from_disk, cgroup, describe_machine, leave_the_page_cache
+
+from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, recipe
+from shardio.augment.chain import Transform
+from shardio.conversion.amounts import parse_nbytes
+from shardio.loading.loader import ShardLoader
+
+CHAINS: dict[str, Transform] = {
+    "crop and flip": Compose([RandomResizedCrop(224), HorizontalFlip()]),
+    "normalised": Compose([RandomResizedCrop(224), HorizontalFlip(), Normalize("imagenet")]),
+    "evaluation": Compose([Resize(256), CenterCrop(224), Normalize("imagenet")]),
+    "torchvision-v2": recipe("torchvision-v2", 224),
+}
+
+
+@dataclass
+class Turn:
+    """Of each image: microseconds of the clock and of all cores, bytes asked for and from the disk."""
+
+    wall: float
+    cpu: float
+    read: float
+    disk: float
+
+
+def turn(path: Path, transform: Transform, roi: bool, epoch: int, options: argparse.Namespace) -> Turn:
+    with ShardLoader(
+        path, options.batch_size, transform=transform, roi=roi, io=options.io, seed=epoch, device="cpu"
+    ) as loader:
+        if loader.stats()["roi"] != roi:
+            raise SystemExit("roi: expected kernels in C, and as many threads as torch has")
+        iterator = iter(loader)
+        next(iterator)  # threads are at work
+        read, disk = loader.stats()["read_nbytes"], bytes_from_disk()
+        cpu, start = time.process_time(), time.perf_counter()
+        images = sum(len(labels) for _, labels in islice(iterator, options.batches))
+        wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+        read, disk = loader.stats()["read_nbytes"] - read, bytes_from_disk() - disk
+    return Turn(wall / images * 1e6, cpu / images * 1e6, read / images, disk / images)
+
+
+def measure(path: Path, transform: Transform, cold: bool, options: argparse.Namespace) -> dict[bool, list[Turn]]:
+    turns: dict[bool, list[Turn]] = {False: [], True: []}
+    for number in range(options.rounds + 1):
+        for roi in (False, True) if number % 2 else (True, False):
+            if cold:
+                leave_the_page_cache(path)
+            turns[roi].append(turn(path, transform, roi, number, options))
+    for some in turns.values():
+        del some[0]
+    return turns
+
+
+def report(name: str, chain: str, turns: dict[bool, list[Turn]]) -> None:
+    ratios = [whole.wall / roi.wall for whole, roi in zip(turns[False], turns[True], strict=True)]
+    for roi in (False, True):
+        wall, cpu, read, disk = (
+            statistics.median(getattr(one, field) for one in turns[roi]) for field in ("wall", "cpu", "read", "disk")
+        )
+        ratio = f"{statistics.median(ratios):8.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if roi else "    1.00"
+        print(
+            f"{name:<8}{chain:<16}{'roi' if roi else 'whole':<7}{1e6 / wall:>10,.0f}{cpu:>9.0f}{read / 1e3:>8.0f}"
+            f"{disk / 1e3:>8.0f}{ratio}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shards", type=Path, help="a set, such as benchmarks/loader.py generates")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--batches", type=int, default=16, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--io", default="auto")
+    parser.add_argument("--limit", type=parse_nbytes, help="memory of a cgroup, such as 1GB, in place of warm and cold")
+    parser.add_argument("--only", choices=["warm", "cold"])
+    parser.add_argument("--chains", nargs="+", choices=list(CHAINS), default=["crop and flip", "normalised"])
+    options = parser.parse_args()
+    print(f"{describe_machine()}, {torch.get_num_threads()} threads of torch")
+    print(f"{'':<8}{'':<16}{'':<7}{'images/s':>10}{'CPU us':>9}{'read KB':>8}{'disk KB':>8}   ratio")
+    with cgroup(options.limit) if options.limit else nullcontext() as procs:
+        if procs is not None:
+            home = procs.parent.parent / procs.name
+            procs.write_text(str(os.getpid()))
+        try:
+            for name in ["limit"] if options.limit else [options.only] if options.only else ["warm", "cold"]:
+                for chain in options.chains:
+                    report(name, chain, measure(options.shards, CHAINS[chain], name == "cold", options))
+        finally:
+            if procs is not None:
+                home.write_text(str(os.getpid()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What a transform sees of stored pictures, known before they are read: boxes depend on random numbers alone.
+
+A transform that begins with crops, resizes and flips is split behind them. Of the first part there is a Cut: which
+window of each picture has to be read, and what the pixels become. Threads that read pictures compute them, a few at a
+time, from the windows alone. The rest of the transform goes on with the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.augment.batch import Arrays, Batch, Images, sizes_of
+from shardio.augment.boxes import Draws
+from shardio.augment.chain import Compose, Transform
+from shardio.augment.choice import RandomApply, RandomChoice, RandomOrder
+from shardio.augment.resample import filter_radius, make_spans, resample_windows
+from shardio.augment.targets import Targets
+from shardio.augment.transforms import (
+    AlternatingFlip,
+    CenterCrop,
+    HorizontalFlip,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    ToDtype,
+)
+from shardio.order.windows import Windows
+from shardio.system.kernels import _resample
+
+Part = tuple[Transform, str]
+"""A transform, and the purpose that keys its random numbers."""
+
+_FLIPS = (HorizontalFlip, AlternatingFlip)
+_CASTS = (Normalize, ToDtype)
+_CHOICES = (Compose, RandomApply, RandomChoice, RandomOrder)
+# Where the transforms are that take pictures as they come, and leave their places to those before them.
+_OF_PIXELS = {f"shardio.augment.{module}" for module in ("colour", "erasing", "geometry", "mix", "policies")}
+
+
+@dataclass(frozen=True)
+class Split:
+    """`transform` in two parts. Any thread may use one."""
+
+    transform: Transform
+    head: tuple[Part, ...]
+    rest: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, transform: Transform) -> Split | None:
+        """Returns None for a transform that needs whole pictures, or if there is no kernel to compute them."""
+        name = type(transform).__name__
+        parts = [*transform.parts(name)] if type(transform) is Compose else [(transform, name)]
+        resizes = [type(part) in (RandomResizedCrop, Resize) for part, _ in parts]
+        crops = [resizes[i] or _is_crop(part) for i, (part, _) in enumerate(parts)]
+        end = 0
+        # A second resize needs the pixels of the first.
+        while end < len(parts) and (crops[end] or type(parts[end][0]) in _FLIPS) and sum(resizes[: end + 1]) < 2:
+            end += 1
+        head_crops = any(crops[:end])
+        while end < len(parts) and type(parts[end][0]) in _CASTS:
+            end += 1
+        if _resample is None or not head_crops or not _keep_places(part for part, _ in parts[end:]):
+            return None
+        return cls(transform, tuple(parts[:end]), tuple(parts[end:]))
+
+    def cut(self, draws: Draws, shape: tuple[int, int, int], sizes: NDArray[np.int64] | None = None) -> Cut:
+        """Returns the cut of the samples of `draws`, whose pictures are stored in `shape`, height, width and channels.
+
+        `sizes` are those of `Transform.__call__`. Raises what the transform raises.
+        """
+        height, width, channels = shape
+        # Nothing of the head looks at pixels.
+        stand_in = torch.empty((len(draws.indices), channels, height, width), dtype=torch.uint8, device="meta")
+        batch = Batch(stand_in, draws, sizes_of(stand_in) if sizes is None else sizes)
+        for transform, purpose in self.head:
+            batch = transform.apply(batch, purpose)
+        return Cut(self, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """What the head of a split makes of some pictures: `batch`, whose images are not there. Any thread may use one."""
+
+    split: Split
+    batch: Batch
+
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """Height and width of all results. Raises ValueError if they would have several sizes."""
+        return self.batch.size
+
+    @property
+    def num_channels(self) -> int:
+        return self.batch.images.shape[1]
+
+    @property
+    def dtype(self) -> type[np.uint8] | type[np.float32]:
+        """The type of `read`'s results: float32 if they are normalised."""
+        return np.uint8 if self.batch.statistics is None else np.float32
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The part of each stored picture that the filter sees."""
+        low, high = self._spans[:, :, 2], self._spans[:, :, 3]
+        (tops, lefts), (heights, widths) = low.astype(np.int64), (high - low).astype(np.int64)
+        return Windows(tops, lefts, heights, widths)
+
+    @cached_property
+    def _spans(self) -> NDArray[np.float64]:
+        """Those of `make_spans`, with the limits of what the filter does see."""
+        batch = self.batch
+        region = batch.region
+        spans = make_spans(region, batch.within or region, *batch.images.shape[2:])
+        for span, side in zip(spans, self.size, strict=True):
+            start, length, low, high = span.T
+            scale = length / side
+            reach = filter_radius(batch.interpolation) * (np.maximum(scale, 1) if batch.antialias else 1)
+            span[:, 2] = np.maximum(low, np.floor(start - reach))
+            span[:, 3] = np.minimum(high, np.ceil(start + length + reach))
+        return spans
+
+    def resample(self, pixels: NDArray[np.uint8], some: slice, out: NDArray[Any]) -> None:
+        """Computes the results of some of the pictures, (B, *size, C) of `dtype`, of their `windows`, uint8 (n,)."""
+        batch = self.batch
+        flips = np.zeros(len(batch), bool) if batch.flips is None else batch.flips
+        resample_windows(
+            pixels,
+            self.windows[some],
+            self._spans[:, some],
+            flips[some],
+            out,
+            batch.interpolation,
+            batch.antialias,
+            batch.statistics,
+        )
+
+    def finish(
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        masks: Mapping[str, torch.Tensor] | None = None,
+        boxes: Mapping[str, torch.Tensor] | None = None,
+    ) -> tuple[Images, torch.Tensor, Arrays]:
+        """Does the rest of the transform. `images` are the results, (B, C, *size) in channels_last memory, which may be
+        changed in place; `labels`, `masks` and `boxes` are those of `Transform.__call__`."""
+        stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
+        head, targets = self.batch, Targets.of(stand_in, masks, boxes, 0)
+        made = images if head.dtype is None else images.to(head.dtype)
+        batch = replace(head, labels=labels, targets=targets).holding(made)
+        for transform, purpose in self.split.rest:
+            batch = transform.apply(batch, purpose)
+        done = batch.finished()
+        assert done.labels is not None
+        return done.images, done.labels, {} if done.targets is None else {**done.targets.arrays()}
+
+
+def _is_crop(transform: Transform) -> bool:
+    return type(transform) is CenterCrop or (type(transform) is RandomCrop and transform.padding is None)
+
+
+def _keep_places(transforms: Iterable[Transform]) -> bool:
+    """Returns whether these change pictures as they are, without a crop or a resize that could be one with those
+    before."""
+    for transform in transforms:
+        if type(transform) in _CHOICES:
+            if not _keep_places(transform.transforms):  # type: ignore[attr-defined]
+                return False
+        elif type(transform) not in (*_FLIPS, *_CASTS) and type(transform).__module__ not in _OF_PIXELS:
+            return False
+    return True

@@ -1,0 +1,205 @@
+"""A transform in two parts gives the pixels of the whole, of what its cut says that it sees and of nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shardio.augment import (
+    AlternatingFlip,
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    CutMix,
+    HorizontalFlip,
+    Mixup,
+    Normalize,
+    Pad,
+    RandomApply,
+    RandomChoice,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+    ToDtype,
+    Views,
+    recipe,
+)
+from shardio.augment.boxes import Draws
+from shardio.augment.chain import Transform
+from shardio.augment.cut import Split
+from shardio.augment.recipes import RECIPES
+from shardio.system.kernels import _resample
+
+COUNT = 9
+SPLIT: list[Transform] = [
+    RandomResizedCrop(24),
+    RandomResizedCrop((40, 17), scale=(0.01, 0.02)),
+    Compose([RandomResizedCrop(24, interpolation="bicubic"), HorizontalFlip(), Normalize("imagenet")]),
+    Compose([RandomResizedCrop(24, antialias=False), AlternatingFlip(), ToDtype(torch.float16)]),
+    Compose([HorizontalFlip(), RandomCrop(16), ToDtype(torch.float32, scale=True)]),
+    Compose([Resize(30), CenterCrop(24), Normalize("imagenet"), ToDtype(torch.bfloat16)]),
+    Compose([Resize((70, 65), antialias=False), HorizontalFlip(), RandomCrop(20), Normalize(0.5, 0.2)]),
+    Compose([Resize((10, 90), interpolation="bicubic"), CenterCrop((3, 5))]),
+    Compose([CenterCrop(20), Resize((31, 9))]),
+    Compose([RandomResizedCrop(24), ColorJitter(0.4, 0.4, 0.4), HorizontalFlip(), RandomErasing(), Normalize(0, 1)]),
+    Compose(
+        [RandomResizedCrop(24), RandomApply([RandomRotation(9)]), Normalize(), RandomChoice([Mixup(5), CutMix(5)])]
+    ),
+    Compose([RandomResizedCrop(24), Normalize("imagenet"), RandomErasing(0.9, value="random")]),
+]
+WHOLE: list[Transform] = [
+    HorizontalFlip(),
+    Normalize("imagenet"),
+    Views([RandomResizedCrop(24)] * 2),
+    # The filter would see the border, or the first result.
+    Compose([Pad(2), RandomResizedCrop(24)]),
+    RandomCrop(16, padding=2),
+    Compose([Resize(30), RandomResizedCrop(24)]),
+    # A crop that may become one with those before.
+    Compose([RandomResizedCrop(24), ColorJitter(0.1), CenterCrop(20)]),
+    Compose([RandomResizedCrop(24), RandomApply([CenterCrop(24)])]),
+    Compose([ColorJitter(0.1), RandomResizedCrop(24)]),
+]
+
+pytestmark = pytest.mark.skipif(_resample is None, reason="installed without the native kernels")
+
+
+def stored(rng: np.random.Generator, height: int, width: int, channels: int = 3) -> NDArray[np.uint8]:
+    return rng.integers(0, 256, (COUNT, height, width, channels), dtype=np.uint8)
+
+
+def check(transform: Transform, pixels: NDArray[np.uint8], sizes: NDArray[np.int64] | None = None) -> float:
+    """Compares both ways. Returns the share of the pixels that is seen."""
+    rng = np.random.default_rng(pixels.shape[1])
+    samples, labels = rng.integers(0, 1000, COUNT), torch.from_numpy(rng.integers(0, 5, COUNT))
+    height, width = pixels.shape[1:3]
+    masks = {} if transform.mixes else {"mask": torch.from_numpy(rng.integers(0, 9, (COUNT, height, width)))}
+    boxes = {} if transform.mixes else {"box": torch.tensor([[[1.0, 2, 30, 25, 3]]]).repeat(COUNT, 1, 1)}
+    arrays: dict[str, Any] = {} if transform.mixes else {"masks": masks, "boxes": boxes}
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    whole = transform(images, labels, indices=samples, seed=3, epoch=2, sizes=sizes, **arrays)
+    split = Split.of(transform)
+    assert split is not None
+    cut = split.cut(Draws(3, 2, samples), pixels.shape[1:], sizes)
+    seen = [image[cut.windows.part(i)].reshape(-1) for i, image in enumerate(pixels)]
+    out = np.empty((COUNT, *cut.size, cut.num_channels), cut.dtype)
+    for some in (slice(0, 1), slice(1, 5), slice(5, COUNT)):
+        cut.resample(np.concatenate(seen[some]), some, out[some])
+    found, targets, moved = cut.finish(torch.from_numpy(out).permute(0, 3, 1, 2), labels, **arrays)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, whole[0])
+    assert (found.dtype, found.stride()) == (whole[0].dtype, whole[0].stride())
+    assert torch.equal(targets, whole[1])
+    assert {name: values.tolist() for name, values in moved.items()} == (  # type: ignore[union-attr]
+        {} if transform.mixes else {name: values.tolist() for name, values in whole[2].items()}
+    )
+    return float(cut.windows.num_pixels.mean() / (height * width))
+
+
+@pytest.mark.parametrize("transform", SPLIT, ids=repr)
+def test_windows_alone_give_the_same_pixels(transform: Transform) -> None:
+    rng = np.random.default_rng(1)
+    for height, width in ((40, 50), (64, 33)):
+        assert check(transform, stored(rng, height, width)) <= 1
+        sizes = rng.integers(40, 200, (COUNT, 2))
+        check(transform, stored(rng, height, width), sizes)
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_recipes_give_the_same_pixels(name: str) -> None:
+    transform = recipe(name, 24)
+    if isinstance(transform, Views) or name in ("deit3", "cifar-airbench"):
+        assert Split.of(transform) is None
+    else:
+        assert check(transform, stored(np.random.default_rng(2), 48, 48)) < 0.9
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_pictures_of_any_number_of_channels_are_cut(channels: int) -> None:
+    check(RandomResizedCrop(24), stored(np.random.default_rng(3), 40, 50, channels))
+
+
+def test_a_random_box_is_half_of_its_picture_and_a_window_no_larger_than_it_must_be() -> None:
+    split = Split.of(RandomResizedCrop(224))
+    assert split is not None
+    cut = split.cut(Draws(0, 0, np.arange(20_000)), (256, 256, 3))
+    assert 0.47 < cut.windows.num_pixels.mean() / 256**2 < 0.49
+    boxes = cut.batch.region
+    for found, expected in (
+        (cut.windows.tops, boxes.tops),
+        (cut.windows.lefts, boxes.lefts),
+        (cut.windows.heights, boxes.heights),
+        (cut.windows.widths, boxes.widths),
+    ):
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("transform", WHOLE, ids=repr)
+def test_transforms_that_cannot_be_split_are_not(transform: Transform) -> None:
+    assert Split.of(transform) is None
+
+
+def test_a_transform_of_the_users_own_is_never_split_off() -> None:
+    class Own(ColorJitter):
+        pass
+
+    class OwnCrop(RandomResizedCrop):
+        pass
+
+    assert Split.of(Compose([RandomResizedCrop(24), Own()])) is None
+    assert Split.of(OwnCrop(24)) is None
+
+
+def test_a_cut_that_cannot_be_made_raises_what_the_transform_raises() -> None:
+    split = Split.of(CenterCrop(60))
+    assert split is not None
+    with pytest.raises(ValueError, match="does not fit into a picture of"):
+        split.cut(Draws(0, 0, np.arange(3)), (50, 70, 3))
+    split = Split.of(Resize(20))
+    assert split is not None
+    sizes = np.array([[10, 20], [10, 30], [20, 10]])
+    with pytest.raises(ValueError, match="the pictures of a batch must have one size"):
+        split.cut(Draws(0, 0, np.arange(3)), (50, 50, 3), sizes).size  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"pixels": np.zeros(23, np.uint8)}, ValueError),
+        ({"pixels": np.zeros(25, np.uint8)}, ValueError),
+        ({"windows": np.array([[0, 0, 2, 2]])}, ValueError),
+        ({"windows": np.array([[0, 0, 2, 2], [0, 0, 0, 2]])}, ValueError),
+        ({"windows": np.array([[0, 0, 2, 2], [-1, 0, 2, 2]])}, ValueError),
+        ({"windows": np.array([[0, 0, 2, 2], [0, 0, 2**62, 2**62]])}, ValueError),
+        ({"windows": np.array([[0, 0, 2, 2], [1, 0, 2, 2]])}, IndexError),
+        ({"windows": np.array([[0, 0, 2, 2], [0, 1, 2, 2]])}, IndexError),
+        ({"spans": np.tile([0.0, 3, 0, 3, 0, 2, 0, 2], (2, 1))}, IndexError),
+        ({"spans": np.tile([0.0, np.nan, 0, 2, 0, 2, 0, 2], (2, 1))}, IndexError),
+        ({"out": np.zeros(17, np.uint8)}, ValueError),
+    ],
+)
+def test_the_native_code_itself_refuses_what_would_leave_its_memory(
+    change: dict[str, Any], error: type[Exception]
+) -> None:
+    good = {
+        "pixels": np.zeros(24, np.uint8),
+        "windows": np.array([[0, 0, 2, 2], [0, 0, 2, 2]]),
+        "spans": np.tile([0.0, 2, 0, 2, 0, 2, 0, 2], (2, 1)),
+        "flips": np.zeros(2, np.uint8),
+        "out": np.zeros(18, np.uint8),
+        "affine": b"",
+        "channels": 3,
+        "height": 3,
+        "width": 1,
+        "cubic": False,
+        "antialias": True,
+    }
+    _resample.resample(*good.values())  # type: ignore[arg-type]
+    with pytest.raises(error):
+        _resample.resample(*{**good, **change}.values())  # type: ignore[arg-type]

@@ -1,0 +1,225 @@
+"""A loader that reads only what its transform sees gives the batches of one that reads whole pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from arrays import change_split, some_arrays
+from numpy.typing import NDArray
+from pictures import random_picture
+from PIL import Image
+
+from shardio.augment import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    HorizontalFlip,
+    Mixup,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    ToDtype,
+)
+from shardio.conversion.convert import convert
+from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.loading.loader import ShardLoader
+from shardio.reading.mapped import MappedReader
+from shardio.reading.shardset import ShardSet
+from shardio.system.direct import direct_alignment
+from shardio.system.kernels import _resample
+
+COUNT, HEIGHT, WIDTH = 53, 40, 36
+USUAL = Compose([RandomResizedCrop(24), HorizontalFlip(), Normalize("imagenet")])
+COLOURED = Compose([RandomResizedCrop((20, 26)), ColorJitter(0.4), HorizontalFlip()])
+
+pytestmark = pytest.mark.skipif(_resample is None, reason="installed without the native kernels")
+
+
+@pytest.fixture(autouse=True)
+def one_thread_of_torch() -> Iterator[None]:
+    """So that one gather thread is enough."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set with arrays, whose rows are stored in another order."""
+    out = tmp_path_factory.mktemp("roi") / "set"
+    rng = np.random.default_rng(1)
+    with ShardWriter(out, (HEIGHT, WIDTH, 3), classes=list("abcde"), shard_nbytes=20 * HEIGHT * WIDTH * 3) as writer:
+        for i in range(COUNT):
+            writer.append(random_picture(rng, HEIGHT, WIDTH), i % 5)
+    small = rng.integers(0, 256, (COUNT, 30, 28, 3), dtype=np.uint8)
+    change_split(out, {**some_arrays(COUNT, HEIGHT, WIDTH), "small": ("image", small)}, rng.permutation(COUNT))
+    return out
+
+
+def flat(batch: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [value for part in batch for value in (part.values() if isinstance(part, dict) else [part])]
+
+
+def check(path: Path, transform: Any = USUAL, batch_size: int = 7, epochs: int = 2, **options: Any) -> None:
+    """Compares every batch of both ways."""
+    options = {"device": "cpu", "tail": "short", "seed": 4, "return_indices": True, "num_threads": 2, **options}
+    with (
+        ShardLoader(path, batch_size, transform=transform, roi=False, **options) as whole,
+        ShardLoader(path, batch_size, transform=transform, **options) as loader,
+    ):
+        assert (whole.stats()["roi"], loader.stats()["roi"]) == (False, True)
+        for _ in range(epochs):
+            for expected, found in zip(whole, loader, strict=True):
+                for one, other in zip(flat(expected), flat(found), strict=True):
+                    assert torch.equal(one, other)
+                    assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+        assert loader.stats()["read_nbytes"] < whole.stats()["read_nbytes"]
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
+@pytest.mark.parametrize("transform", [USUAL, COLOURED], ids=["normalised", "coloured"])
+def test_every_reader_gives_the_same_batches(path: Path, io: str, transform: Any) -> None:
+    if io == "direct" and direct_alignment(path / "train-00000.npy") is None:
+        pytest.skip("O_DIRECT does not work here")
+    check(path, transform, io=io)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_threads": 1, "prefetch": 0},
+        {"num_threads": 5, "batch_size": 3},
+        {"batch_size": COUNT},
+        {"tail": "pad", "rank": 1, "world_size": 2},
+        {"shuffle": False},
+        {"weights": [1.0, 2.0] + [0.1] * (COUNT - 2), "num_draws": 40},
+        {"crop": (30, 28)},
+        {"crop": 30, "crop_at": "random", "transform": Compose([RandomCrop(20), ToDtype(torch.float32)])},
+        {"images_from": "small"},
+        {"images_from": "small", "crop": 26, "crop_at": "random"},
+        {"arrays": ["mask", "boxes", "clip"], "columns": ["source_width"]},
+        {"arrays": ["mask", "boxes"], "crop": 33, "crop_at": "random"},
+        {"transform": Compose([RandomResizedCrop(24), Normalize(), Mixup(5)])},
+        {"transform": Compose([Resize(32), CenterCrop(24)])},
+    ],
+    ids=repr,
+)
+def test_batches_are_the_same_whatever_else_is_asked_for(path: Path, options: dict[str, Any]) -> None:
+    check(path, **options)
+
+
+def test_windows_are_announced_with_their_batches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    will_read = ShardSet.will_read
+
+    def note(shards: ShardSet, indices: NDArray[np.int64], windows: Any = None, name: str = "") -> None:
+        asked.append((name, HEIGHT * len(indices) if windows is None else int(windows.heights.sum())))
+        will_read(shards, indices, windows, name)
+
+    monkeypatch.setattr(ShardSet, "will_read", note)
+    monkeypatch.setattr(MappedReader, "begin_epoch", lambda reader: True)
+    check(path, io="mmap", epochs=1, arrays=["mask"])
+    of = {name: [rows for array, rows in asked if array == name] for name in ("", "mask")}
+    assert len(of[""]) == len(of["mask"]) == 2 * 8
+    assert sum(of["mask"]) == 2 * COUNT * HEIGHT
+    assert COUNT * HEIGHT < sum(of[""]) < 2 * COUNT * HEIGHT
+
+
+def test_squashed_pictures_are_cut_as_they_were_before(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    for i in range(24):
+        folder = tmp_path / "images" / "train" / f"class{i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random_picture(rng, *rng.integers(40, 90, 2).tolist())).save(folder / f"{i}.png")
+    convert(tmp_path / "images", tmp_path / "out", size=48, fit="squash", workers=1)
+    check(tmp_path / "out", batch_size=5)
+    check(tmp_path / "out", Compose([Resize(36), CenterCrop(32), Normalize()]), batch_size=5)
+
+
+def test_a_transform_that_is_set_at_any_time_makes_the_next_batch(path: Path) -> None:
+    changes: dict[int, Any] = {
+        2: COLOURED,
+        3: None,
+        5: lambda images: images[:, :, :4],
+        6: USUAL,
+        9: Compose([RandomResizedCrop(30), HorizontalFlip()]),
+        11: Normalize(),
+    }
+    options: dict[str, Any] = {"device": "cpu", "seed": 4, "transform": USUAL, "num_threads": 2, "prefetch": 3}
+    with ShardLoader(path, 7, roi=False, **options) as whole, ShardLoader(path, 7, **options) as loader:
+        for epoch in range(2):
+            batches = zip_longest(whole, loader)
+            for step in range(7):
+                if (number := 7 * epoch + step) in changes:
+                    whole.transform = loader.transform = changes[number]
+                expected, found = next(batches)
+                assert torch.equal(expected[0], found[0]), number
+        assert next(batches, None) is None
+
+
+def test_held_batches_stay_as_they_are_and_a_steady_loop_makes_no_new_slot(path: Path) -> None:
+    with ShardLoader(path, 5, device="cpu", transform=USUAL, num_threads=2) as loader:
+        held = list(loader)
+        copies = [images.clone() for images, _ in held]
+        assert loader.stats()["slots"] >= len(held)
+        for _ in loader:
+            pass
+        assert all(torch.equal(images, copy) for (images, _), copy in zip(held, copies, strict=True))
+        made = loader.stats()["slots"]
+        del held, _
+        for _ in range(2):
+            for _images, _labels in loader:
+                pass
+        assert loader.stats()["slots"] == made
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"roi": False},
+        {"check": "sample"},
+        {"on_damage": "skip"},
+        {"transform": None},
+        {"transform": torch.clone},
+        {"transform": Normalize()},
+    ],
+    ids=["off", "checked", "skipping", "none", "another", "of pixels"],
+)
+def test_whole_pictures_are_read_where_they_are_needed(path: Path, options: dict[str, Any]) -> None:
+    with ShardLoader(path, 5, device="cpu", **{"transform": USUAL, **options}) as loader:
+        list(loader)
+        stats = loader.stats()
+        assert stats["roi"] is False
+        assert stats["read_nbytes"] == 10 * 5 * HEIGHT * WIDTH * 3
+
+
+def test_gather_threads_take_the_place_of_torchs_only_if_there_are_as_many(path: Path) -> None:
+    torch.set_num_threads(3)
+    for num_threads, roi, made in ((2, False, 2), (3, True, 3), (None, True, 3)):
+        with ShardLoader(path, 5, device="cpu", transform=USUAL, num_threads=num_threads) as loader:
+            assert (loader.stats()["roi"], loader.num_threads >= made) == (roi, True)
+    torch.set_num_threads(40)
+    with ShardLoader(path, 5, device="cpu", transform=USUAL) as loader:
+        assert loader.stats()["roi"] is False
+        assert loader.num_threads < 40
+
+
+def test_what_a_cut_raises_is_raised_where_the_batch_was_due(path: Path) -> None:
+    with ShardLoader(path, 5, device="cpu", transform=CenterCrop(38), num_threads=1) as loader:
+        with pytest.raises(ValueError, match=r"a crop of \(38, 38\) pixels, height and width, does not fit"):
+            next(iter(loader))
+        loader.transform = CenterCrop(36)
+        assert next(iter(loader))[0].shape == (5, 3, 36, 36)
+
+
+def test_roi_is_yes_or_no(path: Path) -> None:
+    with pytest.raises(TypeError, match="roi must be True or False; found 'auto'"):
+        ShardLoader(path, 5, roi="auto")  # type: ignore[arg-type]
