@@ -191,7 +191,8 @@ class ShardLoader(LikeDataLoader):
             copier = make_copier(self.device)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
             self._pipeline = Pipeline(
-                source, self.shards, options, sampler.batch_size, position.distinct, self.device, copier, self.world
+                *(source, self.shards, options, sampler.batch_size, position.num_distinct, copier, self.world),
+                *(self.device, position.indices),
             )
         except BaseException:  # an error that is kept keeps this frame, and with it the source
             source.close()

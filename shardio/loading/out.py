@@ -50,7 +50,7 @@ def _matched(name: str, out: Any, made: Any, is_short: bool, pairs: list[tuple[t
         if not isinstance(out, (tuple, list)) or len(out) != len(made):
             raise _mismatch(name, _kind(made), _kind(out))
         parts = zip(out, made, strict=True)
-        return tuple(_matched(f"{name}[{i}]", *both, is_short, pairs) for i, both in enumerate(parts))
+        return tuple([_matched(f"{name}[{i}]", *both, is_short, pairs) for i, both in enumerate(parts)])
     raise ValueError(f"{name}: only tensors can be written there; the transform has returned {_kind(made)}")
 
 

@@ -71,28 +71,28 @@ class Pipeline:
         shards: ShardSet,
         options: Options,
         batch_size: int,
-        samples: NDArray[np.int64] | None,
-        device: torch.device,
+        num_samples: int,
         copier: Copier | None,
         world: World,
+        device: torch.device,
+        indices: NDArray[np.int64] | None,
     ) -> None:
-        """`samples` of the split, in ascending order, will be read, or all."""
+        """`num_samples` of the split will be read: those that are in `indices`, or all."""
         self.pid = os.getpid()
         parts = options.parts_of(shards)
-        crop = options.crop_of(parts.image_shape)
+        self.crop = self._crop_to_read = crop = options.crop_of(parts.image_shape)
         self.image_shape = shape = crop.cropped_shape if crop else parts.image_shape
         self.rows = rows = parts.rows(shape)
         """What is delivered of each sample beside its pixels, by name."""
-        self.crop = crop
-        """What is read of each sample, if not all."""
         self.resident: Resident | None = None
-        slot_size, num_samples = batch_size, len(shards) if samples is None else len(samples)
+        slot_size = batch_size
         if options.resident:
-            if crop is not None and crop.at == "random":  # in each epoch it is another window
-                self.crop, shape, rows = None, parts.image_shape, parts.rows(parts.image_shape)
-            later = crop if self.crop is None else None
+            crop_there = None
+            if crop is not None and crop.at == "random":  # other windows in each epoch
+                self._crop_to_read, crop_there, shape = None, crop, parts.image_shape
+                rows = parts.rows(shape)
             what = f"{shards.path}, {shards.split}"
-            self.resident = Resident(what, len(shards), samples, parts, shape, later, device)
+            self.resident = Resident(what, len(shards), indices, parts, shape, crop_there, device)
             slot_size = self.resident.sampler.batch_size
         self._columns = parts.columns
         self._parts = parts if rows or parts.picture else None
@@ -186,7 +186,7 @@ class Pipeline:
 
     def request(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Request:
         """Returns what is read of a batch. `counters` are those of `TransformStep`."""
-        windows = self.crop.windows(epoch, indices) if self.crop else None
+        windows = self._crop_to_read.windows(epoch, indices) if self._crop_to_read else None
         cutter = self.transform.cutter(counters, epoch, self.image_shape)
         return Request(indices, self._parts, windows, cutter)
 

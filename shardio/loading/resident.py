@@ -63,8 +63,10 @@ class Rows:
 
 def _in_words(memory: torch.Tensor) -> torch.Tensor:
     """Returns a view of uint8 memory: the bytes of its last side, as the largest integers that they can be cut into."""
-    words = (torch.int64, torch.int32, torch.int16, torch.uint8)
-    return memory.view(next(word for word in words if memory.shape[-1] % word.itemsize == 0))
+    for word in (torch.int64, torch.int32, torch.int16):
+        if memory.shape[-1] % word.itemsize == 0:
+            return memory.view(word)
+    return memory
 
 
 class DeviceWindows(NamedTuple):
@@ -83,7 +85,7 @@ def crop_boxes_there(boxes: torch.Tensor, windows: DeviceWindows) -> None:
     left, top, right, bottom, label = boxes.unbind(2)
     lost = ~((label >= 0) & (right - left >= 1) & (bottom - top >= 1))
     boxes[:, :, :4].masked_fill_(lost[:, :, None], 0)
-    label.masked_fill_(lost, -1)
+    boxes[:, :, 4].masked_fill_(lost, -1)
 
 
 class _Tables(NamedTuple):
@@ -101,7 +103,7 @@ class _Tables(NamedTuple):
 class Resident:
     """The samples that a loader may draw, in its device's memory, which is taken when this is made.
 
-    They are `samples`, ascending, or all `num_samples` of a split, in this order. To be used by one thread, but for
+    They are those in `indices`, or all `num_samples` of a split, in stored order. To be used by one thread, but for
     `clear`.
     """
 
@@ -111,7 +113,7 @@ class Resident:
         self,
         what: str,
         num_samples: int,
-        samples: NDArray[np.int64] | None,
+        indices: NDArray[np.int64] | None,
         parts: Parts,
         shape: SampleShape,
         crop: Crop | None,
@@ -119,7 +121,7 @@ class Resident:
     ) -> None:
         """Pixels are stored in `shape`, and `crop` is what batches hold of them, if not all. Raises MemoryError, which
         names `what`, if the device has too little memory left."""
-        self._samples = samples
+        self._samples = samples = None if indices is None else np.unique(indices)
         self._parts = parts
         self._crop = crop
         self._device = device
@@ -140,9 +142,12 @@ class Resident:
         try:
             if free is not None and self.nbytes > free:
                 raise torch.cuda.OutOfMemoryError
-            labels, *indices = map(rows, numbers)
-            others = {name: rows(row) for name, row in more.items()}
-            self._tables: _Tables | None = _Tables(rows(images), labels, indices[0] if indices else None, others)
+            self._tables: _Tables | None = _Tables(
+                rows(images),
+                rows(_NUMBER),
+                None if samples is None else rows(_NUMBER),
+                {name: rows(row) for name, row in more.items()},
+            )
         except torch.cuda.OutOfMemoryError:  # perhaps there is enough of it, but not in one piece
             raise MemoryError(
                 f'resident="device": {what}: {self.num_rows:,} samples take {bytes_text(self.nbytes)}, and {device} '

@@ -37,10 +37,8 @@ class Position:
         self.sampler = sampler
         self.indices = indices
         """The samples that were asked for; None if all of the split were."""
-        self.distinct = None if indices is None else np.unique(indices)
-        """These, each once, in ascending order."""
-        repeated = indices is not None and self.distinct is not None and len(self.distinct) < len(indices)
-        self.repeats = isinstance(order, WeightedDraws) or repeated
+        self.num_distinct = len(shards) if indices is None else len(np.unique(indices))
+        self.repeats = isinstance(order, WeightedDraws) or (indices is not None and self.num_distinct < len(indices))
         """Whether samples may come more than once in an epoch."""
         self.next = Place(0, 0)
         self.num_repeats = 0
