@@ -44,31 +44,38 @@ class Turn:
     disk: float
 
 
-def turn(path: Path, transform: Transform, roi: bool, epoch: int, options: argparse.Namespace) -> Turn:
-    with ShardLoader(
-        path, options.batch_size, transform=transform, roi=roi, io=options.io, seed=epoch, device="cpu"
-    ) as loader:
-        if loader.stats()["roi"] != roi:
-            raise SystemExit("roi: expected kernels in C, and as many threads as torch has")
-        iterator = iter(loader)
-        next(iterator)  # threads are at work
-        read, disk = loader.stats()["read_nbytes"], bytes_from_disk()
-        cpu, start = time.process_time(), time.perf_counter()
-        images = sum(len(labels) for _, labels in islice(iterator, options.batches))
-        wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-        read, disk = loader.stats()["read_nbytes"] - read, bytes_from_disk() - disk
+def turn(loader: ShardLoader, batches: int) -> Turn:
+    iterator = iter(loader)
+    next(iterator)  # threads are at work
+    read, disk = loader.stats()["read_nbytes"], bytes_from_disk()
+    cpu, start = time.process_time(), time.perf_counter()
+    images = sum(len(labels) for _, labels in islice(iterator, batches))
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    read, disk = loader.stats()["read_nbytes"] - read, bytes_from_disk() - disk
     return Turn(wall / images * 1e6, cpu / images * 1e6, read / images, disk / images)
 
 
 def measure(path: Path, transform: Transform, cold: bool, options: argparse.Namespace) -> dict[bool, list[Turn]]:
+    def make(roi: bool) -> ShardLoader:
+        loader = ShardLoader(path, options.batch_size, transform=transform, roi=roi, io=options.io, device="cpu")
+        if loader.stats()["roi"] != roi:
+            raise SystemExit("roi: expected kernels in C, and as many threads as torch has")
+        return loader
+
     turns: dict[bool, list[Turn]] = {False: [], True: []}
+    # Pages that are mapped do not leave the page cache: for a cold set, the loaders are made anew.
+    loaders = {} if cold else {roi: make(roi) for roi in turns}
     for number in range(options.rounds + 1):
         for roi in (False, True) if number % 2 else (True, False):
             if cold:
                 leave_the_page_cache(path)
-            turns[roi].append(turn(path, transform, roi, number, options))
+            with make(roi) if cold else nullcontext(loaders[roi]) as loader:
+                loader.set_epoch(number)
+                turns[roi].append(turn(loader, options.batches))
     for some in turns.values():
-        del some[0]
+        del some[0]  # the first turn makes slots
+    for loader in loaders.values():
+        loader.close()
     return turns
 
 

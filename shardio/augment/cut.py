@@ -20,6 +20,7 @@ from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Compose, Transform
 from shardio.augment.choice import RandomApply, RandomChoice, RandomOrder
+from shardio.augment.native import in_slices
 from shardio.augment.resample import filter_radius, make_spans, resample_windows
 from shardio.augment.targets import Targets
 from shardio.augment.transforms import (
@@ -71,10 +72,17 @@ class Split:
             return None
         return cls(transform, tuple(parts[:end]), tuple(parts[end:]))
 
-    def cut(self, draws: Draws, shape: tuple[int, int, int], sizes: NDArray[np.int64] | None = None) -> Cut:
+    def cut(
+        self,
+        draws: Draws,
+        shape: tuple[int, int, int],
+        sizes: NDArray[np.int64] | None = None,
+        whole_lines: int = 0,
+    ) -> Cut:
         """Returns the cut of the samples of `draws`, whose pictures are stored in `shape`, height, width and channels.
 
-        `sizes` are those of `Transform.__call__`. Raises what the transform raises.
+        `sizes` are those of `Transform.__call__`. With `whole_lines`, its windows are whole lines, which begin and end
+        at multiples of that number. Raises what the transform raises.
         """
         height, width, channels = shape
         # Nothing of the head looks at pixels.
@@ -82,7 +90,7 @@ class Split:
         batch = Batch(stand_in, draws, sizes_of(stand_in) if sizes is None else sizes)
         for transform, purpose in self.head:
             batch = transform.apply(batch, purpose)
-        return Cut(self, batch)
+        return Cut(self, batch, whole_lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +99,7 @@ class Cut:
 
     split: Split
     batch: Batch
+    whole_lines: int = 0
 
     @cached_property
     def size(self) -> tuple[int, int]:
@@ -108,10 +117,14 @@ class Cut:
 
     @cached_property
     def windows(self) -> Windows:
-        """The part of each stored picture that the filter sees."""
-        low, high = self._spans[:, :, 2], self._spans[:, :, 3]
-        (tops, lefts), (heights, widths) = low.astype(np.int64), (high - low).astype(np.int64)
-        return Windows(tops, lefts, heights, widths)
+        """The part of each stored picture that the filter sees, or the lines in which that lies."""
+        (tops, lefts), (ends, rights) = (self._spans[:, :, side].astype(np.int64) for side in (2, 3))
+        if self.whole_lines:
+            height, width = self.batch.images.shape[2:]
+            tops = tops // self.whole_lines * self.whole_lines
+            ends = np.minimum(-(-ends // self.whole_lines) * self.whole_lines, height)
+            lefts, rights = np.zeros_like(lefts), np.full_like(rights, width)
+        return Windows(tops, lefts, ends - tops, rights - lefts)
 
     @cached_property
     def _spans(self) -> NDArray[np.float64]:
@@ -141,6 +154,20 @@ class Cut:
             batch.antialias,
             batch.statistics,
         )
+
+    def resampled(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Returns all results, (B, C, *size) in channels_last memory, of all windows, uint8 (n,) on the CPU: by as many
+        threads as torch has."""
+        packed = pixels.numpy()
+        out = np.empty((len(self.batch), *self.size, self.num_channels), self.dtype)
+        ends = np.concatenate([[0], (self.windows.num_pixels * self.num_channels).cumsum()])
+
+        def work(some: slice) -> None:
+            first, stop, _ = some.indices(len(out))
+            self.resample(packed[ends[first] : ends[stop]], some, out[some])
+
+        in_slices(len(out), work)
+        return torch.from_numpy(out).permute(0, 3, 1, 2)
 
     def finish(
         self,

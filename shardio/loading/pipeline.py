@@ -84,6 +84,7 @@ class Pipeline:
         self.image_shape = shape = crop.cropped_shape if crop else parts.image_shape
         self.rows = rows = parts.rows(shape)
         """What is delivered of each sample beside its pixels, by name."""
+        self._reader = source.make_reader(options.io, num_samples, parts.tables)
         self.resident: Resident | None = None
         slot_size = batch_size
         if options.resident:
@@ -103,7 +104,6 @@ class Pipeline:
         # Enough for all batches under way at a time, so that a steady loop makes no new slot.
         under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         self._ring = Ring(under_way, lambda: make(slot_size, shape, rows))
-        self._reader = source.make_reader(options.io, num_samples, parts.tables)
         self._guard: GuardedReader | None = None
         if options.check != "off" or options.on_damage != "raise":
             second = source.make_second() if options.check == "sample" else None
@@ -113,18 +113,19 @@ class Pipeline:
         sizes = sizes_if_squashed(shards.manifest, self._reader, crop)
         # The threads that gather take the place of torch's, which a transform uses; damaged samples are found in whole.
         threads = torch.get_num_threads()
-        few = threads > (options.num_threads or _MOST_CUTTING_THREADS)
+        # A reader of whole lines waits for storage. Meanwhile, torch's threads compute.
+        lines = self._reader.whole_lines(parts.picture)
+        few = threads > (options.num_threads or _MOST_CUTTING_THREADS) and not lines
         roi = options.roi and copier is None and self._guard is None and not self.resident and not few
-        self.transform = TransformStep(options.transform, options.seed, sizes, parts, roi=roi)
+        self.transform = TransformStep(options.transform, options.seed, sizes, parts, roi=roi, whole_lines=lines)
         self.out = options.out
         """The caller's tensors into which batches are written; None if they are left where they are."""
         nbytes = sum(row.nbytes for row in rows.values())
         self.read_ahead = read_ahead_batches(slot_size * (sample_nbytes(shape) + nbytes), memory_left())
         """Batches to announce beyond those under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
-        if self.transform.split is not None:
-            # While some compute, as many as before wait for storage.
-            default = max(default, threads, min(2 * self._reader.num_threads, _MOST_CUTTING_THREADS))
+        if self.transform.split is not None and not lines:
+            default = max(default, threads)
         self.num_threads = options.num_threads or default
         self.about = Source(
             path=str(shards.path),
@@ -235,7 +236,8 @@ class Pipeline:
             some = array[:size]
             beside = some.copy() if name in self._columns else self._ring.lend_beside(images, some)
             more[name] = torch.from_numpy(beside)
-        return Tensors(torch.from_numpy(images).permute(0, 3, 1, 2), labels, indices, more), drawn
+        tensor = torch.from_numpy(images)
+        return Tensors(tensor if tensor.ndim == 1 else tensor.permute(0, 3, 1, 2), labels, indices, more), drawn
 
     def free_slots(self) -> None:
         """Frees the slots that wait for reuse."""

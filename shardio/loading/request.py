@@ -1,8 +1,9 @@
 """A batch that was drawn from the order: what is read of its samples, and how it comes into a slot.
 
-With a Cut, the gather threads read only what the transform will see of each picture, and compute its first part: they
-read windows of a few pictures at a time into memory of their own, where the processor's caches still have them when
-they are resampled into the slot.
+With a Cut, the gather threads read only what the transform will see of each picture. Where nothing has to be waited
+for, they also compute its first part: they read windows of a few pictures at a time into memory of their own, where the
+processor's caches still have them when they are resampled into the slot. Where storage has to be waited for, the slot
+gets the windows, and the consumer's thread has torch's threads resample them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Request:
         self._parts = parts
         self._windows = windows
         self._cutter = cutter
+        self._resamples = cutter is not None and not cutter.whole_lines
         self._cut: Cut | None = None
         self._is_laid_out = False
         # Only gather threads take it, which no signal handler interrupts.
@@ -92,7 +94,8 @@ class Request:
             self._read_pixels(reader, part, slot.images[some], windows)
         else:
             self._lay_out(slot, cut)
-            self._read_cut(reader, cut, slot.images, start, stop)
+            read = self._read_cut if self._resamples else self._read_windows
+            read(reader, cut, slot.images, start, stop)
         if self._parts is not None:
             self._parts.read_more(reader, part, windows, {name: array[some] for name, array in slot.more.items()})
         slot.labels[some] = reader.column_of("label", part)
@@ -101,7 +104,10 @@ class Request:
     def _lay_out(self, slot: Slot, cut: Cut) -> None:
         with self._lock:
             if not self._is_laid_out:
-                slot.lay_out((len(self), *cut.size, cut.num_channels), cut.dtype)
+                if self._resamples:
+                    slot.lay_out((len(self), *cut.size, cut.num_channels), cut.dtype)
+                else:
+                    slot.lay_out((int(cut.windows.num_pixels.sum()) * cut.num_channels,))
             self._is_laid_out = True
 
     def _read_pixels(
@@ -111,6 +117,11 @@ class Request:
             reader.read_array(self._parts.picture, indices, out, windows)
         else:
             reader.read(indices, out, windows)
+
+    def _read_windows(self, reader: Reader, cut: Cut, images: NDArray[Any], start: int, stop: int) -> None:
+        ends = np.concatenate([[0], (cut.windows.num_pixels * cut.num_channels).cumsum()])
+        place = images[ends[start] : ends[stop]]
+        self._read_pixels(reader, self.indices[start:stop], place, self._seen(cut)[start:stop])
 
     def _read_cut(self, reader: Reader, cut: Cut, images: NDArray[Any], start: int, stop: int) -> None:
         seen = self._seen(cut)

@@ -121,7 +121,8 @@ class Ring:
         self._free.append(slot)
 
     def lend(self, slot: Slot, size: int) -> NDArray[Any]:
-        """Returns the first `size` images as a view that owns the slot: this comes back when the last view dies."""
+        """Returns the first `size` images as a view that owns the slot: this comes back when the last view dies. Images
+        that lie in one dimension are windows of several sizes, and are returned whole."""
         loan = _Loan(slot, size)
         ticket = _Ticket(loan, self._free.append)
         ticket.slot = slot
@@ -152,7 +153,7 @@ class _Loan:
     """
 
     def __init__(self, slot: Slot, size: int) -> None:
-        images = slot.images[:size]
+        images = slot.images if slot.images.ndim == 1 else slot.images[:size]
         self.__array_interface__: dict[str, Any] = images.__array_interface__
         self.ticket: _Ticket | None = None
         self._keeps_memory = images

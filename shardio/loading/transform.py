@@ -60,21 +60,33 @@ class Cutter:
     shape: SampleShape
     sizes: PictureSizes | None
     """Tells the sizes of pictures before they were squashed, if they were."""
+    whole_lines: int
+    """0 if gather threads compute the results of the cut; else they read windows alone, of so many whole lines."""
 
     def cut(self, indices: NDArray[np.int64]) -> Cut:
-        return self.split.cut(self.draws, self.shape, None if self.sizes is None else self.sizes(indices))
+        sizes = None if self.sizes is None else self.sizes(indices)
+        return self.split.cut(self.draws, self.shape, sizes, self.whole_lines)
 
 
 class TransformStep:
     """Calls a function with each batch. It may be replaced at any time, also while batches are under way.
 
-    With `roi`, gather threads do the first part of a transform of shardio.augment that can be split, of what they read.
+    With `roi`, gather threads read what the first part of a transform of shardio.augment sees, if it can be split. They
+    do this part, too; with `whole_lines`, the consumer's thread does, of so many whole lines or a multiple of them.
     """
 
     def __init__(
-        self, function: Function | None, seed: int, sizes: PictureSizes | None, parts: Parts, *, roi: bool
+        self,
+        function: Function | None,
+        seed: int,
+        sizes: PictureSizes | None,
+        parts: Parts,
+        *,
+        roi: bool,
+        whole_lines: int = 0,
     ) -> None:
         self._roi = roi
+        self._whole_lines = whole_lines
         self._seed = seed
         self._sizes = sizes
         self._masks = parts.masks
@@ -96,7 +108,7 @@ class TransformStep:
         """Returns what makes the cut of a batch of pictures of this shape; None if they are read whole."""
         if self.split is None:
             return None
-        return Cutter(self.split, Draws(self._seed, epoch, counters), shape, self._sizes)
+        return Cutter(self.split, Draws(self._seed, epoch, counters), shape, self._sizes, self._whole_lines)
 
     def sizes_wanted(self) -> PictureSizes | None:
         """Returns what gives the sizes that `function` asks for; None if it asks for none."""
@@ -109,7 +121,7 @@ class TransformStep:
         comes with them by name. Of this a transform of shardio.augment is given masks and boxes.
 
         `counters` are the numbers of the samples for random numbers: what is drawn depends on (seed, epoch, counter).
-        With `cut`, the images are what it has made of the pictures.
+        With `cut`, the images are what it has made of the pictures; or, in one dimension, the windows that it needs.
         """
         function: Callable[[torch.Tensor], Any] | None = self.function
         images, labels, more = tensors.images, tensors.labels, dict(tensors.more)
@@ -117,6 +129,8 @@ class TransformStep:
             return images, labels, more
         with record_function("shardio.transform"):
             if cut is not None:
+                if images.ndim == 1:
+                    images = cut.resampled(images)
                 finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
                 return cast(torch.Tensor, finished), targets, {**more, **moved}
             if (ours := _ours(function)) is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import mmap
 import os
 import threading
@@ -84,6 +85,11 @@ class FileReader(CountingReader):
         # By name: a dictionary of strings runs no line of Python while it is looked into.
         self._files = OpenFiles(open_file, min(len(files), most_open()))
         self._row_dtype = layout.content.index.dtype
+
+    def whole_lines(self, name: str = "") -> int:
+        height, width, pixel_nbytes = self._layout.picture_shape(name)
+        lines = self._alignment // math.gcd(width * pixel_nbytes, self._alignment)
+        return lines if height % lines == 0 else 1
 
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Reads the samples' rows of the index, so that opening costs the same for any number of samples."""

@@ -63,6 +63,7 @@ class GuardedReader:
         self.column_of = reader.column_of
         self.array_crc32s = reader.array_crc32s
         self.begin_epoch = reader.begin_epoch
+        self.whole_lines = reader.whole_lines
         self._reader = reader
         self._shards = shards
         self._second = second

@@ -31,6 +31,10 @@ class Reader(Protocol):
     def name(self) -> str:
         """Its name in `stats()`."""
 
+    def whole_lines(self, name: str = "") -> int:
+        """Returns 0 if any window of the pictures, or of the array, is read at the cost of its bytes. Otherwise windows
+        are best whole lines, beginning and ending at multiples of this number: they then need no other copy."""
+
     def column_of(self, name: str, indices: NDArray[np.int64]) -> NDArray[Any]:
         """Returns a copy of a column of the index for samples that exist. Raises OSError if the storage fails."""
 
@@ -65,7 +69,7 @@ class Reader(Protocol):
 
 
 class CountingReader:
-    """The part that readers share: it counts, announces nothing, and has nothing to give back."""
+    """The part that readers share: it counts, takes any window, announces nothing, and has nothing to give back."""
 
     def __init__(self) -> None:
         # Many threads count without a lock: each has a sum of its own.
@@ -75,6 +79,9 @@ class CountingReader:
         sums = self._sums.setdefault(threading.get_ident(), [0] * len(ReadCounts._fields))
         for i, number in enumerate((nbytes, retries, looked_for, found)):
             sums[i] += number
+
+    def whole_lines(self, name: str = "") -> int:
+        return 0
 
     def begin_epoch(self) -> bool:
         return False

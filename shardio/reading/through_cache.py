@@ -158,6 +158,9 @@ class StagedReader(CountingReader):
             self._shards.gather_array(name, indices, out, windows)
             self._count(out.nbytes)
 
+    def whole_lines(self, name: str = "") -> int:
+        return 1
+
     def begin_epoch(self) -> bool:
         if self._settled is None and (settled := self._settle()) is not None:
             self._settled = settled

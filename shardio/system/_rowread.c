@@ -75,17 +75,19 @@ static int64_t end_of(const struct window *window, int64_t stride)
     return window->start + (window->lines - 1) * stride + window->n;
 }
 
-/* Reads whole sectors around the window into `scratch`, and copies its lines out of them. */
+/* Reads whole sectors around the window into `scratch`, and copies its lines out of them. Whole lines that make up whole
+   sectors are read to where they go. */
 static int read_window(int descriptor, const struct window *window, int64_t stride, int64_t alignment, char *scratch,
                        char *out, int drop_behind)
 {
     int64_t sectors = window->start / alignment * alignment, wanted = end_of(window, stride) - sectors;
     int64_t length = (wanted + alignment - 1) / alignment * alignment;
-    if (pread(descriptor, scratch, (size_t)length, (off_t)sectors) < wanted)
+    char *to = out + window->place;
+    int direct = window->n == stride && sectors == window->start && length == wanted && (uintptr_t)to % (uintptr_t)alignment == 0;
+    if (pread(descriptor, direct ? to : scratch, (size_t)length, (off_t)sectors) < wanted)
         return 0;
     const char *from = scratch + (window->start - sectors);
-    char *to = out + window->place;
-    for (int64_t line = 0; line < window->lines; line++, from += stride, to += window->n)
+    for (int64_t line = direct ? window->lines : 0; line < window->lines; line++, from += stride, to += window->n)
         memcpy(to, from, (size_t)window->n);
     if (drop_behind)
         drop(descriptor, sectors, (size_t)length);
