@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
@@ -186,7 +187,9 @@ class ShardLoader(LikeDataLoader):
             )
             sampler = _sampler(order, as_integer("batch_size", batch_size), self.world, tail)
             self.device = choose_device(device, self.world)
-            self.shards = source.open(sampler.batches(0))
+            # A resident split is read in stored order.
+            first = iter([np.arange(source.num_samples)]) if options.resident else sampler.batches(0)
+            self.shards = source.open(first)
             self._position = position = Position(sampler, self.shards)
             copier = make_copier(self.device)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.

@@ -19,11 +19,14 @@ from numpy.lib.recfunctions import append_fields
 import shardio.loading.device
 import shardio.loading.loader
 import shardio.loading.resident
+import shardio.reading.through_cache
 from shardio.augment import Compose, HorizontalFlip, Mixup, Normalize, RandomResizedCrop
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
+from shardio.format.entries import ShardEntry
 from shardio.format.layout import ARRAY_TYPES, HEADER_NBYTES, RowType
 from shardio.format.manifest_file import commit_manifest
+from shardio.loading.device import memory_free
 from shardio.loading.loader import ShardLoader
 from shardio.loading.resident import DeviceWindows, Rows, crop_boxes_there
 from shardio.order.windows import Windows, crop_boxes
@@ -224,11 +227,22 @@ def test_filling_that_was_interrupted_is_begun_again(path: Path, monkeypatch: py
         assert_same(list(loader), list(usual))
 
 
-def test_the_memory_is_filled_through_a_cache(path: Path, tmp_path: Path) -> None:
+def test_the_memory_is_filled_through_a_cache_that_copies_in_the_same_order(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed: list[ShardEntry] = []
+
+    def by_need(*arguments: Any) -> list[ShardEntry]:
+        needed.extend(real(*arguments))
+        return needed
+
+    real = shardio.reading.through_cache._by_need
+    monkeypatch.setattr(shardio.reading.through_cache, "_by_need", by_need)
     with loader_of(path, resident=False) as usual:
         expected = list(usual)
     with loader_of(path, cache=tmp_path / "cache") as loader:
         assert_same(list(loader), expected)  # while the copy is made
+        assert needed == list(loader.shards.content.shards)
     stage(path, tmp_path / "cache")
     with loader_of(path, cache=tmp_path / "cache") as loader:
         assert_same(list(loader), expected)
@@ -301,6 +315,13 @@ def test_memory_that_is_there_but_in_pieces_is_too_little(path: Path, monkeypatc
     monkeypatch.setattr(Rows, "__init__", refuse)
     with pytest.raises(MemoryError, match="23 samples take"):
         loader_of(path)
+
+
+def test_what_torch_keeps_for_reuse_counts_as_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"mem_get_info": (1000, 9000), "memory_reserved": 500, "memory_allocated": 200}
+    for name, value in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert memory_free(torch.device("cuda", 0)) == 1300
 
 
 def test_closing_gives_the_memory_back_and_ends_iterators(path: Path) -> None:
