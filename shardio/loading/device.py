@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from shardio.loading.prefetch import Copier
@@ -75,8 +73,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def use_on_this_stream(memory: Iterable[torch.Tensor], device: torch.device) -> None:
+def use_on_this_stream(memory: torch.Tensor, device: torch.device) -> None:
     """Has the memory, once it is freed, wait for what the current stream is given until then."""
     if device.type != "cpu":
-        for tensor in memory:
-            tensor.record_stream(torch.cuda.current_stream(device))
+        memory.record_stream(torch.cuda.current_stream(device))

@@ -95,9 +95,11 @@ class _Tables(NamedTuple):
     """The samples' own numbers, where rows are not all samples in order."""
     more: Mapping[str, Rows]
 
-    def all(self) -> list[Rows]:
-        some = [self.images, self.labels, *self.more.values()]
-        return some if self.indices is None else [*some, self.indices]
+    def use_here(self, device: torch.device) -> None:
+        """Has the memory, once it is freed, wait for what the current stream is given until then."""
+        for rows in (self.images, self.labels, self.indices, *self.more.values()):
+            if rows is not None:
+                use_on_this_stream(rows.memory, device)
 
 
 class Resident:
@@ -151,8 +153,8 @@ class Resident:
         except torch.cuda.OutOfMemoryError:  # perhaps there is enough of it, but not in one piece
             raise MemoryError(
                 f'resident="device": {what}: {self.num_rows:,} samples take {bytes_text(self.nbytes)}, and {device} '
-                f"has {bytes_text(free or 0)} left: take smaller pictures (images_from=), fewer of them (indices=), or "
-                "leave out resident"
+                f"has {bytes_text(free or 0)} left: take smaller pictures (images_from=, or crop= in the centre), "
+                "fewer of them (indices=), or leave out resident"
             ) from None
 
     def fill(self, take: Callable[[], Tensors]) -> None:
@@ -161,6 +163,7 @@ class Resident:
         # What another stream was given before this memory was freed may still use it; and from the end on, batches may
         # be gathered on any stream.
         synchronize(self._device)
+        tables.use_here(self._device)
         start = 0
         while start < self.num_rows:
             piece = take()
@@ -177,7 +180,7 @@ class Resident:
     def gather(self, indices: NDArray[np.int64], epoch: int) -> Tensors:
         """Returns the samples `indices`, or the windows of this epoch of them, in new memory of the current stream."""
         tables = self._opened()
-        use_on_this_stream([rows.memory for rows in tables.all()], self._device)
+        tables.use_here(self._device)
         host = [indices if self._samples is None else np.searchsorted(self._samples, indices)]
         if self._crop is not None:
             cut = self._crop.windows(epoch, indices)
