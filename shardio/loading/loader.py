@@ -72,12 +72,14 @@ class ShardLoader(LikeDataLoader):
     On the CPU, gather threads do the first part of such a transform, its crops, resizes and flips, and read only what
     that sees of each picture: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if nothing
     that follows crops or resizes again, and samples are not checked or skipped; and if there are at least as many
-    gather threads as torch has (`torch.get_num_threads()`, at most 16), which is the default then. roi=False reads
-    whole pictures, and leaves all of the transform to the consuming thread.
-    `out` are tensors of the caller's, as a batch is made of them, with a batch's shapes and types: clones of
-    those of the first batch, say. Each batch is then written there, after the transform and on the current
-    stream, and the loop gets these same tensors each time. So a training step can be captured in a CUDA graph; a short
-    last batch is views of their first rows, and a graph wants tail="drop" or "pad".
+    gather threads as torch has (`torch.get_num_threads()`, at most 16), which is the default then. Where they wait for
+    storage (pread, direct, a copy in the making) they read the rows of that part, and the consuming thread does the
+    rest. roi=False reads whole pictures.
+
+    `out` are tensors of the caller's, made as a batch is, with a batch's shapes and types: clones of those of the first
+    batch, say. Each batch is then written there, after the transform and on the current stream, and the loop gets these
+    same tensors each time. So a training step can be captured in a CUDA graph. A short last batch is views of their
+    first rows: a graph wants tail="drop" or "pad".
 
     resident="device" keeps all samples that the loader can draw in its device's memory: for sets that fit there, such
     as CIFAR, or ImageNet at 64 pixels. They are read once, when the first batch is asked for, and then each batch is

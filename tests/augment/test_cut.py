@@ -140,6 +140,26 @@ def test_a_random_box_is_half_of_its_picture_and_a_window_no_larger_than_it_must
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("lines", [1, 2, 16, 48])
+def test_windows_of_whole_lines_give_the_same_pixels(lines: int) -> None:
+    pixels, samples = stored(np.random.default_rng(4), 96, 50), np.arange(COUNT)
+    transform = Compose([RandomResizedCrop(24), HorizontalFlip()])
+    expected = transform(torch.from_numpy(pixels).permute(0, 3, 1, 2), seed=1, epoch=2)
+    split = Split.of(transform)
+    assert split is not None
+    least = split.cut(Draws(1, 2, samples), pixels.shape[1:]).windows
+    cut = split.cut(Draws(1, 2, samples), pixels.shape[1:], whole_lines=lines)
+    windows, ends = cut.windows, cut.windows.tops + cut.windows.heights
+    assert (windows.tops % lines == 0).all()
+    assert (ends % lines == 0).all()
+    assert ((least.tops - windows.tops >= 0) & (least.tops - windows.tops < lines)).all()
+    assert ((ends - least.tops - least.heights >= 0) & (ends - least.tops - least.heights < lines)).all()
+    assert (windows.lefts == 0).all()
+    assert (windows.widths == 50).all()
+    seen = np.concatenate([image[windows.part(i)].reshape(-1) for i, image in enumerate(pixels)])
+    assert torch.equal(cut.resampled(torch.from_numpy(seen)), expected)
+
+
 @pytest.mark.parametrize("transform", WHOLE, ids=repr)
 def test_transforms_that_cannot_be_split_are_not(transform: Transform) -> None:
     assert Split.of(transform) is None

@@ -309,7 +309,7 @@ def test_leaving_epochs_early_leaves_no_memory_behind(path: Path, poison: None, 
     use()
     assert check.none_wrong()
     gc.collect()
-    assert torch.cuda.memory_allocated() <= before
+    assert torch.cuda.memory_allocated() == before
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 4])
@@ -330,7 +330,7 @@ def test_memory_of_a_dropped_batch_returns_though_the_device_is_far_behind(
         # Started and not yet taken; reserved; in the caller's hands.
         assert torch.cuda.max_memory_allocated() - before <= (prefetch + 1 + 1) * BATCH_NBYTES
     assert behind > 2 * len(loader)  # or nothing has been shown
-    assert torch.cuda.memory_allocated() <= before
+    assert torch.cuda.memory_allocated() == before
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 4])

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -812,6 +813,84 @@ def test_the_native_call_refuses_what_would_leave_its_memory(
         for offsets, done in (([50, 95], 1), ([95, 50], 0), ([2**62, 0], 0)):  # beyond the end of the file
             assert _rowread.read_rows(file.fileno(), np.array(offsets), good["places"], 10, out, False) == done
     assert _rowread.read_rows(-1, good["offsets"], good["places"], 10, out, False) == 0
+
+
+@native
+@pytest.mark.parametrize("outcome", OUTCOMES)
+@pytest.mark.parametrize("engine", FILE_ENGINES)
+def test_windows_that_the_native_call_leaves_are_read_one_by_one(
+    outcome: str, engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardio.system import _rowread
+
+    shape = (64, 64, 3)  # of which eight lines are three sectors of 512 bytes
+    shards = open_shards(make_set(60, shape))
+    rng = np.random.default_rng(FILE_ENGINES.index(engine))
+
+    class Stopping:
+        @staticmethod
+        def read_windows(descriptor: int, windows: NDArray[np.int64], *others: Any) -> int:
+            most = {"whole": len(windows), "nothing": 0}.get(outcome, int(rng.integers(len(windows) + 1)))
+            return _rowread.read_windows(descriptor, windows[:most], *others)
+
+        read_rows = staticmethod(_rowread.read_rows)
+
+    monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None if outcome == "without" else Stopping)
+    reader = reader_of(shards, engine)
+    lines = reader.whole_lines()
+    assert (lines * 64 * 3 % (int(engine.split()[1]) if engine.startswith("direct") else 1), 64 % lines) == (0, 0)
+    for whole in (False, True) * 4:
+        indices = rng.integers(0, 60, 12)
+        tops, ends = np.sort(rng.integers(0, 64 // lines + 1, (2, 12)), axis=0) * lines
+        tops = np.where(tops == ends, 0, tops)
+        ends = np.maximum(ends, tops + lines)
+        widths = np.full(12, 64) if whole else rng.integers(1, 65, 12)
+        windows = Windows(tops, rng.integers(0, 65 - widths), ends - tops, widths)
+        out = aligned_empty((int(windows.num_pixels.sum()) * 3,))
+        reader.read(indices, out, windows)
+        expected = [sample_pixels(i, shape)[windows.part(k)].reshape(-1) for k, i in enumerate(indices.tolist())]
+        assert np.array_equal(out, np.concatenate(expected))
+
+
+@native
+@pytest.mark.parametrize(
+    ("window", "error"),
+    [
+        ((-1, 2, 5, 0), IndexError),
+        ((2**62 + 1, 2, 5, 0), IndexError),
+        ((0, 0, 5, 0), IndexError),
+        ((0, 2**62, 5, 0), IndexError),
+        ((0, 2, 0, 0), IndexError),
+        ((0, 2, 11, 0), IndexError),
+        ((0, 2, 5, -1), IndexError),
+        ((0, 2, 5, 11), IndexError),
+        ((0, 3, 7, 0), IndexError),
+        ((9, 9, 1, 0), IndexError),  # more than there is room for
+    ],
+)
+def test_the_native_call_refuses_windows_that_would_leave_its_memory(
+    window: tuple[int, ...], error: type[Exception], tmp_path: Path
+) -> None:
+    from shardio.system import _rowread
+
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    good = np.array([[50, 2, 5, 0], [7, 1, 10, 10]])
+    room, out = np.zeros(80, np.uint8), np.full(20, 9, np.uint8)
+    with open(tmp_path / "file", "rb") as file:
+        read = partial(_rowread.read_windows, file.fileno())
+        with pytest.raises(error):
+            read(np.array([good[0], window]), 10, 1, room, out, True)
+        for stride, alignment in ((0, 1), (-1, 1), (10, 0), (10, -1)):
+            with pytest.raises(ValueError, match="a stride and an alignment above 0"):
+                read(good, stride, alignment, room, out, True)
+        with pytest.raises(ValueError, match="four numbers for each window"):
+            read(good.reshape(-1)[:7], 10, 1, room, out, True)
+        assert (out == 9).all()
+        for alignment in (1, 8):
+            assert read(good, 10, alignment, room, out, False) == 2
+            assert out.tolist() == [*range(50, 55), *range(60, 65), *range(7, 17)]
+        assert read(np.array([[95, 1, 5, 0], [95, 2, 5, 10]]), 10, 1, room, out, False) == 1  # beyond the end
+    assert _rowread.read_windows(-1, good, 10, 1, room, out, False) == 0
 
 
 def test_a_file_reader_needs_no_mapping(make_set: Callable[..., Path]) -> None:
