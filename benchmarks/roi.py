@@ -50,6 +50,8 @@ def turn(loader: ShardLoader, batches: int) -> Turn:
     read, disk = loader.stats()["read_nbytes"], bytes_from_disk()
     cpu, start = time.process_time(), time.perf_counter()
     images = sum(len(labels) for _, labels in islice(iterator, batches))
+    if loader.device.type == "cuda":
+        torch.cuda.synchronize(loader.device)
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
     read, disk = loader.stats()["read_nbytes"] - read, bytes_from_disk() - disk
     return Turn(wall / images * 1e6, cpu / images * 1e6, read / images, disk / images)
@@ -57,9 +59,9 @@ def turn(loader: ShardLoader, batches: int) -> Turn:
 
 def measure(path: Path, transform: Transform, cold: bool, options: argparse.Namespace) -> dict[bool, list[Turn]]:
     def make(roi: bool) -> ShardLoader:
-        loader = ShardLoader(path, options.batch_size, transform=transform, roi=roi, io=options.io, device="cpu")
+        loader = ShardLoader(path, options.batch_size, transform=transform, roi=roi, io=options.io, device=options.device)
         if loader.stats()["roi"] != roi:
-            raise SystemExit("roi: expected kernels in C, and as many threads as torch has")
+            raise SystemExit("roi: expected kernels in C, and as many threads as torch has; on CUDA, Triton")
         return loader
 
     turns: dict[bool, list[Turn]] = {False: [], True: []}
@@ -99,6 +101,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=16, help="of each turn")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--io", default="auto")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=parse_nbytes, help="memory of a cgroup, such as 1GB, in place of warm and cold")
     parser.add_argument("--only", choices=["warm", "cold"])
     parser.add_argument("--chains", nargs="+", choices=list(CHAINS), default=["crop and flip", "normalised"])

@@ -69,12 +69,13 @@ class ShardLoader(LikeDataLoader):
     (`weights`, or `indices` that has some twice). If the set was made with `--fit squash`, it is told how large the
     pictures were before, and treats them as they were.
 
-    On the CPU, gather threads do the first part of such a transform, its crops, resizes and flips, and read only what
-    that sees of each picture: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if nothing
-    that follows crops or resizes again, and samples are not checked or skipped; and if there are at least as many
-    gather threads as torch has (`torch.get_num_threads()`, at most 16), which is the default then. Where they wait for
-    storage (pread, direct, a copy in the making) they read the rows of that part, and the consuming thread does the
-    rest. roi=False reads whole pictures.
+    Of such a transform, the first part, its crops, resizes and flips, is known before a byte is read. So only what that
+    sees of each picture is read: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if
+    nothing that follows crops or resizes again, and samples are not checked or skipped. On the CPU, the gather threads
+    do that part, if they are at least as many as torch has (`torch.get_num_threads()`, at most 16), which is the
+    default then; where they wait for storage (pread, direct, a copy in the making), the consuming thread does it, of
+    the rows that were read. A GPU is sent the windows alone, if `transform` is there when the loader is made.
+    roi=False reads whole pictures.
 
     `out` are tensors of the caller's, made as a batch is, with a batch's shapes and types: clones of those of the first
     batch, say. Each batch is then written there, after the transform and on the current stream, and the loop gets these
