@@ -59,7 +59,8 @@ def turn(loader: ShardLoader, batches: int) -> Turn:
 
 def measure(path: Path, transform: Transform, cold: bool, options: argparse.Namespace) -> dict[bool, list[Turn]]:
     def make(roi: bool) -> ShardLoader:
-        loader = ShardLoader(path, options.batch_size, transform=transform, roi=roi, io=options.io, device=options.device)
+        how = {"io": options.io, "device": options.device}
+        loader = ShardLoader(path, options.batch_size, transform=transform, roi=roi, **how)
         if loader.stats()["roi"] != roi:
             raise SystemExit("roi: expected kernels in C, and as many threads as torch has; on CUDA, Triton")
         return loader
