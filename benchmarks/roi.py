@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from common import bytes_from_disk, cgroup, describe_machine, leave_the_page_cache
+from common import bytes_from_disk, cgroup, describe_machine, generated_set, leave_the_page_cache
 
 from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, recipe
 from shardio.augment.chain import Transform
@@ -50,6 +50,8 @@ def turn(loader: ShardLoader, batches: int) -> Turn:
     read, disk = loader.stats()["read_nbytes"], bytes_from_disk()
     cpu, start = time.process_time(), time.perf_counter()
     images = sum(len(labels) for _, labels in islice(iterator, batches))
+    if loader.device.type == "cuda":
+        torch.cuda.synchronize(loader.device)
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
     read, disk = loader.stats()["read_nbytes"] - read, bytes_from_disk() - disk
     return Turn(wall / images * 1e6, cpu / images * 1e6, read / images, disk / images)
@@ -57,9 +59,10 @@ def turn(loader: ShardLoader, batches: int) -> Turn:
 
 def measure(path: Path, transform: Transform, cold: bool, options: argparse.Namespace) -> dict[bool, list[Turn]]:
     def make(roi: bool) -> ShardLoader:
-        loader = ShardLoader(path, options.batch_size, transform=transform, roi=roi, io=options.io, device="cpu")
+        how = {"io": options.io, "device": options.device}
+        loader = ShardLoader(path, options.batch_size, transform=transform, roi=roi, **how)
         if loader.stats()["roi"] != roi:
-            raise SystemExit("roi: expected kernels in C, and as many threads as torch has")
+            raise SystemExit("roi: expected kernels in C, and as many threads as torch has; on CUDA, Triton")
         return loader
 
     turns: dict[bool, list[Turn]] = {False: [], True: []}
@@ -94,15 +97,17 @@ def report(name: str, chain: str, turns: dict[bool, list[Turn]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shards", type=Path, help="a set, such as benchmarks/loader.py generates")
+    parser.add_argument("shards", type=Path, nargs="?", help="a set; 20,000 pictures are generated if none is given")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--batches", type=int, default=16, help="of each turn")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--io", default="auto")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=parse_nbytes, help="memory of a cgroup, such as 1GB, in place of warm and cold")
     parser.add_argument("--only", choices=["warm", "cold"])
     parser.add_argument("--chains", nargs="+", choices=list(CHAINS), default=["crop and flip", "normalised"])
     options = parser.parse_args()
+    path = options.shards or generated_set(20_000, 256)
     print(f"{describe_machine()}, {torch.get_num_threads()} threads of torch")
     print(f"{'':<8}{'':<16}{'':<7}{'images/s':>10}{'CPU us':>9}{'read KB':>8}{'disk KB':>8}   ratio")
     with cgroup(options.limit) if options.limit else nullcontext() as procs:
@@ -112,7 +117,7 @@ def main() -> None:
         try:
             for name in ["limit"] if options.limit else [options.only] if options.only else ["warm", "cold"]:
                 for chain in options.chains:
-                    report(name, chain, measure(options.shards, CHAINS[chain], name == "cold", options))
+                    report(name, chain, measure(path, CHAINS[chain], name == "cold", options))
         finally:
             if procs is not None:
                 home.write_text(str(os.getpid()))

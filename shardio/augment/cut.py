@@ -143,28 +143,71 @@ class Cut:
     def resample(self, pixels: NDArray[np.uint8], some: slice, out: NDArray[Any]) -> None:
         """Computes the results of some of the pictures, (B, *size, C) of `dtype`, of their `windows`, uint8 (n,)."""
         batch = self.batch
-        flips = np.zeros(len(batch), bool) if batch.flips is None else batch.flips
         resample_windows(
             pixels,
             self.windows[some],
             self._spans[:, some],
-            flips[some],
+            self._flips[some],
             out,
             batch.interpolation,
             batch.antialias,
             batch.statistics,
         )
 
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """Where the windows end that lie one after the other, in bytes, (B + 1,), with a 0 before the first."""
+        return np.concatenate([[0], (self.windows.num_pixels * self.num_channels).cumsum()])
+
+    @cached_property
+    def parameters(self) -> NDArray[np.float32]:
+        """What the kernel for CUDA is told of each picture, (B, 9)."""
+        from shardio.augment.resample_cuda import parameters_of  # Triton takes its time to import
+
+        return parameters_of(self._spans, self._flips)
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """Where that kernel finds each picture among the windows: its first byte, as if all of it were there, and the
+        bytes of a line, (B, 2)."""
+        lines = self.windows.widths * self.num_channels
+        firsts = self.ends[:-1] - self.windows.tops * lines - self.windows.lefts * self.num_channels
+        return np.stack([firsts, lines], axis=1)
+
+    def works_on(self, device: torch.device) -> bool:
+        """Tells whether a CUDA device can resample such windows. The first time, this compiles a kernel."""
+        from shardio.augment.resample_cuda import can_resample_packed
+
+        batch = self.batch
+        how = (self.size, batch.interpolation, batch.antialias, batch.statistics, batch.dtype)
+        return can_resample_packed(device, self._shape, *how)
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.batch.images.shape[1:]
+        return height, width, channels
+
+    @property
+    def _flips(self) -> NDArray[np.bool_]:
+        return np.zeros(len(self.batch), bool) if self.batch.flips is None else self.batch.flips
+
+    def resampled_on_cuda(self, pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Does what `resampled` does, and casts the results, with `parameters` and `places` that are on the device."""
+        from shardio.augment.resample_cuda import resample_packed
+
+        batch = self.batch
+        how = (self.size, batch.interpolation, batch.antialias, batch.statistics, batch.dtype)
+        return resample_packed(pixels, parameters, places, self._shape, *how)
+
     def resampled(self, pixels: torch.Tensor) -> torch.Tensor:
         """Returns all results, (B, C, *size) in channels_last memory, of all windows, uint8 (n,) on the CPU: by as many
         threads as torch has."""
         packed = pixels.numpy()
         out = np.empty((len(self.batch), *self.size, self.num_channels), self.dtype)
-        ends = np.concatenate([[0], (self.windows.num_pixels * self.num_channels).cumsum()])
 
         def work(some: slice) -> None:
             first, stop, _ = some.indices(len(out))
-            self.resample(packed[ends[first] : ends[stop]], some, out[some])
+            self.resample(packed[self.ends[first] : self.ends[stop]], some, out[some])
 
         in_slices(len(out), work)
         return torch.from_numpy(out).permute(0, 3, 1, 2)
@@ -187,6 +230,12 @@ class Cut:
         done = batch.finished()
         assert done.labels is not None
         return done.images, done.labels, {} if done.targets is None else {**done.targets.arrays()}
+
+
+def margin_of(width: int, channels: int) -> int:
+    """Returns how many bytes must be there before and after windows of pictures of this width: the kernel for
+    CUDA also reads what has no weight."""
+    return -(-2 * width * channels // 256) * 256
 
 
 def _is_crop(transform: Transform) -> bool:

@@ -96,6 +96,7 @@ def _works(
     antialias: bool,
     normalizes: bool,
     made: torch.dtype,
+    packed: bool = False,
 ) -> bool:
     """Tries once whether Triton can make this kernel for this device. It needs a C compiler, for one thing.
 
@@ -107,7 +108,8 @@ def _works(
         images = torch.zeros(1, channels, 2, width, dtype=torch.uint8, device=device)
         whole, upright = Boxes.whole(1, 2, width), np.zeros(1, bool)
         statistics = ((0.5,) * channels, (0.5,) * channels) if normalizes else None
-        launched = _launch(images, whole, whole, upright, size, interpolation, antialias, statistics, made, taps, width)
+        how = (size, interpolation, antialias, statistics, made, taps, width)
+        launched = _launch(images, whole, whole, upright, *how, packed=packed)
         assert launched.dtype == made
     except Exception as error:
         text = f"Triton does not work on {device}: images are resampled by torch's operations, which is slower: {error}"
@@ -136,6 +138,7 @@ if triton is not None:
         images,
         out,
         parameters,  # of each picture: both spans, and whether it is mirrored
+        places,  # of each picture, where it is PACKED: its first byte, which need not be there, and the bytes of a line
         affine,  # of each channel: what to multiply by, and what to add
         height,
         width,
@@ -147,6 +150,7 @@ if triton is not None:
         CUBIC: tl.constexpr,
         ANTIALIAS: tl.constexpr,
         NORMALIZE: tl.constexpr,
+        PACKED: tl.constexpr,
         ROWS: tl.constexpr,
         PASSES: tl.constexpr,
         LANES: tl.constexpr,
@@ -184,7 +188,12 @@ if triton is not None:
                 total += _weight(first + t, centre, shrink, low_x, high_x, A, CUBIC, ANTIALIAS)
         share = 1 / tl.where(total == 0, 1.0, total)
         begin = first.to(tl.int32) * CHANNELS + channel
-        image = images + picture * (height * width * CHANNELS)
+        if PACKED:
+            image = images + tl.load(places + 2 * picture)
+            stride = tl.load(places + 2 * picture + 1).to(tl.int32)
+        else:
+            image = images + picture * (height * width * CHANNELS)
+            stride = width * CHANNELS
         if NORMALIZE:
             factor, offset = tl.load(affine + channel), tl.load(affine + CHANNELS + channel)
 
@@ -203,7 +212,7 @@ if triton is not None:
             totals = tl.zeros([ROWS], tl.float32)
             for row in range(low.to(tl.int32), high.to(tl.int32)):
                 at = row + 0.0
-                line = image + tl.minimum(tl.maximum(at, low_y), high_y - 1).to(tl.int32) * (width * CHANNELS)
+                line = image + tl.minimum(tl.maximum(at, low_y), high_y - 1).to(tl.int32) * stride
                 grey = tl.zeros([LANES], tl.float32)
                 if TAPS:
                     for t in tl.static_range(TAPS):
@@ -260,6 +269,52 @@ def resample_fused(
     return _launch(images, boxes, within, flips, size, interpolation, antialias, statistics, made, taps, most)
 
 
+def parameters_of(spans: NDArray[np.float64], flips: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Returns what the kernel is told of each picture, (B, 9), by the spans of `make_spans`."""
+    return np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
+
+
+def resample_packed(
+    pixels: torch.Tensor,
+    parameters: torch.Tensor,
+    places: torch.Tensor,
+    shape: tuple[int, int, int],
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    antialias: bool,
+    statistics: Statistics | None,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """Does what `resample_fused` does, of windows of pictures, uint8 (n,), with `cut.margin_of` bytes around them.
+
+    The pictures have `shape`, height, width and channels. `parameters` are those of `parameters_of`. `places`, int64
+    (B, 2), are the first byte of each picture, which need not be there, and the bytes of a line of its window.
+    """
+    most = _most_taps(shape[1], size[1], interpolation, antialias)
+    made, taps = _made(statistics, dtype), _kept_taps(most)
+    how = (size, interpolation, antialias, statistics, made, taps, most)
+    return _launch_of(pixels, parameters, places, shape, *how)
+
+
+def can_resample_packed(
+    device: torch.device,
+    shape: tuple[int, int, int],
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    antialias: bool,
+    statistics: Statistics | None,
+    dtype: torch.dtype | None,
+) -> bool:
+    """Tells whether `resample_packed` can make this of pictures of this shape."""
+    height, width, channels = shape
+    picture = torch.empty((1, channels, height, width), dtype=torch.uint8, device="meta")
+    if device.type != "cuda" or triton is None or not _fits(picture, size):
+        return False
+    taps = _kept_taps(_most_taps(width, size[1], interpolation, antialias))
+    made = _made(statistics, dtype)
+    return _works(device, channels, taps, interpolation, antialias, statistics is not None, made, packed=True)
+
+
 def _launch(
     images: torch.Tensor,
     boxes: Boxes,
@@ -272,21 +327,46 @@ def _launch(
     made: torch.dtype,
     taps: int,
     most_taps: int,
+    *,
+    packed: bool = False,
 ) -> torch.Tensor:
     count, channels, height, width = images.shape
     spans = make_spans(boxes, within, height, width)
-    packed = np.concatenate([spans[0], spans[1], flips[:, None]], axis=1).astype(np.float32)
-    parameters = to_device(torch.from_numpy(packed), images.device)
+    parameters = to_device(torch.from_numpy(parameters_of(spans, flips)), images.device)
+    pixels = images.permute(0, 2, 3, 1).contiguous()
+    places = None
+    if packed:
+        nbytes, line = height * width * channels, width * channels
+        numbers = np.array([(number * nbytes, line) for number in range(count)], np.int64)
+        places = to_device(torch.from_numpy(numbers), images.device)
+    how = (size, interpolation, antialias, statistics, made, taps, most_taps)
+    return _launch_of(pixels, parameters, places, (height, width, channels), *how)
+
+
+def _launch_of(
+    pixels: torch.Tensor,
+    parameters: torch.Tensor,
+    places: torch.Tensor | None,
+    shape: tuple[int, int, int],
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    antialias: bool,
+    statistics: Statistics | None,
+    made: torch.dtype,
+    taps: int,
+    most_taps: int,
+) -> torch.Tensor:
+    count, (height, width, channels) = len(parameters), shape
     affine = parameters  # the kernel does not read it
     if statistics is not None:
-        affine = to_device(affine_of(statistics), images.device)
-    pixels = images.permute(0, 2, 3, 1).contiguous()
-    out = torch.empty((count, *size, channels), dtype=made, device=images.device)
-    with torch.cuda.device(images.device if images.is_cuda else -1):  # -1: where it is interpreted
+        affine = _affine_on(pixels.device, tuple(statistics[0]), tuple(statistics[1]))
+    out = torch.empty((count, *size, channels), dtype=made, device=pixels.device)
+    with torch.cuda.device(pixels.device if pixels.is_cuda else -1):  # -1: where it is interpreted
         _resample[(count * _programs_of_a_picture(size, channels),)](
             pixels,
             out,
             parameters,
+            parameters if places is None else places,  # the kernel does not read the former
             affine,
             height,
             width,
@@ -297,6 +377,7 @@ def _launch(
             interpolation == "bicubic",
             antialias,
             statistics is not None,
+            places is not None,
             _ROWS,
             _PASSES,
             _LANES,
@@ -306,3 +387,11 @@ def _launch(
             enable_fp_fusion=False,
         )
     return out.permute(0, 3, 1, 2)
+
+
+@cache
+def _affine_on(device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+    """Returns what `affine_of` does, on the device, where it stays: a copy for each batch waits for larger ones."""
+    with torch.inference_mode(False):
+        # This waits, so that any stream may use it.
+        return affine_of((mean, std)).to(device)

@@ -17,13 +17,18 @@ from numpy.typing import NDArray
 
 from shardio.augment.cut import Cut
 from shardio.loading.gather import Hints, Pending
+from shardio.loading.out import write_batch
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
 from shardio.loading.request import Request
+from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Slot
 from shardio.loading.state import Place, Position
 from shardio.order.sampler import Sampler
 from shardio.system.eager import eager
+
+# Pieces of a resident split that are under way while one is brought to the device.
+_PIECES_AHEAD = 2
 
 
 class Batch(NamedTuple):
@@ -56,8 +61,8 @@ class Flow:
         # Drawn from the order, and announced if that is of use.
         self._coming: deque[tuple[Batch, Request]] = deque()
         self._pending: deque[tuple[Batch, Request, Pending]] = deque()
-        # The samples of the batches on the device that were not taken.
-        self._drawn: deque[Drawn] = deque()
+        # The batches on the device that were not taken.
+        self._started: deque[tuple[Batch, Request, Drawn]] = deque()
         self._device = pipeline.new_prefetch()
 
     def __del__(self) -> None:
@@ -76,12 +81,13 @@ class Flow:
         """Waits for the batch that is due. Returns it, with the cut that its images are of, if they are; or raises what
         its gathering has raised."""
         self._gather_ahead()
+        self._read_again()
         if self._device is None:
             slot, request = self._gathered()
             return *self._pipeline.lend(slot, len(request)), request.cut
         if not self._device:
             self._start_copy(self._device)
-        tensors, drawn = self._device.take(), self._drawn.popleft()
+        tensors, (_, request, drawn) = self._device.take(), self._started.popleft()
         # Copies of batches that are ready overlap what the consumer does with the one it gets now.
         # An error waits until its batch is due.
         while (
@@ -92,22 +98,38 @@ class Flow:
         ):
             self._start_copy(self._device)
         self._gather_ahead()
-        return tensors, drawn, None
+        return tensors, drawn, request.cut
 
     def _start_copy(self, device: DevicePrefetch) -> None:
+        batch = self._pending[0][0]
         slot, request = self._gathered()
-        self._drawn.append(slot.drawn(len(request)))
+        self._started.append((batch, request, slot.drawn(len(request))))
         device.start(slot, len(request))
 
+    def _read_again(self) -> None:
+        """If another transform was set meanwhile, gathers all batches again of which only what the first one sees was
+        read."""
+        if not any(self._is_stale(request) for _, request, _ in (*self._started, *self._pending)):
+            return
+        before, self._pending = self._pending, deque()
+        for batch, request, _ in self._started:
+            self._submit(batch, request)
+        while self._started:
+            assert self._device is not None
+            self._device.take()
+            self._started.popleft()
+        for batch, request, pending in before:
+            if self._is_stale(request):
+                self._pipeline.abandon(pending)
+                self._submit(batch, request)
+            else:
+                self._pending.append((batch, request, pending))
+
+    def _is_stale(self, request: Request) -> bool:
+        return request.split is not None and request.split is not self._pipeline.transform.split
+
     def _gathered(self) -> tuple[Slot, Request]:
-        batch, request, pending = self._pending[0]
-        if request.split is not None and request.split is not self._pipeline.transform.split:
-            # Another transform was set meanwhile: what the first one saw of the samples is of no use to it.
-            again = self._request(batch)
-            anew = self._pipeline.submit(again, self._last_step)
-            self._pending[0] = batch, again, anew
-            self._pipeline.abandon(pending)
-            request, pending = again, anew
+        _, request, pending = self._pending[0]
         slot = self._pipeline.collect(pending)
         self._pending.popleft()
         return slot, request
@@ -117,8 +139,7 @@ class Flow:
         # The batch that is due is announced first, so that all of it is asked for before a thread waits for a part.
         self._draw(self._prefetch + 1 - len(self._pending))
         while self._coming and len(self._pending) <= self._prefetch:
-            batch, request = self._coming.popleft()
-            self._pending.append((batch, request, self._pipeline.submit(request, self._last_step)))
+            self._submit(*self._coming.popleft())
         if self._announces:
             self._draw(self._pipeline.read_ahead)
 
@@ -135,8 +156,40 @@ class Flow:
                 self._pipeline.announce(request, self._hints)
             self._coming.append((batch, request))
 
+    def _submit(self, batch: Batch, request: Request) -> None:
+        if self._is_stale(request):
+            request = self._request(batch)
+        self._pending.append((batch, request, self._pipeline.submit(request, self._last_step)))
+
     def _request(self, batch: Batch) -> Request:
         return self._pipeline.request(batch.indices, batch.counters, self._epoch)
+
+
+class ResidentFlow:
+    """Gives the batches of one epoch in order, out of the device's memory. The first one waits until that is filled."""
+
+    def __init__(self, pipeline: Pipeline, resident: Resident, sampler: Sampler, epoch: int) -> None:
+        self._pipeline = pipeline
+        self._batches = sampler.batches(epoch)
+        self._epoch = epoch
+        self._resident = resident
+        self._filling: Flow | None = None
+        if not resident.is_filled:
+            self._filling = Flow(pipeline, resident.sampler, epoch, _PIECES_AHEAD, repeats=False)
+
+    def take(self) -> tuple[Tensors, Drawn, None]:
+        """Returns the batch that is due, or raises what filling the memory has raised."""
+        if (filling := self._filling) is not None:
+            self._resident.fill(lambda: filling.take()[0])
+            self.abandon()
+            self._pipeline.free_slots()
+        return *self._pipeline.take_resident(next(self._batches), self._epoch), None
+
+    def abandon(self) -> None:
+        """Leave what has not been brought to the device. May be called again."""
+        if self._filling is not None:
+            self._filling.abandon()
+            self._filling = None
 
 
 class LoaderIterator(Iterator[tuple[Any, ...]]):
@@ -148,7 +201,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._prefetch = prefetch
         self._return_indices = return_indices
         self._token = object()
-        self._flow: Flow | None = None
+        self._flow: Flow | ResidentFlow | None = None
         self._failed = False
         self._take_place()
 
@@ -158,12 +211,17 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._step = 0
         self._remaining = self._sampler.num_batches
 
-    def _begin(self) -> Flow:
+    def _begin(self) -> Flow | ResidentFlow:
         """Begins with the first batch: asking for an iterator changes nothing, as Lightning asks too often."""
         self._take_place()
         epoch = self._place.epoch
         self._pipeline.meter.begin_epoch(epoch)
-        flow = Flow(self._pipeline, self._sampler, epoch, self._prefetch, repeats=self._position.repeats)
+        sampler, resident = self._sampler, self._pipeline.resident
+        flow: Flow | ResidentFlow
+        if resident is None:
+            flow = Flow(self._pipeline, sampler, epoch, self._prefetch, repeats=self._position.repeats)
+        else:
+            flow = ResidentFlow(self._pipeline, resident, sampler, epoch)
         self._position.begin(self._token)
         self._flow = flow
         return flow
@@ -205,7 +263,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
             flow.abandon()
             raise
 
-    def _next_of(self, flow: Flow) -> tuple[Any, ...]:
+    def _next_of(self, flow: Flow | ResidentFlow) -> tuple[Any, ...]:
         """Counts the batch last: an error before that, or a Ctrl-C, leaves it to be read again."""
         pipeline, position, sampler, place = self._pipeline, self._position, self._sampler, self._place
         step = self._step
@@ -214,6 +272,11 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         start = time.perf_counter()
         images, labels, more = pipeline.transform(tensors, drawn, counters, place.epoch, cut)
         pipeline.meter.counts.transform_seconds += time.perf_counter() - start
+        batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
+        if more:
+            batch = (*batch, more)
+        if pipeline.out is not None:
+            batch = write_batch(pipeline.out, batch, is_short=len(tensors.labels) < sampler.batch_size)
         nbytes = tensors.images.nbytes + sum(tensor.nbytes for tensor in tensors.more.values())
         pipeline.meter.received(len(tensors.labels), nbytes)
         repeats = sampler.num_repeats(step)
@@ -223,8 +286,7 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
         self._place = Place(place.epoch, consumed)
         position.num_repeats = repeats
         position.receive(self._token, self._place)
-        batch = (images, labels, tensors.indices) if self._return_indices else (images, labels)
-        return (*batch, more) if more else batch
+        return batch
 
 
 def _counters(sampler: Sampler, step: int, indices: NDArray[np.int64], repeats: bool) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
@@ -14,7 +15,8 @@ from shardio.augment.chain import Transform
 from shardio.errors import printable
 from shardio.loading.device import choose_device, make_copier
 from shardio.loading.iterator import LoaderIterator
-from shardio.loading.options import Check, OnDamage, Options
+from shardio.loading.options import Check, OnDamage, Options, Where
+from shardio.loading.out import check_out
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.report import Report
 from shardio.loading.reporter import To
@@ -67,12 +69,25 @@ class ShardLoader(LikeDataLoader):
     (`weights`, or `indices` that has some twice). If the set was made with `--fit squash`, it is told how large the
     pictures were before, and treats them as they were.
 
-    On the CPU, gather threads do the first part of such a transform, its crops, resizes and flips, and read only what
-    that sees of each picture: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if nothing
-    that follows crops or resizes again, and samples are not checked or skipped; and if there are at least as many
-    gather threads as torch has (`torch.get_num_threads()`, at most 16), which is the default then. Where they wait for
-    storage (pread, direct, a copy in the making) they read the rows of that part, and the consuming thread does the
-    rest. roi=False reads whole pictures.
+    Of such a transform, the first part, its crops, resizes and flips, is known before a byte is read. So only what that
+    sees of each picture is read: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if
+    nothing that follows crops or resizes again, and samples are not checked or skipped. On the CPU, the gather threads
+    do that part, if they are at least as many as torch has (`torch.get_num_threads()`, at most 16), which is the
+    default then; where they wait for storage (pread, direct, a copy in the making), the consuming thread does it, of
+    the rows that were read. A GPU is sent the windows alone, if `transform` is there when the loader is made.
+    roi=False reads whole pictures.
+
+    `out` are tensors of the caller's, made as a batch is, with a batch's shapes and types: clones of those of the first
+    batch, say. Each batch is then written there, after the transform and on the current stream, and the loop gets these
+    same tensors each time. So a training step can be captured in a CUDA graph. A short last batch is views of their
+    first rows: a graph wants tail="drop" or "pad".
+
+    resident="device" keeps all samples that the loader can draw in its device's memory: for sets that fit there, such
+    as CIFAR, or ImageNet at 64 pixels. They are read once, when the first batch is asked for, and then each batch is
+    gathered by the device: the same batches in the same order, with the same states, as without it. The memory is taken
+    when the loader is made, which raises MemoryError if there is too little, and given back when it is closed. A window
+    in the centre (`crop`) is all that is kept. A damaged sample is an error of the first batch. `prefetch` has no
+    meaning then. On a CPU nothing is gained.
 
     `crop` reads a window of so many pixels, (height, width) or a square, instead of the whole sample: its margin is
     never moved. It lies in the centre, or with crop_at="random" where (`seed`, epoch, sample) say, on any rank. Masks
@@ -146,6 +161,8 @@ class ShardLoader(LikeDataLoader):
         images_from: str | None = None,
         report_every: float | None = None,
         report_to: To | None = None,
+        out: Sequence[Any] | None = None,
+        resident: Where | None = None,
         roi: bool = True,
         **unknown: NoReturn,
     ) -> None:
@@ -154,7 +171,7 @@ class ShardLoader(LikeDataLoader):
         warn_of_missing_kernels()
         options = Options(
             *(seed, prefetch, num_threads, io, crop, crop_at, check, on_damage, transform, arrays, columns),
-            *(images_from, report_every, report_to, roi),
+            *(images_from, report_every, report_to, out, resident, roi),
         )
         self.prefetch = options.prefetch
         self.return_indices = return_indices
@@ -173,12 +190,15 @@ class ShardLoader(LikeDataLoader):
             )
             sampler = _sampler(order, as_integer("batch_size", batch_size), self.world, tail)
             self.device = choose_device(device, self.world)
-            self.shards = source.open(sampler.batches(0))
+            # A resident split is read in stored order.
+            first = iter([np.arange(source.num_samples)]) if options.resident else sampler.batches(0)
+            self.shards = source.open(first)
             self._position = position = Position(sampler, self.shards)
             copier = make_copier(self.device)
             # Last: from here on the pipeline owns the source, and nothing can fail any more.
             self._pipeline = Pipeline(
-                source, self.shards, options, sampler.batch_size, position.num_distinct, copier, self.world
+                *(source, self.shards, options, sampler.batch_size, position.num_distinct, copier, self.world),
+                *(self.device, position.indices),
             )
         except BaseException:  # an error that is kept keeps this frame, and with it the source
             source.close()
@@ -192,6 +212,16 @@ class ShardLoader(LikeDataLoader):
     @transform.setter
     def transform(self, transform: Function | None) -> None:
         self._pipeline.transform.function = transform
+
+    @property
+    def out(self) -> Sequence[Any] | None:
+        """The caller's tensors into which batches are written. They may be set at any time."""
+        return self._pipeline.out
+
+    @out.setter
+    def out(self, out: Sequence[Any] | None) -> None:
+        check_out(out)
+        self._pipeline.out = out
 
     @property
     def num_threads(self) -> int:
@@ -248,7 +278,7 @@ class ShardLoader(LikeDataLoader):
         tells how far the copy in the cache is: None without `cache`. `kernels` copy samples, read them from files and
         resample them on the CPU. `roi` tells whether gather threads read only what the transform sees. `slots` were
         made for batches; `slots_free` of them wait for reuse, the others are being filled, are ready, or are in the
-        consumer's hands.
+        consumer's hands. With `resident`, samples take `resident_nbytes` of the device's memory.
 
         In a trace of torch.profiler, the consumer's thread shows "shardio.wait" for a batch that is not ready,
         "shardio.copy" for starting its way to the GPU, and "shardio.transform".

@@ -93,7 +93,6 @@ class Meter:
             self.counts.wait_seconds += seconds
             if self._is_first:
                 self.counts.first_wait_seconds += seconds
-        self._is_first = False
         if self._is_noticed:
             self._is_noticed = False
             self._listener.write(self.snapshot())
@@ -107,6 +106,7 @@ class Meter:
         counts.nbytes += nbytes
         counts.loop_seconds += now - self._since
         self._since = now
+        self._is_first = False
         self._step += 1
         self._listener.tell(self.snapshot, now)
 

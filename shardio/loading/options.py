@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from shardio.format.layout import SampleShape
+from shardio.loading.out import check_out
 from shardio.loading.parts import Parts, as_names, find_parts
 from shardio.loading.reporter import To
 from shardio.loading.transform import Function
@@ -17,6 +18,7 @@ from shardio.reading.layout import SplitLayout
 
 Check = Literal["off", "sample"]
 OnDamage = Literal["raise", "skip"]
+Where = Literal["device"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Options:
     images_from: str | None = None
     report_every: float | None = None
     report_to: To | None = None
+    out: Sequence[Any] | None = None
+    resident: Where | None = None
     roi: bool = True
 
     def __post_init__(self) -> None:
@@ -47,6 +51,8 @@ class Options:
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; found {value!r}")
+        if self.resident not in (None, *get_args(Where)):
+            raise ValueError(f'resident must be "device" or None; found {self.resident!r}')
         for name in ("seed", "prefetch", "num_threads"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_integer(name, value))
@@ -62,6 +68,7 @@ class Options:
             raise TypeError(f"report_to must be something to call with each report; found {self.report_to!r}")
         if self.report_to is not None and every is None:
             raise ValueError("report_to needs report_every=, the seconds from one report to the next")
+        check_out(self.out)
         if not isinstance(self.roi, bool):
             raise TypeError(f"roi must be True or False; found {self.roi!r}")
         for name in ("arrays", "columns"):

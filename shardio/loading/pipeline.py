@@ -20,12 +20,13 @@ from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Options
 from shardio.loading.prefetch import MOST_AHEAD, Copier, DevicePrefetch, Tensors
-from shardio.loading.report import Report, Source
+from shardio.loading.report import RESIDENT, Report, Source
 from shardio.loading.reporter import Lines, Reporter
 from shardio.loading.request import Request
+from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Ring, Slot, new_slot
 from shardio.loading.status import Status
-from shardio.loading.transform import PictureSizes, TransformStep, sizes_if_squashed
+from shardio.loading.transform import CUT_ROWS, PictureSizes, TransformStep, sizes_if_squashed
 from shardio.order.world import World
 from shardio.reading.choose import read_ahead_batches
 from shardio.reading.guard import GuardedReader
@@ -73,43 +74,70 @@ class Pipeline:
         num_samples: int,
         copier: Copier | None,
         world: World,
+        device: torch.device,
+        indices: NDArray[np.int64] | None,
     ) -> None:
-        """`num_samples` of the split will be read."""
+        """`num_samples` of the split will be read: those that are in `indices`, or all."""
         self.pid = os.getpid()
         parts = options.parts_of(shards)
-        self.crop = options.crop_of(parts.image_shape)
-        self.image_shape = shape = self.crop.cropped_shape if self.crop else parts.image_shape
+        self.crop = self._crop_to_read = crop = options.crop_of(parts.image_shape)
+        self.image_shape = shape = crop.cropped_shape if crop else parts.image_shape
         self.rows = rows = parts.rows(shape)
         """What is delivered of each sample beside its pixels, by name."""
+        self._reader = source.make_reader(options.io, num_samples, parts.tables)
+        self.resident: Resident | None = None
+        slot_size = batch_size
+        if options.resident:
+            crop_there = None
+            if crop is not None and crop.at == "random":  # other windows in each epoch
+                self._crop_to_read, crop_there, shape = None, crop, parts.image_shape
+                rows = parts.rows(shape)
+            what = f"{shards.path}, {shards.split}"
+            self.resident = Resident(what, len(shards), indices, parts, shape, crop_there, device)
+            slot_size = self.resident.sampler.batch_size
         self._columns = parts.columns
         self._parts = parts if rows or parts.picture else None
         self._source = source
         self._copier = copier
-        self._batch_size = batch_size
-        make = copier.new_slot if copier else new_slot
-        # Enough for all batches under way at a time, so that a steady loop makes no new slot.
-        under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
-        self._ring = Ring(under_way, lambda: make(batch_size, shape, rows))
-        self._reader = source.make_reader(options.io, num_samples, parts.tables)
+        self._slot_shape = (slot_size, *shape)
         self._guard: GuardedReader | None = None
         if options.check != "off" or options.on_damage != "raise":
             second = source.make_second() if options.check == "sample" else None
             skips = options.on_damage == "skip"
             self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
             self._reader = self._guard
-        sizes = sizes_if_squashed(shards.manifest, self._reader, self.crop)
+        sizes = sizes_if_squashed(shards.manifest, self._reader, crop)
         # The threads that gather take the place of torch's, which a transform uses; damaged samples are found in whole.
         threads = torch.get_num_threads()
-        # A reader of whole lines waits for storage. Meanwhile, torch's threads compute.
+        # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.
         lines = self._reader.whole_lines(parts.picture)
-        few = threads > (options.num_threads or _MOST_CUTTING_THREADS) and not lines
-        roi = options.roi and copier is None and self._guard is None and not few
-        self.transform = TransformStep(options.transform, options.seed, sizes, parts, roi=roi, whole_lines=lines)
+        resamples = copier is None and not lines
+        few = resamples and threads > (options.num_threads or _MOST_CUTTING_THREADS)
+        roi = options.roi and self._guard is None and not self.resident and not few
+        self.transform = TransformStep(
+            options.transform,
+            *(options.seed, sizes, parts, shape),
+            device=device,
+            roi=roi,
+            gather_resamples=resamples,
+            whole_lines=lines,
+        )
+        make = copier.new_slot if copier else new_slot
+        told = {}
+        if copier is not None:
+            # Slots have room for what the kernel is told, or not.
+            self.transform.roi = self.transform.split is not None
+            told = CUT_ROWS if self.transform.roi else {}
+        # Enough for all batches under way at a time, so that a steady loop makes no new slot.
+        under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
+        self._ring = Ring(under_way, lambda: make(slot_size, shape, {**rows, **told}))
+        self.out = options.out
+        """The caller's tensors into which batches are written; None if they are left where they are."""
         nbytes = sum(row.nbytes for row in rows.values())
-        self.read_ahead = read_ahead_batches(batch_size * (sample_nbytes(shape) + nbytes), memory_left())
+        self.read_ahead = read_ahead_batches(slot_size * (sample_nbytes(shape) + nbytes), memory_left())
         """Batches to announce beyond those under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
-        if self.transform.split is not None and not lines:
+        if self.transform.split is not None and resamples:
             default = max(default, threads)
         self.num_threads = options.num_threads or default
         self.about = Source(
@@ -119,7 +147,7 @@ class Pipeline:
             num_threads=self.num_threads,
             num_cores=usable_cores(),
             prefetch=options.prefetch,
-            io=self._reader.name,
+            io=RESIDENT if self.resident else self._reader.name,
             rank=world.rank,
             world_size=world.world_size,
         )
@@ -145,6 +173,8 @@ class Pipeline:
             steps.callback(self._source.close)
             steps.callback(self._status.close)
             steps.callback(self._ring.clear)
+            if self.resident is not None:
+                steps.callback(self.resident.clear)
             steps.callback(self._threads.close)
             if self._reporter is not None:
                 steps.callback(self._reporter.close)
@@ -159,6 +189,8 @@ class Pipeline:
 
     def last_step(self, epoch: int) -> Finish | None:
         """Returns what is done to batches of this epoch when they have been gathered; None if nothing is."""
+        if self.resident is not None:  # these are no batches yet
+            return None
         sizes = self.transform.sizes_wanted()
         return None if self._guard is None and sizes is None else partial(_finish, epoch, self._guard, sizes)
 
@@ -168,8 +200,8 @@ class Pipeline:
 
     def request(self, indices: NDArray[np.int64], counters: NDArray[np.int64], epoch: int) -> Request:
         """Returns what is read of a batch. `counters` are those of `TransformStep`."""
-        windows = self.crop.windows(epoch, indices) if self.crop else None
-        cutter = self.transform.cutter(counters, epoch, self.image_shape)
+        windows = self._crop_to_read.windows(epoch, indices) if self._crop_to_read else None
+        cutter = self.transform.cutter(counters, epoch)
         return Request(indices, self._parts, windows, cutter)
 
     def announce(self, request: Request, hints: Hints) -> None:
@@ -183,8 +215,8 @@ class Pipeline:
         slot.sizes = None  # those of another batch
         if request.split is not None:
             return self._threads.submit(self._reader, request, slot)
-        if slot.images.shape[1:] != self.image_shape or slot.images.dtype != np.uint8:
-            slot.lay_out((self._batch_size, *self.image_shape))
+        if slot.images.shape[1:] != self._slot_shape[1:] or slot.images.dtype != np.uint8:
+            slot.lay_out(self._slot_shape)
         return self._threads.submit(self._reader, request, slot, last_step)
 
     def abandon(self, pending: Pending) -> None:
@@ -220,6 +252,23 @@ class Pipeline:
         tensor = torch.from_numpy(images)
         return Tensors(tensor if tensor.ndim == 1 else tensor.permute(0, 3, 1, 2), labels, indices, more), drawn
 
+    def free_slots(self) -> None:
+        """Frees the slots that wait for reuse."""
+        self._ring.clear()
+
+    def take_resident(self, indices: NDArray[np.int64], epoch: int) -> tuple[Tensors, Drawn]:
+        """Returns a batch of what lies in the device's memory."""
+        assert self.resident is not None
+        self.meter.begin_wait()
+        try:
+            with record_function("shardio.wait"):
+                indices = indices.copy()
+                if self._guard is not None:
+                    self._guard.replace_damaged(epoch, indices)
+                return self.resident.gather(indices, epoch), Drawn(indices, None)
+        finally:
+            self.meter.end_wait()
+
     @property
     def damaged(self) -> list[int]:
         return self._guard.damaged if self._guard else []
@@ -237,6 +286,7 @@ class Pipeline:
             "waited": report.waited,
             "limited_by": report.stage,
             "num_threads": self.num_threads,
+            "resident_nbytes": self.resident.nbytes if self.resident else 0,
             "slots": self._ring.num_made,
             "slots_free": self._ring.num_free,
             "io": self._reader.name,

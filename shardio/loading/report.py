@@ -15,6 +15,9 @@ from shardio.loading.meter import Counts, Snapshot
 
 Stage = Literal["consumer", "storage", "gather", "copy", "transform"]
 
+RESIDENT = "resident"
+"""Of a loader whose samples lie in the memory of its device."""
+
 # Less than this share of the time is no reason to change anything.
 _LITTLE = 0.05
 # Gather threads that are blocked for more than this share of their time wait for storage, and not for memory.
@@ -37,6 +40,7 @@ class Source:
     """Those that this process may use."""
     prefetch: int
     io: str
+    """How samples are read, or RESIDENT."""
     rank: int = 0
     world_size: int = 1
 
@@ -108,6 +112,8 @@ class Report:
         most = max(waits, key=lambda stage: waits[stage])
         # Bringing pages in from a fast disk takes the threads' own time, too: then they are not blocked.
         is_storage = self.blocked > _BLOCKED or self.from_storage > _FROM_STORAGE
+        if self.source.io == RESIDENT and not self.is_stuck:  # what was read came with the first batch
+            is_storage = False
         return "storage" if most == "gather" and is_storage else most
 
     @property
@@ -136,6 +142,11 @@ class Report:
                 return (
                     f"storage gave {rate}: try cache= on a disk of the node, a set in memory (shardio warm), "
                     'shuffle="block", or more num_threads='
+                )
+            case "gather" if source.io == RESIDENT and not self.is_stuck:
+                return (
+                    "batches are copied inside of the device's memory when they are asked for: on a CPU, leave out "
+                    "resident, and threads copy ahead"
                 )
             case "gather" if busy and self.no_core_seconds / busy > _NO_CORE:
                 return "gather threads had no core: other processes, or torch's own threads, use them"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardio.augment.cut import Cut, Split
 from shardio.loading.parts import Parts
 from shardio.loading.ring import Slot
-from shardio.loading.transform import Cutter
+from shardio.loading.transform import CUT_ROWS, Cutter
 from shardio.order.windows import Windows
 from shardio.reading.reader import Reader
 from shardio.system.direct import aligned_empty
@@ -46,7 +46,7 @@ class Request:
         self._parts = parts
         self._windows = windows
         self._cutter = cutter
-        self._resamples = cutter is not None and not cutter.whole_lines
+        self._resamples = cutter is not None and cutter.resamples
         self._cut: Cut | None = None
         self._is_laid_out = False
         # Only gather threads take it, which no signal handler interrupts.
@@ -96,6 +96,8 @@ class Request:
             self._lay_out(slot, cut)
             read = self._read_cut if self._resamples else self._read_windows
             read(reader, cut, slot.images, start, stop)
+            for name in CUT_ROWS.keys() & slot.more.keys():
+                slot.more[name][some] = getattr(cut, name[1:])[some]
         if self._parts is not None:
             self._parts.read_more(reader, part, windows, {name: array[some] for name, array in slot.more.items()})
         slot.labels[some] = reader.column_of("label", part)
@@ -107,7 +109,7 @@ class Request:
                 if self._resamples:
                     slot.lay_out((len(self), *cut.size, cut.num_channels), cut.dtype)
                 else:
-                    slot.lay_out((int(cut.windows.num_pixels.sum()) * cut.num_channels,))
+                    slot.lay_out((int(cut.ends[-1]),))
             self._is_laid_out = True
 
     def _read_pixels(
@@ -119,8 +121,7 @@ class Request:
             reader.read(indices, out, windows)
 
     def _read_windows(self, reader: Reader, cut: Cut, images: NDArray[Any], start: int, stop: int) -> None:
-        ends = np.concatenate([[0], (cut.windows.num_pixels * cut.num_channels).cumsum()])
-        place = images[ends[start] : ends[stop]]
+        place = images[cut.ends[start] : cut.ends[stop]]
         self._read_pixels(reader, self.indices[start:stop], place, self._seen(cut)[start:stop])
 
     def _read_cut(self, reader: Reader, cut: Cut, images: NDArray[Any], start: int, stop: int) -> None:

@@ -19,7 +19,7 @@ from torch.profiler import record_function
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
 from shardio.augment.cut import Cut, Split
-from shardio.format.layout import SampleShape
+from shardio.format.layout import RowType, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.loading.parts import Parts
 from shardio.loading.prefetch import Tensors
@@ -29,6 +29,10 @@ from shardio.reading.reader import Reader
 
 Function: TypeAlias = Transform | Callable[[torch.Tensor], torch.Tensor]
 
+
+# What the kernel for CUDA is told of each picture, which comes with the batch: a copy of its own would wait for larger
+# ones. No array has such names.
+CUT_ROWS = {"/parameters": RowType("<f4", (9,)), "/places": RowType("<i8", (2,))}
 
 PictureSizes: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """Indices of samples -> heights and widths, (B, 2): how large pictures, or the windows that are cut out of them, were
@@ -60,8 +64,10 @@ class Cutter:
     shape: SampleShape
     sizes: PictureSizes | None
     """Tells the sizes of pictures before they were squashed, if they were."""
+    resamples: bool
+    """Whether gather threads compute the results of the cut; else they read windows alone."""
     whole_lines: int
-    """0 if gather threads compute the results of the cut; else they read windows alone, of so many whole lines."""
+    """Of which multiple these are, see `Split.cut`."""
 
     def cut(self, indices: NDArray[np.int64]) -> Cut:
         sizes = None if self.sizes is None else self.sizes(indices)
@@ -71,8 +77,8 @@ class Cutter:
 class TransformStep:
     """Calls a function with each batch. It may be replaced at any time, also while batches are under way.
 
-    With `roi`, gather threads read what the first part of a transform of shardio.augment sees, if it can be split. They
-    do this part, too; with `whole_lines`, the consumer's thread does, of so many whole lines or a multiple of them.
+    With `roi`, gather threads read what the first part of a transform of shardio.augment sees, if it can be split: of
+    pictures, or windows of them, that are stored in `shape`. With `gather_resamples`, they do that part, too.
     """
 
     def __init__(
@@ -81,12 +87,19 @@ class TransformStep:
         seed: int,
         sizes: PictureSizes | None,
         parts: Parts,
+        shape: SampleShape,
         *,
+        device: torch.device,
         roi: bool,
-        whole_lines: int = 0,
+        gather_resamples: bool,
+        whole_lines: int,
     ) -> None:
-        self._roi = roi
+        self.roi = roi
+        """Whether functions that are set may be split."""
+        self._gather_resamples = gather_resamples
         self._whole_lines = whole_lines
+        self._device = device
+        self._shape = shape
         self._seed = seed
         self._sizes = sizes
         self._masks = parts.masks
@@ -101,14 +114,25 @@ class TransformStep:
     def function(self, function: Function | None) -> None:
         ours = _ours(function)
         self._function = function
-        self.split = Split.of(ours) if self._roi and ours is not None else None
-        """The function in two parts, if gather threads do the first."""
+        self.split = self._split_of(ours) if self.roi and ours is not None else None
+        """The function in two parts, if only what the first sees is read."""
 
-    def cutter(self, counters: NDArray[np.int64], epoch: int, shape: SampleShape) -> Cutter | None:
-        """Returns what makes the cut of a batch of pictures of this shape; None if they are read whole."""
+    def _split_of(self, transform: Transform) -> Split | None:
+        split = Split.of(transform)
+        if split is None or self._device.type == "cpu":
+            return split
+        try:
+            works = split.cut(Draws(0, 0, np.zeros(1, np.int64)), self._shape).works_on(self._device)
+        except (ValueError, IndexError):  # which each batch will raise, by then of its own pictures
+            return None
+        return split if works else None
+
+    def cutter(self, counters: NDArray[np.int64], epoch: int) -> Cutter | None:
+        """Returns what makes the cut of a batch; None if pictures are read whole."""
         if self.split is None:
             return None
-        return Cutter(self.split, Draws(self._seed, epoch, counters), shape, self._sizes, self._whole_lines)
+        draws, how = Draws(self._seed, epoch, counters), (self._gather_resamples, self._whole_lines)
+        return Cutter(self.split, draws, self._shape, self._sizes, *how)
 
     def sizes_wanted(self) -> PictureSizes | None:
         """Returns what gives the sizes that `function` asks for; None if it asks for none."""
@@ -125,12 +149,13 @@ class TransformStep:
         """
         function: Callable[[torch.Tensor], Any] | None = self.function
         images, labels, more = tensors.images, tensors.labels, dict(tensors.more)
+        told = [more.pop(name) for name in CUT_ROWS if name in more]
         if function is None:
             return images, labels, more
         with record_function("shardio.transform"):
             if cut is not None:
                 if images.ndim == 1:
-                    images = cut.resampled(images)
+                    images = cut.resampled_on_cuda(images, *told) if told else cut.resampled(images)
                 finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
                 return cast(torch.Tensor, finished), targets, {**more, **moved}
             if (ours := _ours(function)) is None:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.layout import HEADER_NBYTES
+from shardio.system.kernels import _rowread
 from shardio.system.opening import OpenFile
 
 _PROT_NONE = 0
@@ -121,9 +122,13 @@ def will_need(
     spans[:, 1] = (last + 1 - first) * mmap.PAGESIZE
     for start in range(0, len(spans), _MOST_SPANS):
         some = spans[start : start + _MOST_SPANS]
-        if not _will_need_at_once(some):
-            for address, nbytes in some.tolist():
-                _quick.madvise(address, nbytes, _MADV_WILLNEED)
+        if _will_need_at_once(some):
+            continue
+        if _rowread is not None:  # gives up the GIL once, too
+            _rowread.will_need(some)
+            continue
+        for address, length in some.tolist():
+            _quick.madvise(address, length, _MADV_WILLNEED)
 
 
 def _will_need_at_once(spans: NDArray[np.uint64]) -> bool:

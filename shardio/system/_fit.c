@@ -16,12 +16,6 @@
 #define HAVE_X86 1
 #include <immintrin.h>
 #endif
-/* Weights are those of torch, whose products are rounded before they are added. */
-#ifdef __clang__
-#pragma STDC FP_CONTRACT OFF
-#elif defined(__GNUC__)
-#pragma GCC optimize("O3", "no-trapping-math", "no-math-errno", "fp-contract=off")
-#endif
 
 #define CHANNELS 3
 /* Rows that are resized at once. */

@@ -6,21 +6,19 @@
 #include <Python.h>
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* The loops are left to the compiler, which makes all of it for three generations of processors: `run` below. Products are
-   rounded before they are added, as torch's operations do it one by one, unless it is said otherwise. */
+   rounded before they are added, as torch's operations do it one by one, unless it is said otherwise: pyproject.toml has the
+   flags. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_GENERATIONS
 #include <immintrin.h>
-#pragma GCC optimize("O3", "no-trapping-math", "no-math-errno", "fp-contract=off")
 #elif defined(__SSE2__)
 #include <emmintrin.h>
-#endif
-#ifdef __clang__
-#pragma STDC FP_CONTRACT OFF
 #endif
 
 #define INLINE static inline __attribute__((always_inline))

@@ -17,7 +17,6 @@
 /* The loops are left to the compiler, which makes them for two generations of processors. (Vectors of AVX-512 were slower.) */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
-#pragma GCC optimize("O3")
 #else
 #define FOR_EACH_PROCESSOR
 #endif

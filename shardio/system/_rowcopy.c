@@ -118,9 +118,9 @@ static size_t piece_nbytes_of(const struct job *job, size_t i)
 
 static void touch_pages(const uint8_t *from, size_t n)
 {
-#ifdef HAVE_X86
+#if defined(__GNUC__) || defined(__clang__)
     for (size_t i = 0; i < n; i += PAGE)
-        _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
+        __builtin_prefetch(from + i);
 #else
     (void)from, (void)n;
 #endif

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define PAGE 4096
@@ -137,7 +138,25 @@ release:
     return result;
 }
 
+/* Advice is never an error. */
+static PyObject *will_need(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_buffer spans;
+    if (!PyArg_ParseTuple(args, "y*:will_need", &spans))
+        return NULL;
+    const uint64_t *span = spans.buf, *end = span + spans.len / 16 * 2;
+    Py_BEGIN_ALLOW_THREADS
+    for (; span < end; span += 2)
+        madvise((void *)(uintptr_t)span[0], (size_t)span[1], MADV_WILLNEED);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&spans);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"will_need", will_need, METH_VARARGS,
+     "will_need(spans)\n\nHave the kernel begin to read spans of mapped memory: addresses, of pages, and bytes, uint64."},
     {"read_windows", read_windows, METH_VARARGS,
      "read_windows(descriptor, windows, stride, alignment, scratch, out, drop_behind)\n\n"
      "Read windows of pictures in the file, each four numbers: its first byte, its lines, `stride` bytes apart, the "

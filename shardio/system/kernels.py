@@ -37,8 +37,9 @@ KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _rowcopy.KERNELS) if _rowcop
 _FORCED = os.environ.get("SHARDIO_KERNEL", "")
 if _FORCED and _FORCED not in KERNELS:
     raise ImportError(f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found {_FORCED!r}")
-DEFAULT_KERNEL: str = _FORCED or KERNELS[-1]
-"""The kernel that copies if none is named: the best, or the one in the environment variable SHARDIO_KERNEL."""
+DEFAULT_KERNEL: str = _FORCED or next(name for name in ("avx2", KERNELS[-1]) if name in KERNELS)
+"""The kernel that copies if none is named: the best, or the one in the environment variable SHARDIO_KERNEL. AVX-512 is
+no faster, as memory is the limit, and lowers the clock of older processors."""
 
 _COSTS = (
     (_resample, "augmentation on the CPU is 17 to 26 times slower"),

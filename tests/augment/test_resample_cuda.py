@@ -17,7 +17,7 @@ from pictures import random_picture
 
 from shardio.augment import resample_cuda
 from shardio.augment.boxes import Boxes
-from shardio.augment.resample_cuda import can_fuse
+from shardio.augment.resample_cuda import can_fuse, can_resample_packed
 
 pytestmark = needs_triton
 
@@ -25,7 +25,9 @@ _CHECK = """\
 import sys
 import numpy as np
 import torch
-from shardio.augment.boxes import Boxes
+from shardio.augment import CenterCrop, Compose, HorizontalFlip, Normalize, RandomResizedCrop, Resize, ToDtype
+from shardio.augment.boxes import Boxes, Draws
+from shardio.augment.cut import Split, margin_of
 from shardio.augment.resample_cuda import resample_fused
 from shardio.augment.resample import normalized, resample
 
@@ -68,6 +70,29 @@ for dtype in (None, torch.float16):
     tolerance = {"rtol": 2**-9, "atol": 1e-3} if dtype == torch.float16 else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(found, normalized(grey, statistics).to(dtype or torch.float32), **tolerance)
 assert torch.equal(fused(images, (9, 11), dtype=torch.float32), grey.float())
+
+# Windows of pictures: what is around them must not be seen.
+pixels = data["images"][:2, ..., :3]
+shape = pixels.shape[1:]
+stored = torch.from_numpy(pixels.copy()).permute(0, 3, 1, 2)
+chains = [
+    [RandomResizedCrop((4, 6)), HorizontalFlip()],
+    [RandomResizedCrop(5, interpolation="bicubic"), Normalize("imagenet"), ToDtype(torch.float16)],
+    [RandomResizedCrop(6, antialias=False), HorizontalFlip(), ToDtype(torch.float32, scale=True)],
+    [Resize((3, 2)), CenterCrop((2, 1))],  # of any number of taps
+]
+for number, chain in enumerate(chains):
+    cut = Split.of(Compose(chain)).cut(Draws(1, 2, np.arange(len(pixels))), shape, None, whole_lines=number % 2 * 4)
+    seen = np.concatenate([image[cut.windows.part(i)].reshape(-1) for i, image in enumerate(pixels)])
+    assert len(seen) == cut.ends[-1]
+    margin, batch = margin_of(shape[1], 3), cut.batch
+    memory = torch.full((len(seen) + 2 * margin,), 255, dtype=torch.uint8)
+    memory[margin : margin + len(seen)] = torch.from_numpy(seen)
+    told = torch.from_numpy(cut.parameters), torch.from_numpy(cut.places)
+    found = cut.resampled_on_cuda(memory[margin : margin + len(seen)], *told)
+    boxes, how = (batch.region, batch.within or batch.region), (batch.interpolation, batch.antialias)
+    expected = resample_fused(stored, *boxes, cut._flips, cut.size, *how, batch.statistics, batch.dtype)
+    assert found.dtype == expected.dtype and torch.equal(found, expected), chain
 print("equal")
 """
 
@@ -158,6 +183,13 @@ def registers(made):
     return int(re.search(r"REG:(\d+)", text)[1])
 
 
+def compile_packed(capability, shape, size, *how):
+    driver.capability = capability
+    windows, numbers = torch.zeros(100, dtype=torch.uint8), torch.zeros(1, 9)
+    resample_cuda.resample_packed(windows, numbers, torch.zeros(1, 2, dtype=torch.int64), shape, size, *how)
+    return compiled[-1]
+
+
 usual = ("bilinear", True, ([0.5] * 3, [0.5] * 3), torch.bfloat16)
 for capability in (80, 90):
     made = compile(capability, (256, 256, 3), (224, 224), *usual)
@@ -173,6 +205,8 @@ loop, lanes = inner_loop(made), 8
 assert loop.count("LDG") == 3 * lanes, loop
 assert not {"LDS", "STS", "BAR", "MUFU"} & set(loop), loop
 assert len(loop) <= 22 * lanes, len(loop)
+# That windows are read costs nothing in the loop.
+assert len(inner_loop(compile_packed(90, (256, 256, 3), (224, 224), *usual))) <= len(loop) + 2
 # So that sixteen programs run on a multiprocessor at a time.
 assert made.metadata.num_warps == 1 and registers(made) <= 128, registers(made)
 print("compiled")
@@ -191,7 +225,7 @@ def test_images_on_the_cpu_are_not_for_the_kernel() -> None:
 def test_what_is_tried_first_is_the_kernel_that_the_batch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def launch(images: torch.Tensor, *how: Any) -> None:
+    def launch(images: torch.Tensor, *how: Any, packed: bool) -> None:
         tried.append((images.shape[1], *how[4:]))
         raise RuntimeError("no compiler")
 
@@ -199,6 +233,12 @@ def test_what_is_tried_first_is_the_kernel_that_the_batch_takes(monkeypatch: pyt
     with pytest.warns(RuntimeWarning, match="Triton does not work on cpu: images are resampled.*no compiler"):
         assert not resample_cuda._works.__wrapped__(torch.device("cpu"), 1, 0, "bicubic", True, True, torch.float16)
     assert tried == [(1, "bicubic", True, ((0.5,), (0.5,)), torch.float16, 0, 9)]
+
+
+def test_windows_need_a_cuda_device_and_pictures_that_fit() -> None:
+    how: Any = ((224, 224), "bilinear", True, None, None)
+    assert not can_resample_packed(torch.device("cpu"), (256, 256, 3), *how)
+    assert not can_resample_packed(torch.device("cuda"), (1 << 15, 1 << 15, 3), *how)
 
 
 def test_as_many_pixels_are_read_as_the_filter_reaches() -> None:

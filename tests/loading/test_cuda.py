@@ -378,6 +378,52 @@ def test_an_interrupt_while_starting_a_copy_endangers_no_memory(
     hand.simulation.synchronize()
 
 
+def test_windows_are_copied_with_room_around_them(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shardio.loading.cuda, "_PIECE_NBYTES", 100)
+    rng = np.random.default_rng(0)
+    whole = int(np.prod((BATCH, *SHAPE)))
+    for nbytes in (whole // 2, 1, whole, whole // 3):
+        slot = hand.ring.acquire()
+        assert isinstance(slot, PinnedSlot)
+        slot.lay_out((nbytes,))
+        assert slot.images.ctypes.data == slot.tensors[0].data_ptr()
+        slot.images[:] = rng.integers(0, 256, nbytes)
+        expected = torch.from_numpy(slot.images.copy())
+        slot.labels.fill(7)
+        hand.prefetch.start(slot, BATCH - 1)
+        tensors = hand.prefetch.take()
+        assert tensors.images.shape == (nbytes,)
+        assert len(tensors.labels) == BATCH - 1
+        memory, value = tensors.images.block.memory, tensors.images.value  # type: ignore[attr-defined]
+        first = value.data_ptr() - memory.data_ptr()
+        assert min(first, len(memory) - first - nbytes) >= slot.margin > 0
+        seen: list[torch.Tensor] = []
+        hand.simulation.launch(seen.append, tensors.images)
+        hand.simulation.synchronize()
+        assert torch.equal(seen[0], expected)
+        del tensors, seen
+    hand.prefetch.close()
+
+
+def test_a_batch_is_copied_in_pieces(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shardio.loading.cuda, "_PIECE_NBYTES", 64)
+    copied: list[int] = []
+    copy = simulated_cuda.Tensor.copy_
+
+    def note(tensor: simulated_cuda.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+        copied.append(source.nbytes)
+        copy(tensor, source, non_blocking)
+
+    monkeypatch.setattr(simulated_cuda.Tensor, "copy_", note)
+    hand.start(5)
+    hand.look(hand.prefetch.take(), 5)
+    hand.simulation.synchronize()
+    pixels = int(np.prod((BATCH, *SHAPE)))
+    assert max(copied) == 64
+    assert sum(copied) == pixels + 2 * 8 * BATCH
+    hand.prefetch.close()
+
+
 # Slots, and where they lie.
 
 
@@ -387,7 +433,7 @@ def test_slots_begin_on_a_page_and_their_arrays_are_their_tensors(hand: Hand) ->
     for tensor, array in zip(slot.tensors, (slot.images, slot.labels, slot.indices), strict=True):
         assert array.ctypes.data == tensor.data_ptr()
         assert array.ctypes.data % ALIGNMENT == 0
-        assert array.shape == tensor.shape
+        assert array.size == tensor.numel()
         array.fill(77)
         assert (tensor == 77).all()
     assert slot.images.dtype == np.uint8

@@ -46,7 +46,7 @@ from shardio.augment.pixels_cuda import can_fuse, run_steps_fused
 from shardio.augment.pixels_torch import TABLES
 from shardio.augment.resample import normalized
 from shardio.augment.steps import NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
-from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot, numa_node
+from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot, _copy, numa_node
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, Transfer
 from shardio.loading.ring import Ring, Slot
@@ -681,6 +681,50 @@ def test_a_transform_on_the_device_is_not_waited_for(transform: Transform, busy:
     torch.cuda.synchronize()
 
 
+SEEN: dict[str, Transform] = {
+    "usual": Compose([RandomResizedCrop(8), HorizontalFlip(), Normalize("imagenet"), ToDtype(torch.bfloat16)]),
+    "grey levels": Compose([RandomResizedCrop(6, interpolation="bicubic"), HorizontalFlip()]),
+    "coloured": Compose([RandomResizedCrop(7), ColorJitter(0.4, 0.4, 0.4), Normalize("imagenet")]),
+    "evaluation": Compose([Resize(5), CenterCrop(4), Normalize("imagenet")]),
+    "mixed": Compose([RandomResizedCrop(8), Normalize("imagenet"), Mixup(7)]),
+}
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+@pytest.mark.parametrize("name", SEEN)
+def test_windows_alone_give_the_batches_of_whole_pictures(path: Path, name: str, io: str, busy: Busy) -> None:
+    pytest.importorskip("triton")
+    options: dict[str, Any] = {"transform": SEEN[name], "io": io, "seed": 3, "tail": "short"}
+    with loader_on_cuda(path, roi=False, **options) as whole, loader_on_cuda(path, **options) as loader:
+        assert loader.stats()["roi"] is True
+        for _ in range(3):
+            for expected, found in zip(whole, loader, strict=True):
+                busy(1)
+                assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+        assert loader.stats()["read_nbytes"] < whole.stats()["read_nbytes"]
+
+
+def test_a_transform_does_not_wait_for_copies_of_others() -> None:
+    """1 GiB is under way to the device, in pieces, when a batch is transformed: what the transform sends passes it."""
+    pytest.importorskip("triton")
+    pinned = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    images = torch.zeros(BATCH, 3, 96, 96, dtype=torch.uint8, device="cuda")
+    AUGMENTS["usual"](images)  # compiles
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        _copy(there, pinned)
+    begun = side.record_event()
+    start = time.perf_counter()
+    AUGMENTS["usual"](images)
+    torch.cuda.current_stream().synchronize()
+    seconds = time.perf_counter() - start
+    assert not begun.query()  # 1 GiB takes at least 16 ms
+    assert seconds < 5e-3
+    torch.cuda.synchronize()
+
+
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
@@ -807,3 +851,98 @@ def test_the_loaders_augmented_batches_on_the_gpu_are_those_on_the_cpu(path: Pat
         for (found, labels), (expected, same) in zip(there, here, strict=True):
             assert (found.cpu().int() - expected.int()).abs().max() <= 1
             assert torch.equal(labels.cpu(), same)
+
+
+def test_a_step_in_a_graph_has_the_losses_of_one_that_is_not(path: Path) -> None:
+    def losses(*, captured: bool) -> torch.Tensor:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64 * 64, 7)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        transform = Compose([RandomResizedCrop(64), HorizontalFlip(), Normalize("imagenet")])
+        found = []
+        with ShardLoader(path, BATCH, device="cuda", seed=5, transform=transform) as loader:
+            loader.out = images, labels = [tensor.clone() for tensor in next(iter(loader))]
+            loss = torch.zeros((), device="cuda")
+
+            def step() -> None:
+                optimizer.zero_grad()
+                found = torch.nn.functional.cross_entropy(model(images), labels)
+                found.backward()
+                optimizer.step()
+                loss.copy_(found.detach())
+
+            run: Callable[[], object] = step
+            if captured:
+                before = {name: value.clone() for name, value in model.state_dict().items()}
+                stream = torch.cuda.Stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    for _ in range(3):
+                        step()
+                torch.cuda.current_stream().wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    step()
+                model.load_state_dict(before)
+                run = graph.replay
+            loader.set_epoch(0)
+            for _ in range(2):
+                for batch in loader:
+                    assert batch[0] is images
+                    run()
+                    found.append(loss.clone())
+        return torch.stack(found).cpu()
+
+    found = losses(captured=True)
+    assert len(found.unique()) > len(found) // 2
+    torch.testing.assert_close(found, losses(captured=False), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"indices": list(range(3, 390, 2))}, {"crop": 40, "crop_at": "random"}])
+def test_a_split_in_the_devices_memory_gives_the_batches_that_are_read(
+    path: Path, busy: Busy, options: dict[str, Any]
+) -> None:
+    options = {"seed": 2, "return_indices": True, **options}
+    with (
+        ShardLoader(path, BATCH, device="cuda", resident="device", **options) as loader,
+        ShardLoader(path, BATCH, device="cpu", **options) as usual,
+    ):
+        other = torch.cuda.Stream()
+        for epoch in range(2):
+            batches = iter(loader)
+            wrong = torch.zeros(2, dtype=torch.int64, device="cuda")
+            torch.cuda.synchronize()
+            for step, expected in enumerate(usual):
+                # Of each stream in turn, the other one is far behind.
+                with torch.cuda.stream(other if step % 2 else torch.cuda.current_stream()):
+                    busy()
+                    found = next(batches)
+                    for tensor, same in zip(found, expected, strict=True):
+                        assert tensor.stride() == same.stride()
+                        wrong[step % 2] += (tensor != same.cuda()).sum()
+            torch.cuda.synchronize()
+            assert wrong.tolist() == [0, 0], epoch
+
+
+def test_the_host_waits_for_no_batch_of_a_split_in_the_devices_memory(path: Path, busy: Busy) -> None:
+    transform = Compose([RandomResizedCrop(64), HorizontalFlip(), Normalize("imagenet")])
+    with ShardLoader(path, BATCH, device="cuda", resident="device", crop=80, transform=transform) as loader:
+        for _ in loader:  # fills the memory, and compiles
+            pass
+        torch.cuda.synchronize()
+        busy(100)
+        before = torch.cuda.current_stream().record_event()
+        for _ in loader:
+            pass
+        assert not before.query()
+        torch.cuda.synchronize()
+
+
+def test_a_closed_loader_has_given_the_devices_memory_back(path: Path) -> None:
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    with ShardLoader(path, BATCH, device="cuda", resident="device") as loader:
+        assert torch.cuda.memory_allocated() - before >= NUM_SAMPLES * int(np.prod(SHAPE))
+        kept = next(iter(loader))
+    del kept
+    assert torch.cuda.memory_allocated() <= before

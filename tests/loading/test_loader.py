@@ -33,6 +33,7 @@ import shardio.loading.gather
 import shardio.loading.iterator
 import shardio.loading.loader
 import shardio.loading.pipeline
+import shardio.loading.resident
 import shardio.loading.ring
 import shardio.loading.state
 import shardio.loading.transform
@@ -74,6 +75,7 @@ DRIVEN_BY_THE_CONSUMER = [
         shardio.loading.loader,
         shardio.loading.iterator,
         shardio.loading.pipeline,
+        shardio.loading.resident,
         shardio.loading.state,
         shardio.loading.transform,
     )
@@ -569,11 +571,14 @@ def test_an_error_in_transform_is_the_consumer_s(loader_of: MakeLoader, poison: 
 
 
 @pytest.mark.parametrize("event", ["line", "return"])
-def test_an_interrupt_anywhere_in_next_leaves_a_true_state(event: str, loader_of: MakeLoader) -> None:
+@pytest.mark.parametrize("resident", [None, "device"])
+def test_an_interrupt_anywhere_in_next_leaves_a_true_state(
+    event: str, resident: str | None, loader_of: MakeLoader
+) -> None:
     """Interrupts at every line that `next` runs. A batch can be lost only after it was counted."""
     lost = at = 0
     while True:
-        with loader_of(5, tail="short", num_threads=1) as loader:
+        with loader_of(5, tail="short", num_threads=1, resident=resident) as loader:
             iterator = iter(loader)
             received = order_of([next(iterator), next(iterator)])
             events = 0
@@ -725,6 +730,7 @@ def test_stats_count_what_was_delivered(loader_of: MakeLoader) -> None:
             "roi": False,
             "kernels": kernels_in_use(),
             "staging": None,
+            "resident_nbytes": 0,
             "slots": 0,
             "slots_free": 0,
         }
@@ -964,10 +970,13 @@ def consume(loader: ShardLoader, interrupt: InterruptAt, held: list[Batch]) -> B
     return None
 
 
-def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(loader_of: MakeLoader, poison: None) -> None:
+@pytest.mark.parametrize("resident", [None, "device"])
+def test_an_interrupt_anywhere_arrives_and_leaves_the_loader_usable(
+    resident: str | None, loader_of: MakeLoader, poison: None
+) -> None:
     point, fired = 0, True
     while fired:
-        loader = loader_of(5, prefetch=1, num_threads=2)
+        loader = loader_of(5, prefetch=1, num_threads=2, resident=resident)
         outcome: list[BaseException | None] = []
         held: list[Batch] = []
         interrupt = InterruptAt(point)

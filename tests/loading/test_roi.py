@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from arrays import change_split, some_arrays
+from copiers import FakeCopier, FakeTransfer
 from numpy.typing import NDArray
 from pictures import random_picture
 from PIL import Image
 
+import shardio.loading.loader
 from shardio.augment import (
     CenterCrop,
     ColorJitter,
@@ -27,9 +30,11 @@ from shardio.augment import (
     Resize,
     ToDtype,
 )
+from shardio.augment.cut import Cut
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
+from shardio.loading.prefetch import Tensors
 from shardio.reading.mapped import MappedReader
 from shardio.reading.shardset import ShardSet
 from shardio.system.direct import direct_alignment
@@ -163,6 +168,51 @@ def test_a_transform_that_is_set_at_any_time_makes_the_next_batch(path: Path) ->
                 expected, found = next(batches)
                 assert torch.equal(expected[0], found[0]), number
         assert next(batches, None) is None
+
+
+@pytest.fixture
+def far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders on the CPU copy to a device that is the CPU, too, and resamples only what came with the batch."""
+    rng = random.Random(7)
+
+    def let_time_pass(copier: FakeCopier) -> None:
+        while copier.unfinished and rng.random() < 0.4:
+            copier.finish_oldest()
+
+    def make_copier(device: torch.device) -> FakeCopier:
+        return FakeCopier(let_time_pass)
+
+    def resampled(cut: Cut, pixels: torch.Tensor, parameters: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        assert np.array_equal(parameters, cut.parameters)
+        firsts, lines = places.numpy().T
+        bottoms = cut.windows.tops + cut.windows.heights - 1
+        last = (cut.windows.lefts + cut.windows.widths) * cut.num_channels
+        assert np.array_equal(firsts + bottoms * lines + last, cut.ends[1:])
+        images = cut.resampled(pixels)
+        return images if cut.batch.dtype is None else images.to(cut.batch.dtype)
+
+    def hand_over(transfer: FakeTransfer) -> Tensors:
+        if not transfer.finished:
+            transfer.wait()
+        return hand_over_later(transfer)
+
+    hand_over_later = FakeTransfer.hand_over
+    monkeypatch.setattr(FakeTransfer, "hand_over", hand_over)  # what is on the host looks at the device's memory
+    monkeypatch.setattr(shardio.loading.loader, "make_copier", make_copier)
+    monkeypatch.setattr(Cut, "resampled_on_cuda", resampled)
+
+
+@pytest.mark.usefixtures("far_away")
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_windows_go_to_a_device_with_what_its_kernel_is_told(path: Path, io: str, prefetch: int) -> None:
+    check(path, Compose([RandomResizedCrop(24), ToDtype(torch.float16)]), io=io, prefetch=prefetch)
+    check(path, COLOURED, io=io, prefetch=prefetch, arrays=["mask", "boxes"], crop=33, crop_at="random")
+
+
+@pytest.mark.usefixtures("far_away")
+def test_a_transform_that_is_set_while_batches_are_on_a_device_makes_the_next_one(path: Path) -> None:
+    test_a_transform_that_is_set_at_any_time_makes_the_next_batch(path)
 
 
 def test_held_batches_stay_as_they_are_and_a_steady_loop_makes_no_new_slot(path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,44 @@ def test_a_part_that_fails_or_takes_too_long_costs_no_other_part(
         ("good", "done", ["all well"]),
     ]
     assert "== good: done" in capsys.readouterr().out
+
+
+def test_figures_are_told_with_their_aims(all_gpu: ModuleType) -> None:
+    def outcome(part: str, *lines: str, state: str = "done") -> Any:
+        return all_gpu.Outcome(part, state, 1.0, list(lines))
+
+    outcomes = [
+        outcome("tests", "..s.", "== 3 failed, 120 passed, 4 skipped in 90.1s ==", state="failed with exit code 1"),
+        outcome(
+            "bus",
+            "bus: whole      batch   256   1 threads       90,000 images/s    17.70 GB/s, 0.703 of pinned copies",
+            "bus: whole      batch   256   4 threads      110,000 images/s    21.60 GB/s, 0.861 of pinned copies",
+            "bus: 224 x 224  batch   256   4 threads      120,000 images/s    18.10 GB/s, 0.990 of pinned copies",
+        ),
+        outcome(
+            "augmentation",
+            "uint8: floor                                   40.0 us a batch   ratio    1.00 (1.00 to 1.00)",
+            "uint8: fused kernel                            70.0 us a batch   ratio    1.78 (1.70 to 1.90)",
+            "uint8: fused kernel, as called                 90.0 us a batch   ratio    9.99 (1.70 to 1.90)",
+            "bfloat16: fused kernel                         99.0 us a batch   ratio    2.30 (2.20 to 2.40)",
+        ),
+        outcome("training", "loss            0.42% (-0.10% to 0.90%), the aim is below 1%"),
+        outcome("windows", "warm    normalised      roi        10,648      180      94      15    1.65 (1.54 to 2.99)"),
+    ]
+    rows = {row["figure"]: (row["found"], row["met"]) for row in all_gpu.figures_of(outcomes)}
+    assert rows == {
+        "tests failed": (3, False),
+        "tests passed": (120, True),
+        "H2D, of bare pinned copies": (0.861, True),
+        "kernel, uint8, to its floor": (1.78, True),
+        "kernel, bf16, to its floor": (2.3, False),
+        "% of a step lost to data": (0.42, True),
+        "windows, to whole pictures": (1.65, True),
+    }
+    table = all_gpu.table_of(all_gpu.figures_of([outcome("tests", "== 7 passed in 1s ==")]))
+    assert table[1].split() == ["tests", "failed", "0", "at", "most", "0", "met"]
+    assert table[3].split()[-3:] == ["0.85", "not", "measured"]
+    assert max(map(len, table)) <= 80
 
 
 @pytest.fixture

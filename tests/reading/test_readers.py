@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 
 import shardio.reading.file_reader
+import shardio.reading.mapping
 from shardio.errors import FormatError
 from shardio.format.manifest_file import load_manifest
 from shardio.order.windows import Windows
@@ -291,14 +293,22 @@ def test_pread_and_mmap_read_what_is_wanted_and_nothing_around_it(
 
 
 def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callable[..., Path]) -> None:
-    for at_once in (True, False):
+    calls: list[int] = []
+    for way in ("at once", "natively", "one by one"):
         shards = cold(make_set)
         reader = MappedReader(shards)
         assert reader.begin_epoch()
         with pytest.MonkeyPatch.context() as patch:
-            if not at_once:  # a kernel may not have it, or not for this process
+            if way != "at once":  # a kernel may not have it, or not for this process
                 patch.setattr("shardio.reading.mapping._will_need_at_once", lambda spans: False)
+            if way == "one by one":
+                patch.setattr("shardio.reading.mapping._rowread", None)
+            madvise = shardio.reading.mapping._quick.madvise
+            counting = SimpleNamespace(madvise=lambda *how, madvise=madvise: calls.append(madvise(*how)))
+            patch.setattr("shardio.reading.mapping._quick", counting)
+            alone = way != "at once" and shardio.reading.mapping._rowread is None
             reader.will_read(np.arange(0, 64, 4))
+            assert len(calls) == (16 if alone else 0)
         deadline = time.monotonic() + 10
         while shards.resident_share() != 0.25 and time.monotonic() < deadline:
             time.sleep(0.01)

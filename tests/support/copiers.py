@@ -24,23 +24,22 @@ class FakeTransfer:
         self.stream = stream
         self.seconds = self.stall_seconds = 0.0
         self.finished = False
-        self.images = torch.full(slot.images.shape, NOT_COPIED, dtype=torch.uint8)
 
     def start(self, slot: Slot, size: int) -> None:
-        assert slot.images.shape == self.images.shape
         self.slot = slot
         self.size = size
         self.number = self.stream.note_start(self)
-        images = self.images[:size]
+        self.images = torch.full(slot.images.shape, NOT_COPIED, dtype=torch.uint8)
+        images = self.images if self.images.ndim == 1 else self.images[:size].permute(0, 3, 1, 2)
         more = {name: torch.from_numpy(np.zeros_like(array[:size])) for name, array in slot.more.items()}
-        self.tensors = Tensors(images.permute(0, 3, 1, 2), torch.full((size,), -1), torch.full((size,), -1), more)
+        self.tensors = Tensors(images, torch.full((size,), -1), torch.full((size,), -1), more)
 
     def finish(self) -> None:
         assert not self.finished
         self.finished = True
         self.seconds = SECONDS
+        self.images.copy_(torch.from_numpy(self.slot.images))
         for tensor, array in (
-            (self.tensors.images.permute(0, 2, 3, 1), self.slot.images),
             (self.tensors.labels, self.slot.labels),
             (self.tensors.indices, self.slot.indices),
             *((tensor, self.slot.more[name]) for name, tensor in self.tensors.more.items()),

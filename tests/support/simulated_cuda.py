@@ -179,6 +179,9 @@ class Tensor:
     def __getitem__(self, part: slice) -> Tensor:
         return self._view(self.value[part])
 
+    def view(self, shape: tuple[int, ...]) -> Tensor:
+        return self._view(self.value.view(shape))
+
     def permute(self, *axes: int) -> Tensor:
         return self._view(self.value.permute(*axes))
 

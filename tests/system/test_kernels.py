@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -153,3 +154,12 @@ finally:
     assert first == f"shardio, version {shardio.__version__}"
     assert second == "kernels: copy by numpy, read by Python, resample by torch, pixels by torch, fit by torch"
     assert "Install a C compiler" in third
+
+
+def test_every_kernel_is_built_with_flags_that_give_the_same_pixels_on_all_processors() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    modules = re.findall(r'\{ name = "shardio\.system\.(_\w+)".*extra-compile-args = \[(.*?)\]', text)
+    assert {name for name, _ in modules} == set(COSTS)
+    assert all('"-O3"' in flags and '"-ffp-contract=off"' in flags for _, flags in modules)
+    sources = (Path(shardio.system.kernels.__file__).parent / f"{name}.c" for name in COSTS)
+    assert not any("pragma GCC optimize" in source.read_text("utf-8") for source in sources)
