@@ -1,8 +1,9 @@
 """`convert` beside a bare decode-and-resize loop, and beside other tools, on the same images and as many cores.
 
-The bare loop reads a file, decodes it with simplejpeg, resizes it with torch, and drops the result. It runs in one
-process, and in one process per core at the same time, which is what the machine allows at most. The Pillow path is what
-torchvision's Resize and CenterCrop do to a PIL image. FFCV's writer gets the same pixels from the same Pillow path.
+The bare loop reads a file, decodes it with simplejpeg, resizes it with torch, cuts it, and drops the result. It runs in
+one process, and in one process per core at the same time. The converter's own loop does the same with the converter's
+kernel, to the same pixels: what the machine allows at most. The Pillow path is what torchvision's Resize and CenterCrop
+do to a PIL image. FFCV's writer gets the same pixels from the same Pillow path.
 
 On a machine with other users believe the CPU time per image, not the rates.
 """
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.conversion.convert import convert
+from shardio.conversion.images import fit as fit_module
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
 
@@ -47,14 +49,30 @@ def timed(do: Callable[[], int]) -> Run:
     return Run(do(), time.process_time() - start)
 
 
-def bare_loop(files: list[Path]) -> Run:
+def torch_sample(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    place = FIT.placement(*pixels.shape[:2])
+    batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
+    resized = torch.nn.functional.interpolate(batch, place.resized, mode="bicubic", antialias=True)
+    top, left = place.top, place.left
+    return resized[0].permute(1, 2, 0).numpy()[top : top + FIT.size[0], left : left + FIT.size[1]]
+
+
+def decoding_loop(files: list[Path], fit: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]) -> Run:
     def loop() -> int:
         for file in files:
-            FIT.apply(simplejpeg.decode_jpeg(file.read_bytes(), "RGB", strict=True))
+            fit(simplejpeg.decode_jpeg(file.read_bytes(), "RGB", strict=True))
         return len(files)
 
     torch.set_num_threads(1)
     return timed(loop)
+
+
+def bare_loop(files: list[Path]) -> Run:
+    return decoding_loop(files, torch_sample)
+
+
+def own_loop(files: list[Path]) -> Run:
+    return decoding_loop(files, FIT.apply)
 
 
 def pillow_sample(file: Path) -> NDArray[np.uint8]:
@@ -157,6 +175,13 @@ def main() -> None:
     tree = repeat_images(options.images, options.count)
     files = sorted(tree.rglob("*.JPEG"))
 
+    def run_without_kernel() -> Run:
+        native, fit_module._native = fit_module._native, None
+        try:
+            return run(cores)
+        finally:
+            fit_module._native = native
+
     def run(workers: int) -> Run:
         def work() -> int:
             return sum(convert(tree, OUT, workers=workers, shard_size=options.shard_size).num_samples.values())
@@ -170,15 +195,19 @@ def main() -> None:
         def at_once(loop: Callable[[list[Path]], Run]) -> Run:
             return Run(*map(sum, zip(*pool.map(loop, parts), strict=True)))  # type: ignore[arg-type]
 
-        list(pool.map(bare_loop, [part[:8] for part in parts]))  # start the processes
+        for loop in (bare_loop, own_loop):  # start the processes
+            list(pool.map(loop, [part[:8] for part in parts]))
         one, many, converter = "bare loop, 1 core", f"bare loop, {cores} cores", f"convert, {cores} workers"
+        own, plain = f"the converter's own loop, {cores} cores", f"convert, {cores} workers, resizing by torch"
         pillow, ffcv, disk = f"Pillow, {cores} cores", f"FFCV's writer, {cores} workers", "writing alone"
         ways: dict[str, Callable[[], Run]] = {
             one: lambda: bare_loop(files),
             many: lambda: at_once(bare_loop),
+            own: lambda: at_once(own_loop),
             pillow: lambda: at_once(pillow_loop),
             "convert, 1 worker": lambda: run(1),
             converter: lambda: run(cores),
+            plain: run_without_kernel,
             disk: lambda: plain_writes(len(files)),
         }
         if importlib.util.find_spec("ffcv"):
@@ -189,24 +218,25 @@ def main() -> None:
             rates[name].append(rate)
             cpu[name].append(microseconds)
 
-    print(f"{'':<28}{'images/s':>10}{'per core':>10}{'CPU us/image':>14}")
+    print(f"{'':<40}{'images/s':>10}{'per core':>10}{'CPU us/image':>14}")
     for name in ways:
         rate = statistics.median(rates[name])
         used = 1 if "1 " in name or name == disk else cores
-        print(f"{name:<28}{rate:>10,.1f}{rate / used:>10,.1f}{statistics.median(cpu[name]):>14,.0f}")
+        print(f"{name:<40}{rate:>10,.1f}{rate / used:>10,.1f}{statistics.median(cpu[name]):>14,.0f}")
     if ffcv not in ways:
-        print(f"{ffcv:<28}not measured: ffcv is not installed here")
+        print(f"{ffcv:<40}not measured: ffcv is not installed here")
     print(f"{converter}, medians of the rounds' ratios and their range:")
-    for name, times in ((one, cores), (many, 1), (pillow, 1), (ffcv, 1), (disk, 1)):
+    for name, times in ((one, cores), (many, 1), (own, 1), (plain, 1), (pillow, 1), (ffcv, 1), (disk, 1)):
         if name in ways:
             print_ratio(f"to {times} x {name}" if times > 1 else f"to {name}", rates[converter], rates[name], times)
     print_ratio(f"CPU time of {many}, to its own", cpu[many], cpu[converter])
+    print_ratio(f"CPU time of {plain}, to its own", cpu[plain], cpu[converter])
     print_ratio(f"CPU time of {pillow}, to its own", cpu[pillow], cpu[converter])
 
 
 def print_ratio(name: str, above: list[Any], below: list[Any], times: int = 1) -> None:
     ratios = [a / (b * times) for a, b in zip(above, below, strict=True)]
-    print(f"  {name:<44}{statistics.median(ratios):>7.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    print(f"  {name:<58}{statistics.median(ratios):>7.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def _prepare(task: ShardTask, source: Source, row: NDArray[np.uint8]) -> Outcome
                 if task.hash_sources:
                     hashed = hash_source(found)
             decoded = decode_image(image, options.decode, least_size=options.least_size)
-            np.copyto(row, options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction))
+            options.fit.apply(decoded.pixels, decoded.source_size, decoded.reduction, row)
             if task.arrays:
                 check_values(task, source, found, decoded)
         except DecodeError as error:

@@ -1,7 +1,7 @@
 """Tells which kernels in C this installation has, and what the lack of them costs.
 
 They are built at installation where there is a C compiler. Without them numpy copies, Python reads files and torch
-resamples and changes pixels, to the same result.
+resamples, changes pixels and fits pictures to samples, to the same result.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ try:
     from shardio.system import _pixels as _pixels
 except ImportError:
     _pixels = None  # type: ignore[assignment]
+try:
+    from shardio.system import _fit as _fit
+except ImportError:
+    _fit = None  # type: ignore[assignment]
 
 KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _rowcopy.KERNELS) if _rowcopy else ()))
 """Those that can copy samples here, the best one last."""
@@ -42,17 +46,22 @@ _COSTS = (
     (_pixels, "operations of colour and geometry on the CPU are 10 times slower or more"),
     (_rowcopy, "a page of a mapped file that storage does not give ends the process by SIGBUS, without an error"),
     (_rowread, "reading by pread or past the page cache waits for the GIL after each sample"),
+    (_fit, "a conversion takes a fifth longer"),
 )
 _warned = False
 
 
 def kernels_in_use() -> dict[str, str]:
-    """Returns which code copies samples, reads them from files, resamples them and changes their pixels on the CPU."""
+    """Returns which code copies, reads, resamples and changes samples on the CPU, and fits pictures to samples.
+
+    torch also fits them where the processor has not what the kernel in C needs, AVX2.
+    """
     return {
         "copy": DEFAULT_KERNEL,
         "read": "C" if _rowread else "Python",
         "resample": "C" if _resample else "torch",
         "pixels": "C" if _pixels else "torch",
+        "fit": "C" if _fit and _fit.AVAILABLE else "torch",
     }
 
 

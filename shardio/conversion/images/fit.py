@@ -1,7 +1,8 @@
-"""Pictures of any size -> samples of one size: the box arithmetic, and torch's antialiased uint8 kernel.
+"""Pictures of any size -> samples of one size: the box arithmetic, and torch's antialiased resizing of bytes.
 
 The boxes and their rounding are torchvision's: `crop` with a square size is Resize(size) followed by CenterCrop(size).
-The kernel works in fixed point and gives the same bytes with AVX-512, AVX2 and without either.
+torch resizes in fixed point and gives the same bytes with AVX-512, AVX2 and without either. So does the kernel in C,
+which resizes nothing but what the sample shows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 from shardio.conversion.images.decode import check_pixels
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
+from shardio.system.kernels import _fit
+
+_native = _fit if _fit is not None and _fit.AVAILABLE else None
 
 FitMode = Literal["crop", "squash", "pad"]
 Resample = Literal["bicubic", "bilinear", "lanczos"]
@@ -54,7 +58,7 @@ class Fit:
             raise ValueError(f"resample must be one of {', '.join(get_args(Resample))}; found {self.resample!r}")
         if self.resample == "lanczos":
             try:
-                _resize(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample, (2, 2))
+                _resize(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
             except NotImplementedError:
                 raise ValueError(f"resample 'lanczos' needs a newer torch than {torch.__version__}") from None
 
@@ -84,9 +88,13 @@ class Fit:
         return 2 * resized[0], 2 * resized[1]
 
     def apply(
-        self, pixels: NDArray[np.uint8], source_size: tuple[int, int] | None = None, reduction: int = 1
+        self,
+        pixels: NDArray[np.uint8],
+        source_size: tuple[int, int] | None = None,
+        reduction: int = 1,
+        out: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.uint8]:
-        """Returns a (height, width, 3) uint8 picture as a sample of `size`: a new array or, maybe, a strided view.
+        """Returns a (height, width, 3) uint8 picture as a sample of `size`: `out`, contiguous, or a new array.
 
         If the picture was reduced while it was decoded, `source_size` is the (height, width) before, and each pixel
         stands for `reduction` rows and columns. It is placed as the whole picture would be.
@@ -97,17 +105,25 @@ class Fit:
         height, width = pixels.shape[:2] if source_size is None else source_size
         placement = self.placement(height, width)
         try:
-            # The kernel goes along the rows first: the form between has the new width and the old height.
+            # torch goes along the rows first: the form between has the new width and the old height.
             check_pixels(placement.resized[1], max(placement.resized[0], height))
         except DecodeError as error:
             raise DecodeError(error.reason, f"{width} x {height} resized: {error.detail}") from None
-        resized = _resize(pixels, placement.resized, self.resample, (height / reduction, width / reduction))
+        sample = np.empty((*self.size, 3), np.uint8) if out is None else out
+        # The last rows and columns of a reduced picture may belong to it in part.
+        extent = (height / reduction, width / reduction)
+        factors = None if extent == pixels.shape[:2] else _factors(placement.resized, extent)
+        if _native is not None and self.resample != "lanczos":
+            _fit_natively(_native, self, placement, pixels, factors, sample)
+            return sample
+        resized = _resize(pixels, placement.resized, self.resample, factors)
         top, left = placement.top, placement.left
         if self.mode == "pad":
-            sample = np.zeros((*self.size, 3), np.uint8)
+            sample[:] = 0
             sample[-top : resized.shape[0] - top, -left : resized.shape[1] - left] = resized
-            return sample
-        return resized[top : top + self.size[0], left : left + self.size[1]]
+        else:
+            sample[:] = resized[top : top + self.size[0], left : left + self.size[1]]
+        return sample
 
     def apply_nearest(self, mask: NDArray[Any]) -> NDArray[Any]:
         """Returns a mask (height, width, ...) of a picture as the mask of its sample: a new array of the same type.
@@ -144,7 +160,7 @@ class Fit:
 
 def resize_pixels(pixels: NDArray[np.uint8], size: tuple[int, int], resample: Resample) -> NDArray[np.uint8]:
     """Returns a sample's pixels, (height, width, channels), in another (height, width)."""
-    return _resize(pixels, size, resample, (pixels.shape[0], pixels.shape[1]))
+    return _resize(pixels, size, resample)
 
 
 def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int64]:
@@ -152,20 +168,43 @@ def _nearest(target: int, start: int, resized: int, side: int) -> NDArray[np.int
     return (2 * (np.arange(target, dtype=np.int64) + start) + 1) * side // (2 * resized)
 
 
+def _factors(size: tuple[int, int], extent: tuple[float, float]) -> tuple[float, float]:
+    """Returns how many rows and columns of the size there are for each of the extent.
+
+    torch rounds sides times factors down to the new size: a little more than the quotient, so that it is reached.
+    """
+    return size[0] / extent[0] * (1 + 2**-40), size[1] / extent[1] * (1 + 2**-40)
+
+
+def _fit_natively(
+    native: Any,
+    fit: Fit,
+    placement: Placement,
+    pixels: NDArray[np.uint8],
+    factors: tuple[float, float] | None,
+    sample: NDArray[np.uint8],
+) -> None:
+    size, resized = pixels.shape[:2], placement.resized
+    scales = (size[0] / resized[0], size[1] / resized[1]) if factors is None else (1 / factors[0], 1 / factors[1])
+    place, is_cubic = (placement.top, placement.left), fit.resample == "bicubic"
+    native.fit(np.ascontiguousarray(pixels), sample, size, fit.size, resized, place, scales, is_cubic)
+
+
 def _resize(
-    pixels: NDArray[np.uint8], size: tuple[int, int], resample: Resample, extent: tuple[float, float]
+    pixels: NDArray[np.uint8],
+    size: tuple[int, int],
+    resample: Resample,
+    factors: tuple[float, float] | None = None,
 ) -> NDArray[np.uint8]:
-    """`extent` is how many rows and columns of `pixels` the picture has: the last ones may belong to it in part."""
+    """`factors` are `_factors`, where they are not the quotients of the sizes."""
     if pixels.shape[:2] == size:
         return pixels
     # Batch first, then permute: this way round torch sees channels_last and takes its fast kernel, which also writes
     # channels_last. The other way round costs twice the time.
     batch = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-    if extent == pixels.shape[:2]:
+    if factors is None:
         resized = torch.nn.functional.interpolate(batch, size=size, mode=resample, antialias=True)
     else:
-        # torch rounds sides times factors down to the new size: a little more than the quotient, so that it is reached.
-        factors = [new / old * (1 + 2**-40) for new, old in zip(size, extent, strict=True)]
-        resized = torch.nn.functional.interpolate(batch, scale_factor=factors, mode=resample, antialias=True)
+        resized = torch.nn.functional.interpolate(batch, scale_factor=list(factors), mode=resample, antialias=True)
     result: NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
     return result
