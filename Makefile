@@ -2,11 +2,13 @@
 # without root.
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # torch with CUDA brings a Triton of its own.
 CONSTRAINTS ?= constraints$(if $(shell nvidia-smi -L 2>/dev/null),-cuda).txt
+
+EXTRAS ?= dev
 
 # The folder of images for the demo; drawn if none is given.
 DRAWN := build/demo/images
@@ -55,7 +57,7 @@ torture: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt constraints-cuda.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	touch $@
 
 clean:

@@ -24,13 +24,13 @@ _PIECE_NBYTES = 8 << 20
 class PinnedSlot(Slot):
     """A slot in pinned memory, with the two events between which it is copied on the side stream."""
 
-    def __init__(
-        self, images: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor, more: Mapping[str, torch.Tensor]
-    ) -> None:
+    def __init__(self, images: torch.Tensor, numbers: torch.Tensor, more: Mapping[str, torch.Tensor]) -> None:
+        """`numbers`, int64 (2, batch_size), are labels and indices: one copy."""
         arrays = {name: tensor.numpy() for name, tensor in more.items()}
-        super().__init__(images.numpy(), labels.numpy(), indices.numpy(), arrays)
+        labels, indices = numbers.numpy()
+        super().__init__(images.numpy(), labels, indices, arrays)
         # The memory is torch's own: if the slot is dropped, torch keeps it until copies from it are done.
-        self.tensors = (images.view(-1), labels, indices, *more.values())
+        self.tensors = (images.view(-1), numbers, *more.values())
         # Kernels that read windows also read what is around them.
         self.margin = margin_of(images.shape[2], images.shape[3])
         self.begin = torch.cuda.Event(enable_timing=True)
@@ -60,8 +60,7 @@ class CudaCopier:
         with preferring_node(self._node):
             return PinnedSlot(
                 _pinned((batch_size, *sample_shape), torch.uint8),
-                _pinned((batch_size,), torch.int64),
-                _pinned((batch_size,), torch.int64),
+                _pinned((2, batch_size), torch.int64),
                 {name: _pinned((batch_size, *row.shape), torch_dtype(row.dtype)) for name, row in more.items()},
             )
 
@@ -80,6 +79,7 @@ class CudaTransfer:
     _end: torch.cuda.Event
     _wanted: torch.cuda.Event
     _shape: tuple[int, ...]
+    _size: int
 
     def __init__(self, slot: PinnedSlot, device: torch.device, copy_stream: torch.cuda.Stream) -> None:
         self.seconds = self.stall_seconds = 0.0
@@ -107,9 +107,10 @@ class CudaTransfer:
                 self._memory[0] = torch.empty((nbytes + 2 * margin,), dtype=torch.uint8, device=self._device)
             self._free = self._owner.record_event()
         self._shape = slot.images.shape if is_packed else (size, *slot.images.shape[1:])
-        images, *others = self._memory
-        self._memory = [images[margin : margin + nbytes], *(memory[:size] for memory in others)]
-        pinned = [slot.tensors[0][:nbytes], *(tensor[:size] for tensor in slot.tensors[1:])]
+        images, numbers, *more = self._memory
+        self._memory = [images[margin : margin + nbytes], numbers, *(memory[:size] for memory in more)]
+        pinned = [slot.tensors[0][:nbytes], slot.tensors[1], *(tensor[:size] for tensor in slot.tensors[2:])]
+        self._size = size
         self._copy_stream.wait_event(self._free)
         try:
             with torch.cuda.stream(self._copy_stream):
@@ -138,8 +139,9 @@ class CudaTransfer:
             self.done()
 
     def hand_over(self) -> Tensors:
-        images, labels, indices, *more = self._memory
+        images, numbers, *more = self._memory
         images = images.view(self._shape)
+        labels, indices = numbers[0][: self._size], numbers[1][: self._size]
         consumer = torch.cuda.current_stream(images.device)
         if not self._done:  # else the event may be that of another batch by now
             self._wanted.record(consumer)

@@ -104,6 +104,8 @@ class TransformStep:
         self._sizes = sizes
         self._masks = parts.masks
         self._boxes = parts.boxes
+        self.split: Split | None = None
+        """The function in two parts, if only what the first sees is read."""
         self.function = function
 
     @property
@@ -114,8 +116,9 @@ class TransformStep:
     def function(self, function: Function | None) -> None:
         ours = _ours(function)
         self._function = function
-        self.split = self._split_of(ours) if self.roi and ours is not None else None
-        """The function in two parts, if only what the first sees is read."""
+        # For one that does the same, batches under way are still right.
+        if self.split is None or self.split.transform != ours:
+            self.split = self._split_of(ours) if self.roi and ours is not None else None
 
     def _split_of(self, transform: Transform) -> Split | None:
         split = Split.of(transform)

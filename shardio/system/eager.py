@@ -45,5 +45,9 @@ def is_recorded(images: object) -> bool:
 
     `torch.compiler.is_compiling` tells another thing: it is true in all threads as long as any of them compiles.
     """
-    module = sys.modules.get("torch._subclasses.fake_tensor")
-    return module is not None and isinstance(images, module.FakeTensor)
+    # The latter is what versions before 2.5 record with.
+    for name, kind in (("fake_tensor", "FakeTensor"), ("functional_tensor", "FunctionalTensor")):
+        module = sys.modules.get(f"torch._subclasses.{name}")
+        if module is not None and isinstance(images, getattr(module, kind)):
+            return True
+    return False

@@ -35,6 +35,7 @@ from conversions import (
 )
 from deadlines import must_not_block
 from disks import FailingDisk
+from filters import RESAMPLES
 from folders import everything, hashes, stamps
 from pictures import random_picture, write_jpeg
 from PIL import Image
@@ -219,7 +220,7 @@ def test_samples_are_the_decoded_and_resized_sources(
     assert verify(out).ok
 
 
-@pytest.mark.parametrize("resample", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("resample", RESAMPLES)
 def test_the_filter_asked_for_is_the_one_applied(image_tree: Path, out: Path, resample: Any) -> None:
     convert(image_tree, out, **{**OPTIONS, "resample": resample})
     assert check_samples(image_tree, out, Fit((SIZE, SIZE), resample=resample)) == 18

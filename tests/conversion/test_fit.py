@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import simplejpeg
 from command import run_python
+from filters import RESAMPLES
 from numpy.typing import NDArray
 from pictures import random_picture
 from PIL import Image
@@ -281,7 +282,7 @@ def test_a_picture_may_be_reduced_to_twice_what_it_is_resized_to(mode: FitMode) 
         assert fit.least_size(height, width) == (2 * resized[0], 2 * resized[1])
 
 
-@pytest.mark.parametrize("resample", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("resample", RESAMPLES)
 @pytest.mark.parametrize("reduction", [2, 4, 8])
 def test_a_reduced_picture_lies_where_the_whole_one_would(reduction: int, resample: Resample) -> None:
     """Ramps, in both directions: a shift of a quarter of a pixel would be six steps of grey."""
@@ -316,7 +317,7 @@ def fast_and_exact(data: bytes, fit: Fit) -> tuple[int, float]:
     return decoded.reduction, decibels(fast, fit.apply(decode_image(data).pixels))
 
 
-@pytest.mark.parametrize("resample", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize("resample", RESAMPLES)
 @pytest.mark.parametrize("mode", ["crop", "squash", "pad"])
 def test_drawn_pictures_lose_little_by_being_reduced(mode: FitMode, resample: Resample) -> None:
     rng = np.random.default_rng(11)

@@ -158,7 +158,7 @@ def test_a_task_survives_pickling() -> None:
 CHANGES: dict[str, ConvertOptions] = {
     "size": options(fit=Fit((4, 5))),
     "fit": options(fit=Fit((4, 4), "pad")),
-    "resample": options(fit=Fit((4, 4), resample="lanczos")),
+    "resample": options(fit=Fit((4, 4), resample="bilinear")),
     "quality": options(quality="fast"),
     "shard_nbytes": options(per_shard=11),
     "order": options(order="source"),

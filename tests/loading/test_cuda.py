@@ -247,7 +247,7 @@ def test_copying_is_timed_without_what_it_waits_for(hand: Hand) -> None:
     hand.prefetch.take()
     assert hand.counts.copy_seconds == 0.0
     hand.prefetch.close()
-    assert 0.004 <= hand.counts.copy_seconds < 0.05  # three copies and an event, and what else came between them
+    assert 0.003 <= hand.counts.copy_seconds < 0.05  # two copies and an event, and what else came between them
     hand.simulation.synchronize()
 
 
@@ -351,7 +351,7 @@ def test_an_interrupt_while_a_batch_is_taken_endangers_no_memory(hand: Hand, mon
     hand.simulation.synchronize()
 
 
-@pytest.mark.parametrize("copied", [0, 1, 2])
+@pytest.mark.parametrize("copied", [0, 1])
 def test_an_interrupt_while_starting_a_copy_endangers_no_memory(
     copied: int, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,7 +374,7 @@ def test_an_interrupt_while_starting_a_copy_endangers_no_memory(
     hand.prefetch.close()
     for value in range(4):
         write_and_look(hand.simulation, PICTURES[:BATCH].nbytes, value)
-        write_and_look(hand.simulation, BATCH * 8, value)
+        write_and_look(hand.simulation, 2 * BATCH * 8, value)
     hand.simulation.synchronize()
 
 
@@ -430,12 +430,13 @@ def test_a_batch_is_copied_in_pieces(hand: Hand, monkeypatch: pytest.MonkeyPatch
 def test_slots_begin_on_a_page_and_their_arrays_are_their_tensors(hand: Hand) -> None:
     slot = hand.copier.new_slot(BATCH, SHAPE)
     assert isinstance(slot, PinnedSlot)
-    for tensor, array in zip(slot.tensors, (slot.images, slot.labels, slot.indices), strict=True):
+    images, numbers = slot.tensors
+    for tensor, array in ((images, slot.images), (numbers[0], slot.labels), (numbers[1], slot.indices)):
         assert array.ctypes.data == tensor.data_ptr()
-        assert array.ctypes.data % ALIGNMENT == 0
         assert array.size == tensor.numel()
         array.fill(77)
         assert (tensor == 77).all()
+    assert slot.images.ctypes.data % ALIGNMENT == 0
     assert slot.images.dtype == np.uint8
     assert slot.labels.dtype == slot.indices.dtype == np.int64
 
@@ -452,7 +453,7 @@ def test_memory_that_begins_on_a_page_is_taken_as_it_is(hand: Hand, monkeypatch:
 
     monkeypatch.setattr(shardio.loading.cuda.torch, "empty", empty)
     hand.copier.new_slot(BATCH, SHAPE)
-    assert asked == [BATCH * int(np.prod(SHAPE)), BATCH * 8, BATCH * 8]
+    assert asked == [BATCH * int(np.prod(SHAPE)), 2 * BATCH * 8]
 
 
 def test_slots_are_made_while_the_device_s_node_is_preferred(

@@ -365,7 +365,8 @@ def test_slots_are_pinned_and_used_again(path: Path, poison: None, busy: Busy, c
     assert check.none_wrong()
     for slot in slots:
         assert isinstance(slot, PinnedSlot)
-        for tensor, array in zip(slot.tensors, (slot.images, slot.labels, slot.indices), strict=True):
+        images, numbers = slot.tensors
+        for tensor, array in ((images, slot.images), (numbers[0], slot.labels), (numbers[1], slot.indices)):
             assert tensor.is_pinned()
             assert tensor.data_ptr() == array.ctypes.data
         assert slot.images.ctypes.data % ALIGNMENT == 0

@@ -29,6 +29,7 @@ from shardio.augment import (
     RandomResizedCrop,
     Resize,
     ToDtype,
+    from_dict,
 )
 from shardio.augment.cut import Cut
 from shardio.conversion.convert import convert
@@ -168,6 +169,17 @@ def test_a_transform_that_is_set_at_any_time_makes_the_next_batch(path: Path) ->
                 expected, found = next(batches)
                 assert torch.equal(expected[0], found[0]), number
         assert next(batches, None) is None
+
+
+def test_a_transform_that_does_the_same_has_no_batch_read_again(path: Path) -> None:
+    def read(again: bool) -> int:
+        with ShardLoader(path, 7, device="cpu", transform=USUAL, num_threads=2) as loader:
+            for _ in loader:
+                if again:
+                    loader.transform = from_dict(USUAL.to_dict())
+            return int(loader.stats()["read_nbytes"])
+
+    assert read(False) == read(True)
 
 
 @pytest.fixture

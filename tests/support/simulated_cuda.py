@@ -176,7 +176,7 @@ class Tensor:
     def _view(self, value: torch.Tensor) -> Tensor:
         return Tensor(self._allocation, value.shape, self.dtype, value)
 
-    def __getitem__(self, part: slice) -> Tensor:
+    def __getitem__(self, part: slice | int) -> Tensor:
         return self._view(self.value[part])
 
     def view(self, shape: tuple[int, ...]) -> Tensor:

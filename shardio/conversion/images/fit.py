@@ -59,7 +59,7 @@ class Fit:
         if self.resample == "lanczos":
             try:
                 _resize(np.zeros((2, 2, 3), np.uint8), (1, 1), self.resample)
-            except NotImplementedError:
+            except (NotImplementedError, ValueError):
                 raise ValueError(f"resample 'lanczos' needs a newer torch than {torch.__version__}") from None
 
     def placement(self, height: int, width: int) -> Placement:

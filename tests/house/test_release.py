@@ -1,0 +1,64 @@
+"""What is published says one version, has all of its files, and is allowed with the lowest versions that it names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import check_wheel
+import pytest
+from places import ROOT
+
+from shardio import __version__
+
+MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "shardio").rglob("*.py"))
+KERNELS = [f"shardio/system/{name}.cpython-311-x86_64-linux-gnu.so" for name in sorted(check_wheel.KERNELS)]
+WHOLE = [*MODULES, *KERNELS, "shardio/py.typed", "shardio-0.1.0.dist-info/METADATA"]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def test_every_file_says_the_same_version() -> None:
+    assert re.search(r"^version: (.*)$", text_of("CITATION.cff"), re.MULTILINE)[1] == __version__  # type: ignore[index]
+    assert re.search(r"^## (\S+),", text_of("CHANGELOG.md"), re.MULTILINE)[1] == __version__  # type: ignore[index]
+
+
+def test_the_lowest_versions_are_those_that_the_package_allows() -> None:
+    pins = dict(re.findall(r"^([\w-]+)==([\d.]+)$", text_of("constraints-lowest.txt"), re.MULTILINE))
+    least = dict(re.findall(r'"([\w-]+)>=([\d.]+)["; ]', text_of("pyproject.toml")))
+    assert {"torch", "numpy", "pillow", "simplejpeg", "tqdm", "click", "zlib-ng", "pytest", "pytest-xdist"} == set(pins)
+    for name, version in pins.items():
+        numbers, lowest = (tuple(map(int, text.split("."))) for text in (version, least[name]))
+        assert numbers[: len(lowest)] == lowest, name
+        assert not any(numbers[len(lowest) :]), name
+
+
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        (WHOLE, ""),
+        ([name for name in WHOLE if "_pixels" not in name or name in MODULES], "lacks the kernel _pixels"),
+        ([name for name in WHOLE if name != "shardio/loading/cuda.py"], "lacks shardio/loading/cuda.py"),
+        ([*WHOLE, "shardio/system/_rowcopy.c"], "has shardio/system/_rowcopy.c, which no user needs"),
+        ([*WHOLE, "tests/conftest.py"], "has tests/conftest.py, which no user needs"),
+    ],
+    ids=["whole", "no kernel", "no module", "a source", "a test"],
+)
+def test_a_wheel_is_looked_into(names: list[str], fault: str) -> None:
+    faults = check_wheel.faults_of_wheel(names)
+    assert len(faults) == bool(fault)
+    assert all(found.startswith(fault) for found in faults)
+
+
+def test_an_sdist_is_what_a_clone_is(tmp_path: Path) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    names = [f"shardio-0.1.0/{name}" for name in listed.stdout.splitlines()]
+    assert check_wheel.faults_of_sdist(names) == []
+    without = [name for name in names if not name.endswith("/Makefile")]
+    assert check_wheel.faults_of_sdist(without) == ["lacks Makefile"]
+    assert check_wheel.faults_of_sdist([*names, "shardio-0.1.0/shardio/a.so"]) == ["has shardio/a.so, which was built"]
