@@ -75,6 +75,7 @@ def measure(path: Path, transform: Transform, cold: bool, options: argparse.Name
             with make(roi) if cold else nullcontext(loaders[roi]) as loader:
                 loader.set_epoch(number)
                 turns[roi].append(turn(loader, options.batches))
+            del loader  # and with it the mapping
     for some in turns.values():
         del some[0]  # the first turn makes slots
     for loader in loaders.values():
