@@ -95,7 +95,10 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """What the head of a split makes of some pictures: `batch`, whose images are not there. Any thread may use one."""
+    """What the head of a split makes of some pictures: `batch`, whose images are not there. Any thread may use one.
+
+    `whole_lines` is that of `Split.cut`.
+    """
 
     split: Split
     batch: Batch
@@ -112,7 +115,7 @@ class Cut:
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
-        """The type of `read`'s results: float32 if they are normalised."""
+        """The type of the results: float32 if they are normalised."""
         return np.uint8 if self.batch.statistics is None else np.float32
 
     @cached_property

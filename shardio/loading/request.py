@@ -57,7 +57,7 @@ class Request:
 
     @property
     def split(self) -> Split | None:
-        """The transform whose first part is done while the batch is gathered."""
+        """The transform of which only what its first part sees is read; None if pictures are read whole."""
         return None if self._cutter is None else self._cutter.split
 
     @property
