@@ -1,0 +1,141 @@
+"""One way of one library. ../peers.py starts this in the environment of the library, where shardio need not be.
+
+python run.py MODULE prepare PIXELS.npy OUT               writes the library's form of the pixels
+python run.py MODULE check OUT BATCH_SIZE WORKERS WAY     reads an epoch; prints a hash of its samples
+python run.py MODULE measure OUT BATCH_SIZE WORKERS WAY SECONDS
+python run.py MODULE ways                                 prints the names of the ways, and the versions
+
+The last line of the standard output is an answer in JSON. A library may print others before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Epoch = Callable[[int], Iterator[tuple[Any, Any]]]
+STARTED = time.perf_counter()
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def tree(root: int) -> list[int]:
+    """Returns the process and all those under it."""
+    found, parents = [root], {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended
+    for process in found:
+        found += [child for child, parent in parents.items() if parent == process]
+    return found
+
+
+def cpu_seconds() -> float:
+    """Returns the processor's seconds of this process, of those under it, and of those that have ended."""
+    ticks = 0
+    for process in tree(os.getpid()):
+        try:
+            ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]))
+        except OSError:
+            continue
+    return ticks / TICKS
+
+
+def memory_nbytes() -> dict[str, int]:
+    """Returns the memory of the tree: its proportional share (pss), and what no other process maps (uss)."""
+    sums = {"pss": 0, "uss": 0}
+    for process in tree(os.getpid()):
+        try:
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
+        sums["pss"] += found["Pss"]
+        sums["uss"] += found["Private_Clean"] + found["Private_Dirty"]
+    return sums
+
+
+def check(epoch: Epoch) -> dict[str, Any]:
+    """Returns how many samples an epoch has, how many of them differ in their number, and a hash of them in order."""
+    sums = []
+    for pixels, numbers in epoch(0):
+        for sample, number in zip(np.asarray(pixels), np.asarray(numbers), strict=True):
+            sums.append((int(number), zlib.crc32(np.ascontiguousarray(sample))))
+    distinct = sorted(set(sums))
+    return {
+        "samples": len(sums),
+        "distinct": len({number for number, _ in sums}),
+        "digest": hashlib.sha256(repr(distinct).encode()).hexdigest(),
+    }
+
+
+def measure(opened: Callable[[], Epoch], seconds: float) -> dict[str, Any]:
+    """Reads epochs for so many seconds after the first batch, for which importing the library counts, too."""
+    epoch = opened()
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        for number in range(1 << 30):
+            yield from epoch(number)
+
+    reading = batches()
+    next(reading)
+    first = time.perf_counter() - STARTED
+    images, used, start = 0, cpu_seconds(), time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds:
+        images += len(next(reading)[1])
+    passed = time.perf_counter() - start
+    used = cpu_seconds() - used
+    return {
+        "images_per_second": images / passed,
+        "cpu_us_per_image": 1e6 * used / images,
+        "first_batch_seconds": first,
+        **memory_nbytes(),
+    }
+
+
+def import_what_torch_lacks() -> None:
+    """Makes torchvision, which some libraries import, known beside a torch for the CPU."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from augment_peer import import_torchvision
+
+    with contextlib.suppress(ImportError):
+        import_torchvision()
+
+
+def version(package: str) -> str:
+    return f"{package} {importlib.metadata.version(package)}"
+
+
+def main() -> dict[str, Any]:
+    name, action, *words = sys.argv[1:]
+    if name in ("with_litdata", "with_streaming"):
+        import_what_torch_lacks()
+    peer = importlib.import_module(name)
+    if action == "ways":
+        return {"ways": list(peer.WAYS), "versions": [version(package) for package in peer.PACKAGES]}
+    if action == "prepare":
+        pixels, out = map(Path, words)
+        peer.prepare(np.load(pixels, mmap_mode="r"), out)
+        return {"nbytes": sum(file.stat().st_size for file in out.rglob("*") if file.is_file())}
+    folder, batch_size, workers, way = Path(words[0]), int(words[1]), int(words[2]), peer.WAYS[words[3]]
+    if action == "check":
+        return check(way(folder, batch_size, workers))
+    return measure(lambda: way(folder, batch_size, workers), float(words[4]))
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(main()), flush=True)
+    os._exit(0)  # some libraries wait for threads or processes of their own for long
