@@ -5,8 +5,8 @@ or processes, as the library has them). Each library writes its own form of them
 whether its samples are those that shardio gives. Then all ways run in turn, A B C A B C, each in a fresh process.
 
 An epoch is short here, 31 batches by default, and the time has several. What a library pays at the start of each epoch
-(FFCV allocates its memory anew, DataLoader's workers run dry) therefore weighs more than with ImageNet's 5,000
-batches, and ShardLoader pays little there: such figures favour it. A larger --samples has less of this.
+(DataLoader's workers run dry) therefore weighs more than with ImageNet's 5,000 batches, and ShardLoader pays little
+there: such figures favour it. A larger --samples has less of this. FFCV, which pays most, is given long epochs.
 
 Results go to build/peers/results.json, from which the table and the plot are drawn: `--draw` does this alone. `--only`
 measures rows again whose names contain the given text, and keeps the others. The memory is that of the whole tree of

@@ -133,6 +133,7 @@ def main() -> dict[str, Any]:
     folder, batch_size, workers, way = Path(words[0]), int(words[1]), int(words[2]), peer.WAYS[words[3]]
     if action == "check":
         return check(way(folder, batch_size, workers))
+    peer.repeats = 100
     return measure(lambda: way(folder, batch_size, workers), float(words[4]))
 
 
