@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exporting import needs_export
 from pictures import as_batch
 from transforms import ALL, COLOURED, FIXED, RANDOM, SINGLE
 
@@ -172,6 +173,7 @@ def exported(transform: Transform) -> Any:
     return torch.export.export(Model(), (IMAGES[:4],), strict=False).module()
 
 
+@needs_export
 @pytest.mark.parametrize("transform", FIXED, ids=name_of)
 def test_what_draws_nothing_is_exported(transform: Transform) -> None:
     expected = changed(transform, IMAGES[4:8])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exporting import needs_export
 from numpy.typing import NDArray
 from torch import Tensor
 from transforms import COLOURED, FIXED, RANDOM
@@ -597,6 +598,7 @@ def test_a_transform_of_the_users_that_changes_the_size_must_move_masks_itself()
     assert torch.equal(images[:, 0], 255 - arrays["m"])
 
 
+@needs_export
 @pytest.mark.parametrize("transform", FIXED, ids=repr)
 def test_masks_and_boxes_are_exported(transform: Transform) -> None:
     class Model(torch.nn.Module):

@@ -87,7 +87,7 @@ def test_what_was_mistyped_is_told_with_what_was_meant() -> None:
     for words, told in (
         (["conver"], "Error: expected a command of shardio, found 'conver': did you mean convert?"),
         (["nothing-like-it"], "Error: expected a command of shardio, found 'nothing-like-it'\n"),
-        (["convert", "--siz", "3", "a", "b"], "'--size'"),
+        (["convert", "--siz", "3", "a", "b"], "--size"),
     ):
         result = CliRunner().invoke(cli, words)
         assert result.exit_code == 2

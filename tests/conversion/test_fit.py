@@ -26,11 +26,7 @@ from shardio.conversion.images.fit import Fit, FitMode, Placement, Resample
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
 
-FILTERS: dict[Resample, Image.Resampling] = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+FILTERS: dict[Resample, Image.Resampling] = {name: Image.Resampling[name.upper()] for name in RESAMPLES}
 SHAPES = [(1, 1), (1, 2), (2, 1), (3, 5), (16, 16), (17, 40), (40, 17), (80, 31), (1, 300), (300, 1)]
 """Sizes of pictures."""
 TARGETS = [(1, 1), (7, 7), (32, 32), (8, 24), (24, 8), (31, 33)]
@@ -393,7 +389,7 @@ from shardio.conversion.images.fit import Fit
 {}
 sha256 = hashlib.sha256()
 rng = np.random.default_rng(0)
-for mode, resample in itertools.product(("crop", "squash", "pad"), ("bicubic", "bilinear", "lanczos")):
+for mode, resample in itertools.product(("crop", "squash", "pad"), {}):
     for height, width in ((1, 1), (37, 61), (300, 201), (64, 500), (97, 33)):
         pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         for size in ((64, 64), (33, 47)):
@@ -408,19 +404,19 @@ def test_processors_with_and_without_vector_units_give_the_same_bytes() -> None:
     environments = [{"ATEN_CPU_CAPABILITY": name} for name in ("default", "avx2")]
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", _HASH_SAMPLES.format(_TORCH_ALONE)],
+            [sys.executable, "-c", _HASH_SAMPLES.format(_TORCH_ALONE, RESAMPLES)],
             env={**os.environ, **more},
             stdout=subprocess.PIPE,
             text=True,
         )
         for more in environments
     ]
-    printed = [run.communicate(timeout=60)[0].split() for run in runs]
+    printed = [run.communicate(timeout=60)[0].rsplit(maxsplit=1) for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
-    assert printed[0][0] == "DEFAULT", printed
+    assert printed[0][0] in ("DEFAULT", "NO AVX"), printed  # as older torch calls it
     digests = {digest for _, digest in printed}
     # This process has the vector units of this machine, and the kernel in C.
     space: dict[str, object] = {}
     with contextlib.redirect_stdout(io.StringIO()) as here:
-        exec(_HASH_SAMPLES.format(""), space)
-    assert digests == {here.getvalue().split()[1]}, printed
+        exec(_HASH_SAMPLES.format("", RESAMPLES), space)
+    assert digests == {here.getvalue().split()[-1]}, printed

@@ -155,8 +155,15 @@ def test_the_arguments_are_those_that_a_data_loader_has() -> None:
     assert not set(_INSTEAD) & set(inspect.signature(ShardLoader).parameters)
 
 
+needs_closed_pipes = pytest.mark.skipif(
+    torch.__version__.startswith("2.4."), reason="torch 2.4 leaves pipes of a worker that has failed open"
+)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"shuffle": True}, {"num_workers": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_size": None}, {"shuffle": True}, pytest.param({"num_workers": 1}, marks=needs_closed_pipes)]
+)
 def test_a_data_loader_around_a_loader_is_told_to_be_left_out(
     options: dict[str, Any], loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

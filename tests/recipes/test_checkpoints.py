@@ -47,7 +47,8 @@ RECIPES = {
     ),
     "Accelerate": Recipe(RECORDER + BLOCKS["Accelerate"][0] + keep("model.parameters()"), ("accelerate",)),
     "example": Recipe(
-        RECORDER + EXAMPLE + keep("torch.load('checkpoints/checkpoint.pt')['model'].values()"), ("shardio.augment",)
+        RECORDER + EXAMPLE + keep("torch.load('checkpoints/checkpoint.pt', weights_only=True)['model'].values()"),
+        ("shardio.augment",),
     ),
 }
 
@@ -97,7 +98,7 @@ def assert_same(resumed: Path, whole: Path, rank: int, when: str) -> None:
     assert before == expected[: len(before)], when
     assert after == expected[len(expected) - len(after) :], when
     assert len(before) + len(after) >= len(expected), when
-    weights = [torch.load(folder / f"weights-{rank}.pt") for folder in (resumed, whole)]
+    weights = [torch.load(folder / f"weights-{rank}.pt", weights_only=True) for folder in (resumed, whole)]
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True)), when
     files = [sorted(path.relative_to(folder) for path in folder.rglob("checkpoint*/**")) for folder in (resumed, whole)]
     assert files[0] == files[1], when

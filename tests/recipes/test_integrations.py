@@ -159,7 +159,7 @@ def test_under_torchrun_it_goes_on_exactly_after_being_killed_and_the_models_sta
     (block,) = BLOCKS["torch DDP"]
     keep = "\ntorch.save([parameter.detach() for parameter in model.parameters()], f'model-{loader.world.rank}.pt')\n"
     check_resumed(RECORDER + block + keep, 2, 3, partial(run, ranks=2))
-    first, second = (torch.load(f"model-{rank}.pt") for rank in range(2))
+    first, second = (torch.load(f"model-{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 

@@ -174,6 +174,6 @@ def test_it_is_told_that_a_server_lets_us_wait_and_for_how_long(
     monkeypatch.setattr(output, "_TELL_SECONDS", 0.05)
     url = serve("never")
     for command in ("info", "list"):
-        told = CliRunner().invoke(cli, [command, f"{url}/x"]).stderr
+        told = CliRunner().invoke(cli, [command, f"{url}/x"]).output
         line = f"shardio: still waiting for {url}/x: for each manifest and listing at most 0.5 seconds\n"
         assert told.startswith(line), told
