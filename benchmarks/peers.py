@@ -10,7 +10,8 @@ there: such figures favour it. A larger --samples has less of this. FFCV, which 
 
 Results go to build/peers/results.json, from which the table and the plot are drawn: `--draw` does this alone. `--only`
 measures rows again whose names contain the given text, and keeps the others. The memory is that of the whole tree of
-processes: `uss` is what no other process maps. The processor's time counts all of the tree, too.
+processes: `private` is what one of them has written and no other shares. The processor's time counts all of the tree,
+too.
 
 The environments are made with pip under build/peers, and share one torch for the CPU. A library that cannot be had is
 a row which says why.
@@ -207,7 +208,7 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
             spread(figures["images_per_second"]),
             spread(figures["cpu_us_per_image"], digits=1),
             spread(figures["first_batch_seconds"], digits=2),
-            spread(figures["uss"], 1e6),
+            spread(figures["private"], 1e6),
             ", ".join(row["versions"]),
         )
         yield f"| {' | '.join(cells)} |"

@@ -55,8 +55,8 @@ def cpu_seconds() -> float:
 
 
 def memory_nbytes() -> dict[str, int]:
-    """Returns the memory of the tree: its proportional share (pss), and what no other process maps (uss)."""
-    sums = {"pss": 0, "uss": 0}
+    """Returns the memory of the tree: its proportional share, and what one process has written and no other shares."""
+    sums = {"pss": 0, "private": 0}
     for process in tree(os.getpid()):
         try:
             lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
@@ -64,7 +64,7 @@ def memory_nbytes() -> dict[str, int]:
             continue
         found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
         sums["pss"] += found["Pss"]
-        sums["uss"] += found["Private_Clean"] + found["Private_Dirty"]
+        sums["private"] += found["Private_Dirty"]  # mapped files, which are clean, can be dropped
     return sums
 
 

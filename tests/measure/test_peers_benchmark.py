@@ -21,7 +21,7 @@ def round_of(rate: float) -> dict[str, float]:
         "cpu_us_per_image": 1e6 / rate,
         "first_batch_seconds": 0.5,
         "pss": 2e6,
-        "uss": 1e6,
+        "private": 1e6,
     }
 
 
