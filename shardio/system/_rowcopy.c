@@ -3,8 +3,13 @@
    memcpy stores through the caches, which first reads every destination line from memory. A batch is larger than the
    caches and is read again much later, by a copy to the GPU or by another core; non-temporal stores write it straight
    to memory. Loads are prefetched by hand, because the hardware's prefetcher stops at every page
-   and knows nothing of the next row. What costs most with many gigabytes in pages of 4 KiB is finding the pages: a walk
-   through page tables that are in no cache. A prefetch walks too, so every page of the next row is touched by one.
+   and knows nothing of the next row.
+
+   How a row is best walked through depends on the processor; docs/architecture.md has the figures. On AMD's, one stream
+   is best, and what costs most with many gigabytes in pages of 4 KiB is finding the pages, a walk through page tables
+   that are in no cache: a prefetch walks too, so every page of the next row is touched by one. On Intel's, these touches
+   drive the row itself out of the hardware's prefetcher, both halves of a row in step are faster than one stream, and so
+   are the lines of a window if they are put together in the nearest cache first.
 
    Rows may lie in a mapped file. A page that the storage cannot give, or that was cut off the file, is a SIGBUS, which
    would end the process: in the middle of a copy it ends the copy instead, and the caller learns at which row. */
@@ -30,6 +35,10 @@
 #define LEAST_FOR_STREAMING (4 << 20)
 #define LINE 64
 #define PAGE 4096
+/* Below, a row is not worth two streams. */
+#define LEAST_FOR_HALVES (4 * PAGE)
+/* Bytes of a window's lines that are put together before they are stored: they stay in the nearest cache. */
+#define STAGE PAGE
 
 /* Copies n bytes; `ahead` is where the bytes lie that are wanted a little later, prefetched at the same offsets. */
 typedef void copy_function(uint8_t *to, const uint8_t *from, size_t n, const uint8_t *ahead);
@@ -42,6 +51,17 @@ static void copy_plain(uint8_t *to, const uint8_t *from, size_t n, const uint8_t
 
 #ifdef HAVE_X86
 
+#define COPY_TWO_LINES(VECTOR, LOAD, STORE, TO, FROM, AHEAD_OF_IT)                                                     \
+    do {                                                                                                               \
+        VECTOR loaded[2 * LINE / sizeof(VECTOR)];                                                                      \
+        _mm_prefetch((const char *)(AHEAD_OF_IT), _MM_HINT_T0);                                                        \
+        _mm_prefetch((const char *)(AHEAD_OF_IT) + LINE, _MM_HINT_T0);                                                 \
+        for (size_t k = 0; k < 2 * LINE / sizeof(VECTOR); k++)                                                         \
+            loaded[k] = LOAD((const void *)((FROM) + k * sizeof(VECTOR)));                                             \
+        for (size_t k = 0; k < 2 * LINE / sizeof(VECTOR); k++)                                                         \
+            STORE((void *)((TO) + k * sizeof(VECTOR)), loaded[k]);                                                     \
+    } while (0)
+
 /* Non-temporal stores need an aligned destination: what is before its first whole line, and after its last, is copied
    the ordinary way. */
 #define STREAMING_COPY(NAME, TARGET, VECTOR, LOAD, STORE)                                                              \
@@ -52,35 +72,65 @@ static void copy_plain(uint8_t *to, const uint8_t *from, size_t n, const uint8_t
             head = n;                                                                                                  \
         memcpy(to, from, head);                                                                                        \
         size_t i = head;                                                                                               \
-        for (; i + 2 * LINE <= n; i += 2 * LINE) {                                                                     \
-            VECTOR loaded[2 * LINE / sizeof(VECTOR)];                                                                  \
-            _mm_prefetch((const char *)(ahead + i), _MM_HINT_T0);                                                      \
-            _mm_prefetch((const char *)(ahead + i + LINE), _MM_HINT_T0);                                               \
-            for (size_t k = 0; k < 2 * LINE / sizeof(VECTOR); k++)                                                     \
-                loaded[k] = LOAD((const void *)(from + i + k * sizeof(VECTOR)));                                       \
-            for (size_t k = 0; k < 2 * LINE / sizeof(VECTOR); k++)                                                     \
-                STORE((void *)(to + i + k * sizeof(VECTOR)), loaded[k]);                                               \
-        }                                                                                                              \
+        for (; i + 2 * LINE <= n; i += 2 * LINE)                                                                       \
+            COPY_TWO_LINES(VECTOR, LOAD, STORE, to + i, from + i, ahead + i);                                          \
         memcpy(to + i, from + i, n - i);                                                                               \
     }
 
 STREAMING_COPY(copy_avx2, "avx2", __m256i, _mm256_loadu_si256, _mm256_stream_si256)
 STREAMING_COPY(copy_avx512, "avx512f", __m512i, _mm512_loadu_si512, _mm512_stream_si512)
 
+#define COPY_TWO_LINES_AVX2(TO, FROM, AHEAD_OF_IT)                                                                     \
+    COPY_TWO_LINES(__m256i, _mm256_loadu_si256, _mm256_stream_si256, TO, FROM, AHEAD_OF_IT)
+
+/* Copies n bytes, a multiple of two lines, in each of two streams that are so far `apart`; `to` begins a line. */
+__attribute__((target("avx2"))) static void copy_in_step(uint8_t *to, const uint8_t *from, size_t apart, size_t n,
+                                                         const uint8_t *ahead)
+{
+    for (size_t i = 0; i < n; i += 2 * LINE) {
+        COPY_TWO_LINES_AVX2(to + i, from + i, ahead + i);
+        COPY_TWO_LINES_AVX2(to + apart + i, from + apart + i, ahead + apart + i);
+    }
+}
+
+/* Stores the bytes of the stage from `begun` on; `to` begins a line. */
+__attribute__((target("avx2"))) static void store_stage(uint8_t *to, const uint8_t *stage, size_t begun)
+{
+    size_t i = 0;
+    if (begun) { /* the line has bytes of another row, or what is before `out` */
+        memcpy(to + begun, stage + begun, LINE - begun);
+        i = LINE;
+    }
+    for (; i < STAGE; i += sizeof(__m256i))
+        _mm256_stream_si256((void *)(to + i), _mm256_load_si256((const void *)(stage + i)));
+}
+
 #endif
 
-static const struct {
+static const struct kernel {
     const char *name;
     copy_function *copy;
+    int for_intel;
 } kernels[] = {
-    {"plain", copy_plain},
+    {"plain", copy_plain, 0},
 #ifdef HAVE_X86
-    {"avx2", copy_avx2},
-    {"avx512", copy_avx512},
+    {"avx2", copy_avx2, 0},
+    {"avx512", copy_avx512, 0},
+    {"avx2-intel", copy_avx2, 1},
 #endif
 };
 
 #define NUM_KERNELS ((int)(sizeof kernels / sizeof kernels[0]))
+
+/* The kernel that is the fastest on this processor. */
+static const char *best(void)
+{
+#ifdef HAVE_X86
+    if (__builtin_cpu_supports("avx2"))
+        return __builtin_cpu_is("intel") ? "avx2-intel" : "avx2";
+#endif
+    return "plain";
+}
 
 static int runs_here(int kernel)
 {
@@ -126,18 +176,71 @@ static void touch_pages(const uint8_t *from, size_t n)
 #endif
 }
 
+static void copy_piece(copy_function *copy, uint8_t *to, const uint8_t *from, size_t n, const uint8_t *next)
+{
+    size_t most = n > AHEAD ? n - AHEAD : 0;
+    copy(to, from, most, from + AHEAD);
+    copy(to + most, from + most, n - most, next);
+}
+
+#ifdef HAVE_X86
+
+static void copy_halves(uint8_t *to, const uint8_t *from, size_t n, const uint8_t *next)
+{
+    size_t head = (size_t)(-(uintptr_t)to % LINE), half = (n - head) / (4 * LINE) * (2 * LINE), most = half - AHEAD;
+    memcpy(to, from, head);
+    to += head, from += head, next += head, n -= head;
+    copy_in_step(to, from, half, most, from + AHEAD);
+    copy_in_step(to + most, from + most, half, AHEAD, next);
+    memcpy(to + 2 * half, from + 2 * half, n - 2 * half);
+}
+
+/* The pieces of row i, by way of the stage. Returns where the next row's bytes go. */
+static uint8_t *copy_staged(const struct job *job, size_t i, uint8_t *to, const uint8_t *next_row)
+{
+    size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i), ahead = 1 + AHEAD / n;
+    const uint8_t *from = first_piece(job, i);
+    uint8_t stage[STAGE] __attribute__((aligned(LINE)));
+    size_t begun = (uintptr_t)to % LINE, used = begun;
+    to -= begun;
+    for (size_t piece = 0; piece < pieces; piece++, from += job->stride) {
+        size_t later = piece + ahead;
+        const uint8_t *wanted = later < pieces ? from + ahead * job->stride : next_row + (later - pieces) * job->stride;
+        for (size_t k = 0; k < n; k += LINE)
+            __builtin_prefetch(wanted + k);
+        for (size_t done = 0, some; done < n; done += some) {
+            some = n - done < STAGE - used ? n - done : STAGE - used;
+            memcpy(stage + used, from + done, some);
+            used += some;
+            if (used == STAGE) {
+                store_stage(to, stage, begun);
+                to += STAGE, used = begun = 0;
+            }
+        }
+    }
+    memcpy(to + begun, stage + begun, used - begun);
+    return to + used;
+}
+
+#endif
+
 /* Returns where the next row's bytes go. */
-static uint8_t *copy_row(const struct job *job, copy_function *copy, size_t i, uint8_t *to)
+static uint8_t *copy_row(const struct job *job, const struct kernel *kernel, size_t i, uint8_t *to)
 {
     size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i), next_i = i + 1 < job->count ? i + 1 : i;
     const uint8_t *from = first_piece(job, i), *next_row = first_piece(job, next_i);
-    touch_pages(next_row, (pieces_of(job, next_i) - 1) * job->stride + piece_nbytes_of(job, next_i));
-    for (size_t piece = 0; piece < pieces; piece++, from += job->stride, to += n) {
-        const uint8_t *next = piece + 1 < pieces ? from + job->stride : next_row;
-        size_t most = n > AHEAD ? n - AHEAD : 0;
-        copy(to, from, most, from + AHEAD);
-        copy(to + most, from + most, n - most, next);
+#ifdef HAVE_X86
+    if (kernel->for_intel && pieces > 1)
+        return copy_staged(job, i, to, next_row);
+    if (kernel->for_intel && n >= LEAST_FOR_HALVES) {
+        copy_halves(to, from, n, next_row);
+        return to + n;
     }
+#endif
+    if (!kernel->for_intel)
+        touch_pages(next_row, (pieces_of(job, next_i) - 1) * job->stride + piece_nbytes_of(job, next_i));
+    for (size_t piece = 0; piece < pieces; piece++, from += job->stride, to += n)
+        copy_piece(kernel->copy, to, from, n, piece + 1 < pieces ? from + job->stride : next_row);
     return to;
 }
 
@@ -187,7 +290,7 @@ static void handle_bus_errors(void)
 }
 
 /* How many rows were copied: all, unless a page of the next one failed. */
-static size_t run(const struct job *job, copy_function *copy)
+static size_t run(const struct job *job, const struct kernel *kernel)
 {
     handle_bus_errors();
     passed_on = 0;
@@ -197,7 +300,7 @@ static size_t run(const struct job *job, copy_function *copy)
         way_out = &here;
         atomic_signal_fence(memory_order_seq_cst);
         for (uint8_t *to = job->out; done < job->count; done++)
-            to = copy_row(job, copy, done, to);
+            to = copy_row(job, kernel, done, to);
     }
     atomic_signal_fence(memory_order_seq_cst);
     way_out = NULL;
@@ -260,7 +363,7 @@ static PyObject *copy(PyObject *module, PyObject *args)
     } else if (check(&job, (size_t)(rows.len / row_nbytes), (size_t)out.len)) {
         size_t done;
         Py_BEGIN_ALLOW_THREADS
-        done = run(&job, out.len < LEAST_FOR_STREAMING ? copy_plain : kernels[kernel].copy);
+        done = run(&job, &kernels[out.len < LEAST_FOR_STREAMING ? 0 : kernel]);
         Py_END_ALLOW_THREADS
         result = PyLong_FromSize_t(done);
     }
@@ -296,7 +399,7 @@ static int set_up(PyObject *module)
     }
     int failed = PyModule_AddObjectRef(module, "KERNELS", names);
     Py_DECREF(names);
-    return failed;
+    return failed ? failed : PyModule_AddStringConstant(module, "BEST", best());
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -1,6 +1,7 @@
 from typing import Any
 
 KERNELS: list[str]
+BEST: str
 
 def copy(
     rows: Any,

@@ -32,14 +32,14 @@ except ImportError:
     _fit = None  # type: ignore[assignment]
 
 KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _rowcopy.KERNELS) if _rowcopy else ()))
-"""Those that can copy samples here, the best one last."""
+"""Those that can copy samples here."""
 
 _FORCED = os.environ.get("SHARDIO_KERNEL", "")
 if _FORCED and _FORCED not in KERNELS:
     raise ImportError(f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found {_FORCED!r}")
-DEFAULT_KERNEL: str = _FORCED or next(name for name in ("avx2", KERNELS[-1]) if name in KERNELS)
-"""The kernel that copies if none is named: the best, or the one in the environment variable SHARDIO_KERNEL. AVX-512 is
-no faster, as memory is the limit, and lowers the clock of older processors."""
+DEFAULT_KERNEL: str = _FORCED or (_rowcopy.BEST if _rowcopy else "numpy")
+"""The kernel that copies if none is named: the best on this processor, or the one in the environment variable
+SHARDIO_KERNEL. AVX-512 is hardly faster, as memory is the limit, and lowers the clock of older processors."""
 
 _COSTS = (
     (_resample, "augmentation on the CPU is 17 to 26 times slower"),
