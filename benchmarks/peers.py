@@ -4,9 +4,8 @@ All read the same samples of 256 x 256 x 3 uint8, warm, shuffled, in batches, wi
 or processes, as the library has them). Each library writes its own form of them once. An untimed epoch then shows
 whether its samples are those that shardio gives. Then all ways run in turn, A B C A B C, each in a fresh process.
 
-An epoch is short here, 31 batches by default, and the time has several. What a library pays at the start of each epoch
-(DataLoader's workers run dry) therefore weighs more than with ImageNet's 5,000 batches, and ShardLoader pays little
-there: such figures favour it. A larger --samples has less of this. FFCV, which pays most, is given long epochs.
+An epoch that is measured reads each sample 100 times, in an order that each library draws anew, and is so long that the
+start of another one is not measured.
 
 Results go to build/peers/results.json, from which the table and the plot are drawn: `--draw` does this alone. `--only`
 measures rows again whose names contain the given text, and keeps the others. The memory is that of the whole tree of

@@ -46,14 +46,14 @@ class Stored(Mapped):
         return self.pixels[which], torch.tensor(which)
 
 
-def opened(dataset: Callable[[Path], Dataset], by_batch: bool) -> Callable[[Path, int, int], Any]:
-    def way(out: Path, batch_size: int, workers: int) -> Any:
-        samples = dataset(out / "pixels.npy")
+def opened(dataset: Callable[[Path], Dataset], by_batch: bool) -> Callable[[Path, int, int, int], Any]:
+    def way(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
+        samples: Any = dataset(out / "pixels.npy")
+        order: Any = RandomSampler(samples, num_samples=repeats * len(samples))
         if by_batch:
-            order = BatchSampler(RandomSampler(samples), batch_size, drop_last=False)
-            batches = DataLoader(samples, sampler=order, batch_size=None, num_workers=workers, persistent_workers=True)
-        else:
-            batches = DataLoader(samples, batch_size, shuffle=True, num_workers=workers, persistent_workers=True)
+            order = BatchSampler(order, batch_size, drop_last=False)
+        size = None if by_batch else batch_size
+        batches = DataLoader(samples, size, sampler=order, num_workers=workers, persistent_workers=True)
 
         def epoch(number: int) -> Iterator[tuple[Any, Any]]:
             yield from batches

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 
 PACKAGES = ("ffcv", "numba")
-# How often an epoch reads each sample. FFCV allocates its memory anew in each epoch, so short ones would measure this:
-# run.py makes them long when it measures.
-repeats = 1
 
 
 class Indexed:
@@ -34,7 +31,7 @@ def prepare(samples: np.ndarray, out: Path) -> None:
     DatasetWriter(str(out / "samples.beton"), fields, num_workers=1).from_indexed_dataset(Indexed(samples))
 
 
-def loader(out: Path, batch_size: int, workers: int) -> Any:
+def loader(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
     from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import ToTensor

@@ -29,14 +29,14 @@ def decoded(shape: tuple[int, ...], record: bytes) -> tuple[Any, int]:
 
 
 def opened(processes: bool) -> Any:
-    def way(out: Path, batch_size: int, workers: int) -> Any:
+    def way(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
         import grain
 
         shape = tuple(map(int, np.load(out / "shape.npy")))
         source = grain.sources.ArrayRecordDataSource([str(out / "samples.array_record")])
 
         def epoch(number: int) -> Iterator[tuple[Any, Any]]:
-            samples = grain.MapDataset.source(source).shuffle(seed=number).map(partial(decoded, shape))
+            samples = grain.MapDataset.source(source).shuffle(seed=number).repeat(repeats).map(partial(decoded, shape))
             read = samples.to_iter_dataset(grain.ReadOptions(num_threads=0 if processes else workers))
             batches = read.batch(batch_size, drop_remainder=False)
             if processes:

@@ -23,10 +23,10 @@ def prepare(samples: np.ndarray, out: Path) -> None:
     writer.merge(1)
 
 
-def loader(out: Path, batch_size: int, workers: int) -> Any:
+def loader(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
     from litdata import StreamingDataLoader, StreamingDataset
 
-    samples = StreamingDataset(str(out), shuffle=True, drop_last=False)
+    samples = StreamingDataset(str(out), shuffle=True, drop_last=False, subsample=float(repeats))
     batches = StreamingDataLoader(samples, batch_size=batch_size, num_workers=workers, persistent_workers=True)
 
     def epoch(number: int) -> Iterator[tuple[Any, Any]]:

@@ -19,10 +19,19 @@ def prepare(samples: np.ndarray, out: Path) -> None:
             writer.append(sample, number)
 
 
-def loader(out: Path, batch_size: int, workers: int) -> Any:
-    from shardio import ShardLoader
+def loader(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
+    from shardio import ShardLoader, open_shards
 
-    shards = ShardLoader(out / "set", batch_size, num_threads=workers, tail="short", device="cpu", rank=0, world_size=1)
+    shards = ShardLoader(
+        out / "set",
+        batch_size,
+        num_threads=workers,
+        indices=np.tile(np.arange(len(open_shards(out / "set"))), repeats),
+        tail="short",
+        device="cpu",
+        rank=0,
+        world_size=1,
+    )
 
     def epoch(number: int) -> Iterator[tuple[Any, Any]]:
         shards.set_epoch(number)

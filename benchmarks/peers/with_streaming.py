@@ -20,12 +20,12 @@ def prepare(samples: np.ndarray, out: Path) -> None:
             writer.write({"image": sample, "label": number})
 
 
-def loader(out: Path, batch_size: int, workers: int) -> Any:
-    from streaming import StreamingDataLoader, StreamingDataset
+def loader(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
+    from streaming import Stream, StreamingDataLoader, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
     clean_stale_shared_memory()
-    samples = StreamingDataset(local=str(out), shuffle=True, batch_size=batch_size)
+    samples = StreamingDataset(streams=[Stream(local=str(out), repeat=repeats)], shuffle=True, batch_size=batch_size)
     batches = StreamingDataLoader(samples, batch_size=batch_size, num_workers=workers, persistent_workers=True)
 
     def epoch(number: int) -> Iterator[tuple[Any, Any]]:

@@ -21,7 +21,7 @@ def prepare(samples: np.ndarray, out: Path) -> None:
     torch.save(samples.shape, out / "shape.pt")
 
 
-def mapped(out: Path, batch_size: int, workers: int) -> Any:
+def mapped(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
     from tensordict import MemoryMappedTensor
 
     torch.set_num_threads(workers)
@@ -29,8 +29,9 @@ def mapped(out: Path, batch_size: int, workers: int) -> Any:
     pixels = MemoryMappedTensor.from_filename(out / "pixels.memmap", torch.uint8, torch.Size(shape))
 
     def epoch(number: int) -> Iterator[tuple[Any, Any]]:
-        for numbers in torch.randperm(len(pixels)).split(batch_size):
-            yield pixels[numbers], numbers
+        for _ in range(repeats):
+            for numbers in torch.randperm(len(pixels)).split(batch_size):
+                yield pixels[numbers], numbers
 
     return epoch
 

@@ -28,7 +28,7 @@ def decoded(shape: tuple[int, ...], sample: dict[str, Any]) -> tuple[Any, int]:
     return np.frombuffer(sample["pixels"], np.uint8).reshape(shape).copy(), int(sample["__key__"])
 
 
-def loader(out: Path, batch_size: int, workers: int) -> Any:
+def loader(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
     import webdataset
     from torch.utils.data import default_collate
 
@@ -36,6 +36,7 @@ def loader(out: Path, batch_size: int, workers: int) -> Any:
     tars = sorted(map(str, out.glob("*.tar")))
     samples = (
         webdataset.WebDataset(tars, shardshuffle=len(tars))
+        .repeat(repeats)
         .shuffle(SHUFFLED)
         .map(partial(decoded, shape))
         .batched(batch_size, collation_fn=default_collate)
