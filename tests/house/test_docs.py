@@ -162,6 +162,14 @@ def test_every_reason_of_a_refusal_is_explained_and_no_other() -> None:
     assert set(re.findall(r"^\| `([a-z ]+)` \|", section, re.MULTILINE)) == set(get_args(Reason))
 
 
+def test_every_message_that_is_explained_is_one_of_the_code() -> None:
+    text = (GUIDE / "questions.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    assert len(rows) >= 12
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "shardio").rglob("*.py"))
+    assert [row for row in rows if row not in code] == []
+
+
 def test_the_memory_that_is_stated_is_that_of_the_limits() -> None:
     text = " ".join((GUIDE / "convert.md").read_text(encoding="utf-8").split())
     pixels = f"{MAX_PIXELS / 1e6:.0f} megapixels"
