@@ -1,5 +1,5 @@
-# `make demo` runs the main job, `make test` the tests, `make torture` the long checks; each sets itself up in .venv,
-# without root.
+# `make demo` runs the main job, `make test` the tests, `make docs` makes the site, `make torture` the long checks; each
+# sets itself up in .venv, without root.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -29,7 +29,7 @@ TESTS = tests/house $(wildcard $(shell ($(CHANGED)) | sed -nE \
 	-e 's,^tools/(.*/)?([^/]+).py$$,tests/*/test_\2.py,p'))
 PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test check lint torture clean
+.PHONY: demo test check lint docs torture clean
 
 demo: $(INSTALLED)
 ifeq ($(IMAGES),$(DRAWN))
@@ -48,6 +48,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# A link that leads nowhere, or a docstring that cannot be set, is an error. The site is in build/docs.
+docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[docs]"
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs . build/docs
 
 # All of them run, also when one has failed.
 torture: $(INSTALLED)

@@ -292,7 +292,7 @@ class ShardSet(SplitLayout, Sequence[Sample]):
         """Copies the values of an array for the samples `indices` into `out`, or a window of each, as `gather` does
         pixels.
 
-        `out` is the caller's: of the array's dtype, (len(indices), *shape of a value), C-contiguous; with `windows`,
+        `out` is the caller's: of the array's dtype, `(len(indices), *shape)` of a value, C-contiguous; with `windows`,
         which arrays of masks and images have, its height and width are theirs. Raises ValueError if the split has no
         such array.
         """

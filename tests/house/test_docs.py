@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import get_args
@@ -203,6 +204,12 @@ def test_links_and_named_files_exist(page: str) -> None:
         assert (ROOT / name).exists(), f"{page}: {name}"
     for name in re.findall(r"`python (\S+\.py)", text):
         assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_every_page_has_its_place_on_the_site() -> None:
+    navigation = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"]
+    pages = sorted(f"{page}.md" for part in navigation.values() for _, page in part)
+    assert ["README.md", *pages] == sorted(PAGES, key=lambda page: (page != "README.md", page))
 
 
 def test_every_page_is_linked_from_the_readme_or_the_index_of_the_guide() -> None:

@@ -1,0 +1,104 @@
+"""Makes the site of this repository's Markdown: `make docs`.
+
+The pages stay where they are, so that each link is right both on the site and where a repository is shown. The README
+is the first page. Sphinx gives what an API of docstrings needs, and checks every link; Furo is a theme with light and
+dark, and pages that fit a telephone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from shardio.version import __version__
+
+project = "shardio"
+copyright = "the shardio authors"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
+root_doc = "README"
+include_patterns = ["*.md", "docs/*.md", "docs/guide/*.md", "benchmarks/*.md", "examples/*.md"]
+
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+
+# In docstrings, as in Markdown, `name` is code.
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True}
+autodoc_type_aliases = {"ArrayLike": "ArrayLike", "NDArray": "NDArray"}
+# Long signatures are easier to read with a line for each argument.
+maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = f"shardio {__version__}"
+html_show_sphinx = False
+html_static_path = ["site"]
+html_css_files = ["site.css"]
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+
+# The README of a repository cannot have this: what is beside each page, by heading.
+NAVIGATION = {
+    "Guide": [
+        ("Overview", "docs/guide/README"),
+        *((name.capitalize(), f"docs/guide/{name}") for name in ("convert", "sources", "train", "augment", "evaluate")),
+        *((name.capitalize(), f"docs/guide/{name}") for name in ("resume", "change", "share", "look", "measure")),
+    ],
+    "How to": [
+        ("Recipes", "docs/guide/recipes"),
+        ("Moving from other loaders", "docs/guide/moving"),
+        ("Sizing", "docs/guide/sizing"),
+        ("Questions and errors", "docs/guide/questions"),
+        ("Clusters", "docs/cluster"),
+        ("Frameworks", "docs/integrations"),
+        ("Examples", "examples/README"),
+    ],
+    "Reference": [
+        ("Python", "docs/api"),
+        ("Format on disk", "docs/format"),
+        ("Architecture", "docs/architecture"),
+        ("Benchmarks", "benchmarks/README"),
+        ("Results", "benchmarks/RESULTS"),
+    ],
+    "Project": [
+        ("Contributing", "CONTRIBUTING"),
+        ("Changes", "CHANGELOG"),
+        ("Security", "SECURITY"),
+        ("Conduct", "CODE_OF_CONDUCT"),
+    ],
+}
+
+
+def add_navigation(app: Any, page: str, source: list[str]) -> None:
+    if page == root_doc:
+        for caption, pages in NAVIGATION.items():
+            entries = "\n".join(f"{title} <{name}>" for title, name in pages)
+            source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
+
+
+def copy_first_page(app: Any, error: Exception | None) -> None:
+    """The address of the site without a page's name shows the README."""
+    if error is None and app.builder.name == "html":
+        shutil.copyfile(Path(app.outdir) / f"{root_doc}.html", Path(app.outdir) / "index.html")
+
+
+def mark_code(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """In docstrings, as in Markdown, lines that are indented behind an empty one are code."""
+    marked: list[str] = []
+    for line in lines:
+        text, indented = line.strip(), line.startswith("    ")
+        inside = next((before.startswith("    ") for before in reversed(marked) if before), False)
+        if text and indented and not inside and marked and not marked[-1]:
+            marked += ["::", ""]
+        marked.append(line)
+    lines[:] = marked
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", mark_code)
+    app.connect("source-read", add_navigation)
+    app.connect("build-finished", copy_first_page)
