@@ -1,16 +1,21 @@
-"""Reading ready pixels, beside what a user would pick instead: each library in an environment of its own.
+"""Loaders beside what a user would pick instead: each library in an environment of its own.
 
-All read the same samples of 256 x 256 x 3 uint8, warm, shuffled, in batches, with the same number of workers (threads
-or processes, as the library has them). Each library writes its own form of them once. An untimed epoch then shows
-whether its samples are those that shardio gives. Then all ways run in turn, A B C A B C, each in a fresh process.
+`--part readers`: all read the same samples of 256 x 256 x 3 uint8, warm, shuffled, in batches, with the same number of
+workers (threads or processes, as the library has them). Each library writes its own form of them once. An untimed epoch
+then shows whether its samples are those that shardio gives.
 
-An epoch that is measured reads each sample 100 times, in an order that each library draws anew, and is so long that the
-start of another one is not measured.
+`--part images`: from JPEGs (`--images`, a folder of classes) to float32 batches of 224 x 224, normalised, with random
+crops and flips or as for an evaluation. ImageFolder and SPDL decode in each epoch; FFCV and shardio have decoded once,
+which is timed, too. The libraries have decoders and filters of their own, so the pictures of an evaluation are compared
+with torchvision's, as PSNR.
 
-Results go to build/peers/results.json, from which the table and the plot are drawn: `--draw` does this alone. `--only`
-measures rows again whose names contain the given text, and keeps the others. The memory is that of the whole tree of
-processes: `private` is what one of them has written and no other shares. The processor's time counts all of the tree,
-too.
+All ways run in turn, A B C A B C, each in a fresh process. An epoch that is measured reads each sample 100 times, in an
+order that each library draws anew, and is so long that the start of another one is not measured.
+
+Results go to build/peers/results.json, from which the tables and the plots are drawn: `--draw` does this alone.
+`--only` measures rows again whose names contain the given text, and keeps the others. The memory is that of the whole
+tree of processes: `private` is what one of them has written and no other shares. The processor's time counts all of the
+tree, too.
 
 The environments are made with pip under build/peers, and share one torch for the CPU. A library that cannot be had is
 a row which says why.
@@ -20,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import signal
@@ -29,52 +35,89 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "peers"
 RESULTS = BUILD / "results.json"
-PICTURE = ROOT / "docs" / "images" / "readers.svg"
+PICTURES = ROOT / "docs" / "images"
 RUN = Path(__file__).with_name("peers") / "run.py"
-OURS = "with_shardio"
 
-# What pip is told for each environment. The libraries see torch and torchvision of the common one. torchvision's wheel
+# What pip is told for each environment. Each sees torch and torchvision of the environment "torch". torchvision's wheel
 # is one for CUDA: its operators cannot be loaded beside a torch for the CPU, its transforms can.
-TORCH = (["torch", "numpy", "pillow"], ["--no-deps", "torchvision==0.28.0"])
-LIBRARIES: dict[str, Sequence[list[str]]] = {
-    "with_shardio": (),
-    "with_dataloader": TORCH,
-    "with_tensordict": (["tensordict==0.15.3"],),
-    "with_webdataset": (["webdataset==1.0.2"],),
-    "with_grain": (["grain==0.2.18", "array_record==0.8.6"],),
-    "with_litdata": (["litdata==0.2.76"],),
-    "with_streaming": (["mosaicml-streaming==0.10.0"],),
+ENVIRONMENTS: dict[str, Sequence[list[str]]] = {
+    "torch": (["torch", "numpy", "pillow"], ["--no-deps", "torchvision==0.28.0"]),
+    "tensordict": (["tensordict==0.15.3"],),
+    "webdataset": (["webdataset==1.0.2"],),
+    "grain": (["grain==0.2.18", "array_record==0.8.6"],),
+    "litdata": (["litdata==0.2.76"],),
+    "streaming": (["mosaicml-streaming==0.10.0"],),
+    # Needs FFmpeg's libraries.
+    "spdl": (["spdl==0.8.0"],),
     # Builds: needs pkg-config, and OpenCV's and TurboJPEG's headers.
-    "with_ffcv": (["numba", "opencv-python-headless", "tqdm"], ["--no-deps", "ffcv==1.0.2"]),
+    "ffcv": (["numba", "opencv-python-headless", "tqdm"], ["--no-deps", "ffcv==1.0.2"]),
 }
-NOT_RUN = {"side-stream prefetcher (apex)": "it needs CUDA"}
+
+
+class Part(NamedTuple):
+    """Ways that are compared with each other: `libraries` are modules under peers/, each with its environment."""
+
+    title: str
+    libraries: Mapping[str, str]
+    not_run: Mapping[str, str]
+
+
+PARTS = {
+    "readers": Part(
+        "Ready pixels",
+        {
+            "with_shardio": "",
+            "with_dataloader": "torch",
+            "with_tensordict": "tensordict",
+            "with_webdataset": "webdataset",
+            "with_grain": "grain",
+            "with_litdata": "litdata",
+            "with_streaming": "streaming",
+            "with_ffcv": "ffcv",
+        },
+        {"side-stream prefetcher (apex)": "it needs CUDA"},
+    ),
+    "images": Part(
+        "From images to normalised batches of 224 x 224",
+        {
+            "images_with_torchvision": "torch",
+            "images_with_shardio": "",
+            "images_with_spdl": "spdl",
+            "images_with_ffcv": "ffcv",
+        },
+        {},
+    ),
+}
+# The library with which the samples of the others are compared.
+REFERENCES = {"readers": "with_shardio", "images": "images_with_torchvision"}
+# So many pictures of an evaluation are compared.
+COMPARED = 64
 
 
 class Unavailable(Exception):
     """A library that cannot be had, or does not work."""
 
 
-def environment(library: str) -> Path:
-    """Returns the Python that has the library, and makes its environment if it is not there."""
-    if library == OURS:
+def environment(name: str) -> Path:
+    """Returns the Python of an environment, and makes that if it is not there; "" is this one, which has shardio."""
+    if not name:
         return Path(sys.executable)
-    folder = BUILD / ("torch" if library == "with_dataloader" else library.removeprefix("with_"))
+    folder = BUILD / name
     python, done = folder / "bin" / "python", folder / ".installed"
     if not done.exists():
-        if library != "with_dataloader":
-            common = environment("with_dataloader")
+        common = None if name == "torch" else environment("torch")
         call([sys.executable, "-m", "venv", folder], 300)
         packages = next(folder.glob("lib/python*/site-packages"))
-        if library != "with_dataloader":
+        if common is not None:
             common_packages = next(common.parents[1].glob("lib/python*/site-packages"))
             (packages / "torch.pth").write_text(f"{common_packages}\n")
-        for words in LIBRARIES[library]:
+        for words in ENVIRONMENTS[name]:
             call([python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", *words], 1200)
         done.touch()
     return python
@@ -101,19 +144,30 @@ def call(command: Sequence[object], timeout: float) -> str:
 
 
 def ask(library: str, timeout: float, *words: object) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(call([environment(library), RUN, library, *words], timeout).splitlines()[-1])
+    name = next(part.libraries[library] for part in PARTS.values() if library in part.libraries)
+    answer: dict[str, Any] = json.loads(call([environment(name), RUN, library, *words], timeout).splitlines()[-1])
     return answer
 
 
-def prepared(library: str, pixels: Path) -> Path:
-    """Returns the folder with the library's form of the pixels, written if it is not there."""
-    out = pixels.with_suffix("") / library
-    done = out / ".bytes"
+def prepared(library: str, source: Path) -> Path:
+    """Returns the folder with the library's form of the pixels or images, written if it is not there."""
+    out = BUILD / "data" / source.stem / library
+    done = out / ".prepared"
     if not done.exists():
         subprocess.run(["rm", "-rf", out], check=True)
         out.mkdir(parents=True)
-        done.write_text(str(ask(library, 1200, "prepare", pixels, out)["nbytes"]))
+        done.write_text(json.dumps(ask(library, 1200, "prepare", source, out)))
     return out
+
+
+def psnr(library: str, out: Path, reference: Path) -> float:
+    """Returns how near its pictures of an evaluation are to those of the reference, in dB."""
+    import numpy as np
+
+    found, expected = (folder / "evaluated.npy" for folder in (out, reference))
+    ask(library, 300, "evaluate", out, COMPARED, found)
+    error = float(np.mean((np.load(found).astype(np.float64) - np.load(expected)) ** 2))
+    return -10 * math.log10(error) if error else math.inf
 
 
 def generated(count: int, size: int) -> Path:
@@ -132,38 +186,53 @@ def generated(count: int, size: int) -> Path:
     return path
 
 
-def measure(options: argparse.Namespace, rows: dict[str, Any], source: Mapping[str, str]) -> None:
+def check(part: str, library: str, name: str, out: Path, options: argparse.Namespace, expected: Any) -> str:
+    """Returns a note on the samples of a way. Raises Unavailable if they are others than those that were written."""
+    if part == "images":
+        return ""
+    found = ask(library, 600, "check", out, options.batch_size, options.workers, name)
+    if (found["samples"], found["distinct"]) != (options.samples, options.samples):
+        return f"an epoch has {found['samples']:,} samples, {found['distinct']:,} of them distinct"
+    if found["digest"] != expected["digest"]:
+        raise Unavailable("its samples are not those that were written")
+    return ""
+
+
+def measure(part: str, options: argparse.Namespace, rows: dict[str, Any], source: Mapping[str, str]) -> None:
     """Makes a row of each way that was asked for: its figures, once per round, or the reason why there are none."""
-    pixels = generated(options.samples, options.size)
-    expected = ask(OURS, 600, "check", prepared(OURS, pixels), options.batch_size, options.workers, "ShardLoader")
-    rows.update({name: {"not_run": reason} for name, reason in NOT_RUN.items()})
+    files = generated(options.samples, options.size) if part == "readers" else options.images
+    reference = prepared(REFERENCES[part], files)
+    expected = None
+    if part == "readers":
+        words = (reference, options.batch_size, options.workers, "ShardLoader")
+        expected = ask(REFERENCES[part], 600, "check", *words)
+    else:
+        ask(REFERENCES[part], 300, "evaluate", reference, COMPARED, reference / "evaluated.npy")
+    rows.update({name: {"not_run": reason} for name, reason in PARTS[part].not_run.items()})
     places: dict[str, tuple[str, Path]] = {}
-    for library in LIBRARIES:
+    for library in PARTS[part].libraries:
+        short = library.rpartition("with_")[2]
         try:
             known = ask(library, 300, "ways")
-            rows.pop(library.removeprefix("with_"), None)  # it could not be had before
+            rows.pop(short, None)  # it could not be had before
             ways = [name for name in known["ways"] if options.only in name]
-            out = prepared(library, pixels) if ways else Path()
+            out = prepared(library, files) if ways else Path()
+            near = psnr(library, out, reference) if ways and part == "images" else math.inf
         except Unavailable as error:
-            rows[library.removeprefix("with_")] = {"not_run": str(error)}
+            rows[short] = {"not_run": str(error)}
             print(f"{library}: {error}", file=sys.stderr)
             continue
         for name in ways:
             try:
-                found = ask(library, 600, "check", out, options.batch_size, options.workers, name)
-                if (found["samples"], found["distinct"]) != (options.samples, options.samples):
-                    note = f"an epoch has {found['samples']:,} samples, {found['distinct']:,} of them distinct"
-                    print(f"{name}: {note}", file=sys.stderr)
-                elif found["digest"] != expected["digest"]:
-                    raise Unavailable("its samples are not those that were written")
-                else:
-                    note = ""
+                note = check(part, library, name, out, options, expected)
             except Unavailable as error:
                 rows[name] = {"not_run": str(error)}
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
             places[name] = library, out
-            rows[name] = {"versions": known["versions"], "note": note, "rounds": [], **source}
+            more = {"psnr": near} if near < math.inf else {}
+            made = json.loads((out / ".prepared").read_text())
+            rows[name] = {"versions": known["versions"], "note": note, "made": made, "rounds": [], **more, **source}
     for turn in range(options.rounds):
         for name, (library, out) in places.items():
             words = (out, options.batch_size, options.workers, name, options.seconds)
@@ -193,7 +262,7 @@ def measured(rows: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def table(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines of the results in Markdown."""
+    """Yields the lines of a part's results in Markdown."""
     yield results["machine"]
     for when, command in sorted({(row["date"], row["command"]) for row in results["rows"].values() if "date" in row}):
         yield f"{when}: `{command}`"
@@ -203,7 +272,7 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
     for name, row in measured(results["rows"]):
         figures = {figure: [found[figure] for found in row["rounds"]] for figure in row["rounds"][0]}
         cells = (
-            name + (f" ({row['note']})" if row["note"] else ""),
+            name + "".join(f" ({note})" for note in notes(row)),
             spread(figures["images_per_second"]),
             spread(figures["cpu_us_per_image"], digits=1),
             spread(figures["first_batch_seconds"], digits=2),
@@ -212,6 +281,7 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
         )
         yield f"| {' | '.join(cells)} |"
     yield ""
+    yield from savings(results)
     for name, row in results["rows"].items():
         if "not_run" in row:
             yield f"- {name}: not measured: {row['not_run']}"
@@ -219,6 +289,30 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
             yield f"- {name}: not measured: {'; '.join(row.get('failed', ['no round']))}"
         for failure in row.get("failed", []) if row.get("rounds") else ():
             yield f"- {name}: {failure}"
+
+
+def savings(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yields after how many epochs a conversion has saved the time that it took, beside decoding in each epoch."""
+    chain = ": crop, flip, normalise"
+    rows = dict(measured(results["rows"]))
+    if {f"ShardLoader{chain}", f"ImageFolder + DataLoader{chain}"} <= set(rows):
+        ours, theirs = (
+            1 / median(rows[f"{name}{chain}"], "images_per_second")
+            for name in ("ShardLoader", "ImageFolder + DataLoader")
+        )
+        seconds = rows[f"ShardLoader{chain}"]["made"]["seconds"]
+        count = results["num_images"]
+        yield (
+            f"- shardio's conversion of {count:,} images took {seconds:.1f} s, which it has saved after "
+            f"{seconds / count / (theirs - ours):.1f} epochs in place of ImageFolder"
+        )
+
+
+def notes(row: Mapping[str, Any]) -> Iterator[str]:
+    if row["note"]:
+        yield row["note"]
+    if "psnr" in row:
+        yield f"{row['psnr']:.1f} dB"
 
 
 def picture(results: Mapping[str, Any]) -> str:
@@ -231,14 +325,14 @@ def picture(results: Mapping[str, Any]) -> str:
         'font-family="sans-serif" font-size="13">',
         "<style>text{fill:#24292f}.o{fill:#2da44e}.p{fill:#6e96c8}line{stroke:#57606a}"
         "@media(prefers-color-scheme:dark){text{fill:#e6edf3}line{stroke:#b1bac4}}</style>",
-        f'<text x="8" y="20" font-weight="bold">Images a second, {results["workers"]} workers, warm, '
-        f"{results['size']} x {results['size']} x 3 (line: least to greatest round)</text>",
+        f'<text x="8" y="20" font-weight="bold">{escape(results["title"])}: images a second, '
+        f"{results['workers']} workers (line: least to greatest round)</text>",
     ]
     for number, (name, row) in enumerate(rows):
         rates = [found["images_per_second"] for found in row["rounds"]]
         middle, least, greatest = (width * x / most for x in (statistics.median(rates), min(rates), max(rates)))
         y = top + step * number
-        kind = "o" if name == "ShardLoader" else "p"
+        kind = "o" if name.startswith("ShardLoader") else "p"
         lines += [
             f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>',
             f'<rect class="{kind}" x="{left}" y="{y + 2}" width="{middle:.1f}" height="18"/>',
@@ -249,38 +343,55 @@ def picture(results: Mapping[str, Any]) -> str:
 
 
 def draw(results: Mapping[str, Any]) -> None:
-    print(*table(results), sep="\n")
-    if measured(results["rows"]):
-        PICTURE.parent.mkdir(parents=True, exist_ok=True)
-        PICTURE.write_text(picture(results))
-        print(f"wrote {PICTURE.relative_to(ROOT)}", file=sys.stderr)
+    for part, found in results.items():
+        print(f"## {found['title']}", "", *table(found), "", sep="\n")
+        if measured(found["rows"]):
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            (PICTURES / f"{part}.svg").write_text(picture(found))
+            print(f"wrote {(PICTURES / f'{part}.svg').relative_to(ROOT)}", file=sys.stderr)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=7936, help="of each form: 1.6 GB (default: 31 batches)")
-    parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--part", choices=PARTS, default="readers")
+    parser.add_argument("--images", type=Path, help="of the part images: a folder of classes")
+    parser.add_argument("--samples", type=int, default=7936, help="of the part readers, in each form (default: 1.6 GB)")
+    parser.add_argument("--size", type=int, default=256, help="of the part readers")
+    parser.add_argument("--batch-size", type=int, help="(default: 256 of pixels, 64 of images)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3, help="of each way in each round")
     parser.add_argument("--only", default="", metavar="NAME", help="only the ways whose names contain NAME")
     parser.add_argument("--draw", action="store_true", help="draw the results of the last run, and measure nothing")
     options = parser.parse_args()
-    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if not options.draw:
-        from common import describe_machine
+    options.batch_size = options.batch_size or (64 if options.part == "images" else 256)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if options.draw:
+        if not results:
+            parser.error(f"{RESULTS} does not exist yet: run without --draw")
+        draw(results)
+        return
+    if options.part == "images" and not options.images:
+        parser.error("--part images needs --images, a folder of classes with images")
+    from common import describe_machine
 
-        conditions = {name: getattr(options, name) for name in ("samples", "size", "batch_size", "workers")}
-        rows = before["rows"] if options.only and all(before.get(x) == y for x, y in conditions.items()) else {}
-        command = shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]])
-        measure(options, rows, {"date": date.today().isoformat(), "command": command})
-        before = {"machine": describe_machine(), **conditions, "rows": rows}
-        BUILD.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(before, indent=1) + "\n")
-    elif not before:
-        parser.error(f"{RESULTS} does not exist yet: run without --draw")
-    draw(before)
+    own = ("images",) if options.part == "images" else ("samples", "size")
+    conditions = {name: str(getattr(options, name)) for name in (*own, "batch_size", "workers")}
+    before = results.get(options.part, {})
+    rows = before["rows"] if options.only and before.get("conditions") == conditions else {}
+    command = shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]])
+    measure(options.part, options, rows, {"date": date.today().isoformat(), "command": command})
+    results[options.part] = {
+        "title": PARTS[options.part].title,
+        "machine": describe_machine(),
+        "conditions": conditions,
+        "workers": options.workers,
+        "num_images": sum(file.is_file() for file in options.images.rglob("*")) if options.images else 0,
+        "rows": rows,
+    }
+    BUILD.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    draw({options.part: results[options.part]})
 
 
 if __name__ == "__main__":

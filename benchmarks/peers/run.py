@@ -1,7 +1,8 @@
 """One way of one library. ../peers.py starts this in the environment of the library, where shardio need not be.
 
-python run.py MODULE prepare PIXELS.npy OUT               writes the library's form of the pixels
+python run.py MODULE prepare SOURCE OUT                   writes the library's form of the pixels or images
 python run.py MODULE check OUT BATCH_SIZE WORKERS WAY     reads an epoch; prints a hash of its samples
+python run.py MODULE evaluate OUT COUNT FILE.npy          writes the first pictures of an evaluation
 python run.py MODULE measure OUT BATCH_SIZE WORKERS WAY SECONDS
 python run.py MODULE ways                                 prints the names of the ways, and the versions
 
@@ -124,15 +125,20 @@ def version(package: str) -> str:
 
 def main() -> dict[str, Any]:
     name, action, *words = sys.argv[1:]
-    if name in ("with_litdata", "with_streaming"):
+    if name in ("with_litdata", "with_streaming", "images_with_torchvision"):
         import_what_torch_lacks()
     peer = importlib.import_module(name)
     if action == "ways":
         return {"ways": list(peer.WAYS), "versions": [version(package) for package in peer.PACKAGES]}
     if action == "prepare":
-        pixels, out = map(Path, words)
-        peer.prepare(np.load(pixels, mmap_mode="r"), out)
-        return {"nbytes": sum(file.stat().st_size for file in out.rglob("*") if file.is_file())}
+        source, out = map(Path, words)
+        began = time.perf_counter()
+        peer.prepare(np.load(source, mmap_mode="r") if source.suffix == ".npy" else source, out)
+        passed = time.perf_counter() - began
+        return {"seconds": passed, "nbytes": sum(file.stat().st_size for file in out.rglob("*") if file.is_file())}
+    if action == "evaluate":
+        np.save(words[2], peer.evaluated(Path(words[0]), int(words[1])))
+        return {}
     folder, batch_size, workers, way = Path(words[0]), int(words[1]), int(words[2]), peer.WAYS[words[3]]
     if action == "check":
         return check(way(folder, batch_size, workers, 1))

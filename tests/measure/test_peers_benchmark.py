@@ -39,7 +39,7 @@ def drawn(rows: dict[str, Any], monkeypatch_path: Path) -> tuple[list[str], Elem
     )
     script = monkeypatch_path / "draws.py"
     script.write_text(code)
-    results = {"machine": "a machine", "size": 8, "workers": 2, "rows": rows}
+    results = {"machine": "a machine", "title": "Ways", "workers": 2, "num_images": 500, "rows": rows}
     ended = run_python(script, BENCHMARKS, json.dumps(results))
     assert (ended.returncode, ended.stderr) == (0, "")
     table, picture = json.loads(ended.stdout)
@@ -56,6 +56,15 @@ def test_rows_have_medians_and_ranges_and_those_not_run_their_reason(tmp_path: P
     bars = picture.findall("{*}rect")
     assert [(bar.get("class"), bar.get("width")) for bar in bars] == [("o", "420.0"), ("p", "8.4")]
     assert "slow <&>" in [text.text for text in picture.findall("{*}text")]
+
+
+def test_what_a_conversion_saves_is_told(tmp_path: Path) -> None:
+    chain = ": crop, flip, normalise"
+    rows = {f"ShardLoader{chain}": row(1000), f"ImageFolder + DataLoader{chain}": row(200)}
+    rows[f"ShardLoader{chain}"]["made"] = {"seconds": 2.0}
+    table, _ = drawn(rows, tmp_path)
+    (told,) = (line for line in table if "conversion" in line)
+    assert "500 images took 2.0 s, which it has saved after 1.0 epochs" in told
 
 
 def test_lost_and_repeated_samples_are_counted(tmp_path: Path) -> None:

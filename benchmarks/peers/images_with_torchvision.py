@@ -1,0 +1,50 @@
+"""torchvision's ImageFolder under torch's DataLoader: each epoch decodes and resizes again, in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+PACKAGES = ("torchvision", "torch", "pillow")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+PICTURE = [transforms.Resize(256), transforms.CenterCrop(224)]
+NORMALISED = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+CROPPED = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+
+
+def prepare(images: Path, out: Path) -> None:
+    (out / "images").symlink_to(images.resolve())
+
+
+def evaluated(out: Path, count: int) -> np.ndarray:
+    """Returns the first pictures of an evaluation, float32 (count, 3, 224, 224) from 0 to 1."""
+    pictures = ImageFolder(out / "images", transforms.Compose([*PICTURE, transforms.ToTensor()]))
+    return torch.stack([pictures[number][0] for number in range(count)]).numpy()
+
+
+def opened(chain: list[Callable[..., Any]]) -> Callable[[Path, int, int, int], Any]:
+    def way(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
+        pictures: Any = ImageFolder(out / "images", transforms.Compose(chain))
+        order = RandomSampler(pictures, num_samples=repeats * len(pictures))
+        batches = DataLoader(pictures, batch_size, sampler=order, num_workers=workers, persistent_workers=True)
+
+        def epoch(number: int) -> Iterator[tuple[Any, Any]]:
+            torch.manual_seed(number)
+            yield from batches
+
+        return epoch
+
+    return way
+
+
+WAYS = {
+    "ImageFolder + DataLoader: crop, flip, normalise": opened([*CROPPED, *NORMALISED]),
+    "ImageFolder + DataLoader: evaluation": opened([*PICTURE, *NORMALISED]),
+}
