@@ -149,7 +149,8 @@ def check_resumed(
 
 def test_every_block_of_the_page_belongs_to_a_test() -> None:
     counts = {title: len(blocks) for title, blocks in BLOCKS.items()}
-    assert counts == {"torch DDP": 1, "torchdata": 2, "Lightning": 2, "Accelerate": 1, "SPDL": 1}
+    here = {"torch DDP": 1, "torchdata": 2, "Lightning": 2, "Accelerate": 1, "SPDL": 1}
+    assert counts == {**here, "Hugging Face Transformers": 1, "JAX and NumPy": 1}  # tests/recipes/test_adapters.py
 
 
 # torch
