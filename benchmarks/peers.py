@@ -184,9 +184,15 @@ def ask(library: str, timeout: float, *words: object) -> dict[str, Any]:
     return answer
 
 
+def form_of(library: str, source: Path) -> Path:
+    """Returns the folder for the library's form of the pixels or images. Sources of one name have folders of their
+    own."""
+    return BUILD / "data" / f"{source.stem}-{zlib.crc32(os.fsencode(source)):08x}" / library
+
+
 def prepared(library: str, source: Path) -> Path:
     """Returns the folder with the library's form of the pixels or images, written if it is not there."""
-    out = BUILD / "data" / f"{source.stem}-{zlib.crc32(os.fsencode(source)):08x}" / library
+    out = form_of(library, source)
     done = out / ".prepared"
     if not done.exists():
         subprocess.run(["rm", "-rf", out], check=True)
@@ -234,6 +240,10 @@ def check(library: str, name: str, out: Path, options: argparse.Namespace, expec
 def measure(part: Part, options: argparse.Namespace, rows: dict[str, Any], origin: Mapping[str, str]) -> None:
     """Makes a row of each way that was asked for: its figures, once per round, or the reason why there are none."""
     files = options.images or generated(options.samples, options.size)
+    if options.images and not options.only:
+        # Conversions are compared with epochs, so both are timed in the same run.
+        for library in part.libraries:
+            (form_of(library, files) / ".prepared").unlink(missing_ok=True)
     reference = prepared(part.reference, files)
     expected: dict[str, Any] = {}
     if part.compared == "PSNR":
@@ -430,7 +440,10 @@ def main() -> None:
     before = results.get(options.part, {})
     rows = before["rows"] if options.only and before.get("conditions") == conditions else {}
     command = shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]])
-    measure(part, options, rows, {"date": date.today().isoformat(), "command": command})
+    try:
+        measure(part, options, rows, {"date": date.today().isoformat(), "command": command})
+    except Unavailable as error:
+        parser.exit(1, f"{part.reference}, with which the others are compared: {error}\n")
     results[options.part] = {
         "title": part.title,
         "machine": describe_machine(),

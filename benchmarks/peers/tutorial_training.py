@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from run import delivered, import_peer
 from torch import nn
-from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed import TCPStore, destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS = 2
@@ -56,11 +55,11 @@ def end_with_the_parent() -> None:
     os._exit(1)
 
 
-def train(module: str, name: str, place: str, rank: int, done: Any, words: tuple[Any, ...]) -> None:
+def train(module: str, name: str, port: int, rank: int, done: Any, words: tuple[Any, ...]) -> None:
     """Trains on the batches of one rank, and puts the numbers of each step's samples into `done`; None at the end."""
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // RANKS))
-    init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=RANKS)
+    init_process_group("gloo", store=TCPStore("127.0.0.1", port), rank=rank, world_size=RANKS)
     out, batch_size, workers, repeats = words
     load: Load = import_peer(module).LOADERS[name]
     model = DistributedDataParallel(small_resnet())
@@ -90,22 +89,21 @@ def trained(module: str, name: str) -> Callable[..., Any]:
     def way(*words: Any) -> Any:
         def epoch(number: int) -> Iterator[tuple[Any, Any]]:
             context = get_context("spawn")
-            done = context.Queue()
-            with TemporaryDirectory() as folder:
-                place = str(Path(folder, "store"))
-                ranks = [
-                    context.Process(target=train, args=(module, name, place, rank, done, words))
-                    for rank in range(RANKS)
-                ]
-                for process in ranks:
-                    process.start()
-                running = RANKS
-                while running:
-                    numbers = next_of(done, ranks)
-                    if numbers is None:
-                        running -= 1
-                    else:
-                        yield None, numbers
+            done, store = context.Queue(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            ranks = [
+                # Daemons: when one rank has failed, this process need not wait for the other.
+                context.Process(target=train, args=(module, name, store.port, rank, done, words), daemon=True)
+                for rank in range(RANKS)
+            ]
+            for process in ranks:
+                process.start()
+            running = RANKS
+            while running:
+                numbers = next_of(done, ranks)
+                if numbers is None:
+                    running -= 1
+                else:
+                    yield None, numbers
 
         return epoch
 

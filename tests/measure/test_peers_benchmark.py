@@ -6,10 +6,13 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
+import torch
 from command import run_python
 from places import BENCHMARKS
 
@@ -51,6 +54,16 @@ def drawn(rows: dict[str, Any], monkeypatch_path: Path) -> tuple[list[str], Elem
     assert (ended.returncode, ended.stderr) == (0, "")
     table, picture = json.loads(ended.stdout)
     return table, ElementTree.fromstring(picture)
+
+
+def imported(name: str) -> Any:
+    """Returns a module of the benchmarks, or of those that run in the peers' environments."""
+    folders = [str(BENCHMARKS), str(BENCHMARKS / "peers")]
+    sys.path[:0] = folders
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.path[: len(folders)]
 
 
 def test_rows_have_medians_and_ranges_and_those_not_run_their_reason(tmp_path: Path) -> None:
@@ -95,16 +108,6 @@ def test_each_library_of_a_part_has_its_module_and_its_environment() -> None:
             assert environment in ("", *peers.ENVIRONMENTS)
 
 
-def imported(name: str) -> Any:
-    """Returns a module of the benchmarks, or of those that run in the peers' environments."""
-    folders = [str(BENCHMARKS), str(BENCHMARKS / "peers")]
-    sys.path[:0] = folders
-    try:
-        return importlib.import_module(name)
-    finally:
-        del sys.path[: len(folders)]
-
-
 def test_lost_and_repeated_samples_are_counted() -> None:
     run = imported("run")
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 1, 4)
@@ -116,3 +119,18 @@ def test_lost_and_repeated_samples_are_counted() -> None:
     assert lost["digest"] != whole["digest"]
     numbers = run.check(lambda epoch: iter([(None, [2, 0]), (None, [2])]))
     assert (numbers["samples"], numbers["distinct"]) == (3, 2)
+
+
+def test_a_batch_counts_once_it_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = imported("run")
+    batches = [(torch.zeros(2), [0, 1]), (None, [2])]
+    monkeypatch.setattr(run, "gpu", lambda: None)
+    assert list(run.delivered(iter(batches))) == batches
+    done: list[str] = []
+    cuda = SimpleNamespace(synchronize=lambda: done.append("copied"))
+    monkeypatch.setattr(run, "gpu", lambda: SimpleNamespace(Tensor=torch.Tensor, cuda=cuda))
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self, non_blocking: done.append("copying") or self + 1)
+    delivered = run.delivered(iter(batches))
+    assert next(delivered)[0].tolist() == [1, 1]
+    assert done == ["copying", "copied"]
+    assert next(delivered) == (None, [2])
