@@ -16,7 +16,10 @@ batches, and in normalised batches.
 ShardLoader; alone, and in a training of a small ResNet by two ranks of torch's DistributedDataParallel on the CPU. The
 samples that an epoch repeats or loses are counted.
 
-With a GPU that the library's torch sees, a batch counts once it is copied there.
+`--part writers`: from JPEGs to 256 x 256 x 3 uint8, as each library writes them. Those that resize nothing are given
+what Pillow resizes, with the same filter. shardio also writes checksums and syncs its files, which no other does.
+
+Batches from images count once they are copied to the GPU, if the library's torch sees one.
 
 All ways run in turn, A B C A B C, each in a fresh process. An epoch that is measured reads each sample 100 times, in an
 order that each library draws anew, and is so long that the start of another one is not measured.
@@ -45,6 +48,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 from xml.sax.saxutils import escape
 
@@ -63,6 +67,10 @@ ENVIRONMENTS: dict[str, Sequence[list[str]]] = {
     "grain": (["grain==0.2.18", "array_record==0.8.6"],),
     "litdata": (["litdata==0.2.76"],),
     "streaming": (["mosaicml-streaming==0.10.0"],),
+    "dlio": (
+        ["--no-deps", "dlio_benchmark==2.0.0"],
+        ["mpi4py==4.1.2", "mpich==5.0.2", "h5py", "hydra-core", "pandas", "psutil"],
+    ),
     # Needs FFmpeg's libraries.
     "spdl": (["spdl==0.8.0"],),
     # Builds: needs pkg-config, and OpenCV's and TurboJPEG's headers.
@@ -76,9 +84,9 @@ class Part(NamedTuple):
     title: str
     libraries: Mapping[str, str]
     not_run: Mapping[str, str]
-    reference: str
-    """The library with which the samples of the others are compared."""
-    compared: Literal["pixels", "numbers", "PSNR"]
+    reference: str = ""
+    """The library with which the samples of the others are compared; "" for the parts that write and do not load."""
+    compared: Literal["pixels", "numbers", "PSNR", ""] = ""
     tasks: tuple[str, ...] = ("",)
     """The ends of the names of its ways: of those that the libraries have."""
     workers: Sequence[int] = ()
@@ -130,6 +138,33 @@ PARTS = {
         "tutorial_with_shardio",
         "numbers",
     ),
+    "writers": Part(
+        "Converters",
+        {
+            "writes_with_shardio": "",
+            "writes_with_numpy": "torch",
+            "writes_with_webdataset": "webdataset",
+            "writes_with_litdata": "litdata",
+            "writes_with_streaming": "streaming",
+            "writes_with_ffcv": "ffcv",
+        },
+        {},
+    ),
+}
+
+
+class Figure(NamedTuple):
+    heading: str
+    scale: float
+    digits: int
+
+
+FIGURES = {
+    "images_per_second": Figure("images/s", 1, 0),
+    "cpu_us_per_image": Figure("CPU us an image", 1, 1),
+    "first_batch_seconds": Figure("first batch, s", 1, 2),
+    "private": Figure("private memory, MB", 1e6, 0),
+    "nbytes": Figure("written, MB", 1e6, 0),
 }
 # So many pictures of an evaluation are compared.
 COMPARED = 64
@@ -185,9 +220,9 @@ def ask(library: str, timeout: float, *words: object) -> dict[str, Any]:
 
 
 def form_of(library: str, source: Path) -> Path:
-    """Returns the folder for the library's form of the pixels or images. Sources of one name have folders of their
-    own."""
-    return BUILD / "data" / f"{source.stem}-{zlib.crc32(os.fsencode(source)):08x}" / library
+    """Returns the folder for the library's form of the pixels or images. Two folders of images may have one name."""
+    name = f"{source.name}-{zlib.crc32(os.fsencode(source)):08x}" if source.is_dir() else source.stem
+    return BUILD / "data" / name / library
 
 
 def prepared(library: str, source: Path) -> Path:
@@ -237,6 +272,18 @@ def check(library: str, name: str, out: Path, options: argparse.Namespace, expec
     return ""
 
 
+def run_once(
+    part: Part, library: str, way: str, out: Path, workers: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    if part.compared:
+        words = (out, options.batch_size, workers, way, options.seconds)
+        return ask(library, 120 + 10 * options.seconds, "measure", *words)
+    with TemporaryDirectory(dir=BUILD) as folder:
+        found = ask(library, 1200, "write", options.images, folder, workers, way)
+        found["nbytes"] = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+        return found
+
+
 def measure(part: Part, options: argparse.Namespace, rows: dict[str, Any], origin: Mapping[str, str]) -> None:
     """Makes a row of each way that was asked for: its figures, once per round, or the reason why there are none."""
     files = options.images or generated(options.samples, options.size)
@@ -244,11 +291,11 @@ def measure(part: Part, options: argparse.Namespace, rows: dict[str, Any], origi
         # Conversions are compared with epochs, so both are timed in the same run.
         for library in part.libraries:
             (form_of(library, files) / ".prepared").unlink(missing_ok=True)
-    reference = prepared(part.reference, files)
+    reference = prepared(part.reference, files) if part.compared else Path()
     expected: dict[str, Any] = {}
     if part.compared == "PSNR":
         ask(part.reference, 300, "evaluate", reference, COMPARED, reference / "evaluated.npy")
-    else:
+    elif part.compared:
         first = ask(part.reference, 300, "ways")["ways"][0]
         expected = ask(part.reference, 600, "check", reference, options.batch_size, options.workers, first)
         count = options.samples if part.compared == "pixels" else number_of(files)
@@ -268,7 +315,7 @@ def measure(part: Part, options: argparse.Namespace, rows: dict[str, Any], origi
                 for name in [way + f", {workers} worker{'s' * (workers > 1)}" * bool(part.workers)]
                 if options.only in name and way.endswith(part.tasks)
             }
-            out = prepared(library, files) if ways else Path()
+            out = prepared(library, files) if ways and part.compared else Path()
             near = psnr(library, out, reference) if ways and part.compared == "PSNR" else math.inf
         except Unavailable as error:
             rows[short] = {"not_run": str(error)}
@@ -283,13 +330,13 @@ def measure(part: Part, options: argparse.Namespace, rows: dict[str, Any], origi
                 continue
             places[name] = library, out, way, workers
             more = {"psnr": near} if near < math.inf else {}
-            made = json.loads((out / ".prepared").read_text())
-            rows[name] = {"versions": known["versions"], "note": note, "made": made, "rounds": [], **more, **origin}
+            if part.compared:
+                more["made"] = json.loads((out / ".prepared").read_text())
+            rows[name] = {"versions": known["versions"], "note": note, "rounds": [], **more, **origin}
     for turn in range(options.rounds):
         for name, (library, out, way, workers) in places.items():
-            words = (out, options.batch_size, workers, way, options.seconds)
             try:
-                found = ask(library, 120 + 10 * options.seconds, "measure", *words)
+                found = run_once(part, library, way, out, workers, options)
             except Unavailable as error:
                 rows[name].setdefault("failed", []).append(f"round {turn}: {error}")
                 continue
@@ -323,20 +370,19 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
     for when, command in sorted({(row["date"], row["command"]) for row in results["rows"].values() if "date" in row}):
         yield f"{when}: `{command}`"
     yield ""
-    yield "| way | images/s | CPU us an image | first batch, s | private memory, MB | device | versions |"
-    yield "|---|---|---|---|---|---|---|"
-    for name, row in measured(results["rows"]):
-        figures = {figure: [found[figure] for found in row["rounds"]] for figure in row["rounds"][0]}
-        cells = (
-            name + "".join(f" ({note})" for note in notes(row)),
-            spread(figures["images_per_second"]),
-            spread(figures["cpu_us_per_image"], digits=1),
-            spread(figures["first_batch_seconds"], digits=2),
-            spread(figures["private"], 1e6),
-            figures["device"][0],
-            ", ".join(row["versions"]),
-        )
-        yield f"| {' | '.join(cells)} |"
+    rows = measured(results["rows"])
+    shown = [figure for figure in FIGURES if any(figure in found for _, row in rows for found in row["rounds"])]
+    devices = any("device" in found for _, row in rows for found in row["rounds"])
+    headings = [FIGURES[figure].heading for figure in shown] + ["device"] * devices
+    yield f"| way | {' | '.join(headings)} | versions |"
+    yield "|---" * (len(headings) + 2) + "|"
+    for name, row in rows:
+        cells = [name + "".join(f" ({note})" for note in notes(row))]
+        for figure in shown:
+            _, scale, digits = FIGURES[figure]
+            cells.append(spread([found[figure] for found in row["rounds"]], scale, digits))
+        cells += [row["rounds"][0].get("device", "")] * devices
+        yield f"| {' | '.join([*cells, ', '.join(row['versions'])])} |"
     yield ""
     yield from savings(results)
     for name, row in results["rows"].items():
@@ -353,6 +399,8 @@ def savings(results: Mapping[str, Any]) -> Iterator[str]:
     prepare."""
     rows, count = dict(measured(results["rows"])), results["num_images"]
     for name, row in rows.items():
+        if "made" not in row:  # a converter's
+            continue
         # A decoder's pictures one by one stand beside samples in batches: ShardLoader has no others.
         task = name.partition(": ")[2].replace("decode and resize alone", "samples alone")
         ours = rows.get(f"ShardLoader: {task}", row)
@@ -389,7 +437,7 @@ def picture(results: Mapping[str, Any]) -> str:
         rates = [found["images_per_second"] for found in row["rounds"]]
         middle, least, greatest = (width * x / most for x in (statistics.median(rates), min(rates), max(rates)))
         y = top + step * number
-        kind = "o" if name.startswith("ShardLoader") else "p"
+        kind = "o" if name.startswith(("ShardLoader", "shardio")) else "p"
         lines += [
             f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>',
             f'<rect class="{kind}" x="{left}" y="{y + 2}" width="{middle:.1f}" height="18"/>',

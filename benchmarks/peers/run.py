@@ -3,6 +3,7 @@
 python run.py MODULE prepare SOURCE OUT                   writes the library's form of the pixels or images
 python run.py MODULE check OUT BATCH_SIZE WORKERS WAY     reads an epoch; prints a hash of its samples
 python run.py MODULE evaluate OUT COUNT FILE.npy          writes the first pictures of an evaluation
+python run.py MODULE write IMAGES OUT WORKERS WAY         measures a converter
 python run.py MODULE measure OUT BATCH_SIZE WORKERS WAY SECONDS
 python run.py MODULE ways                                 prints the names of the ways, and the versions
 
@@ -21,6 +22,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,6 @@ Epoch = Callable[[int], Iterator[tuple[Any, Any]]]
 # How often an epoch that is measured reads each sample. Some pay much for the start of an epoch; ImageNet's have
 # 5,000 batches.
 REPEATS = 100
-IMPORT_TORCHVISION = ("with_litdata", "with_streaming", "images_with_torchvision", "tutorial_with_threads")
 STARTED = time.perf_counter()
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -107,13 +108,13 @@ def delivered(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         yield images, labels
 
 
-def measure(opened: Callable[[], Epoch], seconds: float) -> dict[str, Any]:
+def measure(opened: Callable[[], Epoch], seconds: float, to_gpu: bool = False) -> dict[str, Any]:
     """Reads epochs for so many seconds after the first batch, for which importing the library counts, too."""
     epoch = opened()
 
     def batches() -> Iterator[tuple[Any, Any]]:
         for number in range(1 << 30):
-            yield from delivered(epoch(number))
+            yield from delivered(epoch(number)) if to_gpu else epoch(number)
 
     reading = batches()
     next(reading)
@@ -127,9 +128,18 @@ def measure(opened: Callable[[], Epoch], seconds: float) -> dict[str, Any]:
         "images_per_second": images / passed,
         "cpu_us_per_image": 1e6 * used / images,
         "first_batch_seconds": first,
-        "device": torch.cuda.get_device_name() if (torch := gpu()) else "no GPU",
         **memory_nbytes(),
+        **({"device": torch.cuda.get_device_name() if (torch := gpu()) else "no GPU"} if to_gpu else {}),
     }
+
+
+def write(way: Callable[[], None], images: Path) -> dict[str, Any]:
+    """Times a converter, which may sync or not; what it has left to be written later is not waited for."""
+    count = sum(file.is_file() for file in images.rglob("*"))
+    used, start = cpu_seconds(), time.perf_counter()
+    way()
+    passed = time.perf_counter() - start
+    return {"images_per_second": count / passed, "cpu_us_per_image": 1e6 * (cpu_seconds() - used) / count}
 
 
 def import_what_torch_lacks() -> None:
@@ -142,7 +152,7 @@ def import_what_torch_lacks() -> None:
 
 
 def import_peer(name: str) -> Any:
-    if name in IMPORT_TORCHVISION:
+    if name.endswith(("_litdata", "_streaming", "_torchvision", "tutorial_with_threads")):
         import_what_torch_lacks()
     return importlib.import_module(name)
 
@@ -162,13 +172,16 @@ def main() -> dict[str, Any]:
         peer.prepare(np.load(source, mmap_mode="r") if source.suffix == ".npy" else source, out)
         passed = time.perf_counter() - began
         return {"seconds": passed, "nbytes": sum(file.stat().st_size for file in out.rglob("*") if file.is_file())}
+    if action == "write":
+        return write(partial(peer.WAYS[words[3]], Path(words[0]), Path(words[1]), int(words[2])), Path(words[0]))
     if action == "evaluate":
         np.save(words[2], peer.evaluated(Path(words[0]), int(words[1])))
         return {}
     folder, batch_size, workers, way = Path(words[0]), int(words[1]), int(words[2]), peer.WAYS[words[3]]
     if action == "check":
         return check(way(folder, batch_size, workers, 1))
-    return measure(lambda: way(folder, batch_size, workers, REPEATS), float(words[4]))
+    to_gpu = not name.startswith("with_")
+    return measure(lambda: way(folder, batch_size, workers, REPEATS), float(words[4]), to_gpu)
 
 
 if __name__ == "__main__":

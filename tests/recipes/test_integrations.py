@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ import torch
 from documents import BATCH_SIZE, BLOCKS, RECORDER
 from pictures import sample_pixels
 from places import ROOT
-from starts import Starts
+from starts import Starts, starting
 from torch.utils.data import DataLoader
 
 from shardio import ShardDataset, ShardLoader, ShardWriter
@@ -149,7 +149,8 @@ def check_resumed(
 
 def test_every_block_of_the_page_belongs_to_a_test() -> None:
     counts = {title: len(blocks) for title, blocks in BLOCKS.items()}
-    assert counts == {"torch DDP": 1, "torchdata": 2, "Lightning": 2, "Accelerate": 1, "SPDL": 1}
+    expected = {"torch DDP": 1, "torchdata": 2, "Lightning": 2, "Accelerate": 1, "Hugging Face Trainer": 2, "SPDL": 1}
+    assert counts == {**expected, "JAX and NumPy": 1}  # tests/recipes/test_jax.py
 
 
 # torch
@@ -489,6 +490,34 @@ def test_a_rest_of_accumulated_gradients_is_completed_by_the_next_epoch(accelera
                 if accelerator.sync_gradients:
                     stepped.append(step + 1)
     assert stepped == [5, 10, 15, 20, 25, 30]
+
+
+# Hugging Face Trainer
+
+
+@pytest.fixture(scope="module")
+def trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
+    """Starts of scripts, from a process that has imported what takes seconds."""
+    pytest.importorskip("tokenizers", reason="transformers is not installed")
+    modules = ("torch._dynamo", "transformers.trainer", "transformers.models.resnet.modeling_resnet")
+    with starting(tmp_path_factory.mktemp("trainers") / "said", *modules, "shardio.loading.loader") as starts:
+        yield starts
+
+
+@pytest.mark.parametrize(("ranks", "accumulated"), [(2, 3)])
+def test_trainer_goes_on_exactly_after_being_killed_and_evaluates_each_sample_once(
+    ranks: int, accumulated: int, reader: Path, trainers: Starts
+) -> None:
+    script = "\n".join(BLOCKS["Hugging Face Trainer"])
+    # Three and three batches, and two at the end of the epoch.
+    script = script.replace('"save_steps": 3', f'"save_steps": {3 // accumulated}')
+    script = script.replace("**saving", f"**saving, gradient_accumulation_steps={accumulated}")
+    check = f"""
+trainer.compute_metrics = lambda found: {{"labels": sorted(found.label_ids.tolist())}}
+assert trainer.evaluate()["eval_labels"] == list(range({NUM_VAL}))
+assert trainer.state.epoch == {EPOCHS}
+"""
+    check_resumed(RECORDER + script + check, ranks, 3, partial(run_forked, trainers, ranks=ranks))
 
 
 # SPDL

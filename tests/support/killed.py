@@ -1,6 +1,6 @@
 """Scripts in processes forked from one that has torch imported, which may be killed at a call that changes files.
 
-    python killed.py
+    python killed.py [MODULE ...]
 
 Each line of stdin is a start, as JSON: {"script": path, "words": [...], "folder": path, "ranks": 2, "environ": {...},
 "kill": [rank, call]}. If there is a "kill", each rank writes down in calls-RANK.txt what it does to files in its
@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 TIMEOUT_SECONDS = 120
-# What the scripts import, as far as it is installed. torch imports the first of them when the first optimizer is made,
-# and takes a second for it.
+# What the scripts import, as far as it is installed, unless the command line names modules. torch imports the first of
+# these when the first optimizer is made, and takes a second for it.
 PRELOADED = ["torch._dynamo", "torch.nn.parallel", "shardio.loading.loader", "shardio.augment"]
 PRELOADED += ["lightning.pytorch", "accelerate"]
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
@@ -144,7 +144,7 @@ def run(start: dict[str, Any]) -> list[int]:
 
 
 if __name__ == "__main__":
-    for name in PRELOADED:
+    for name in sys.argv[1:] or PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()  # a collection in a child would copy all that was imported

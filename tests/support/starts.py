@@ -49,11 +49,12 @@ class Starts:
 
 
 @contextlib.contextmanager
-def starting(said: Path) -> Iterator[Starts]:
-    """A process that starts scripts, whose output goes to the file `said`."""
+def starting(said: Path, *modules: str) -> Iterator[Starts]:
+    """A process that starts scripts, whose output goes to the file `said`. It imports these modules, or those of all
+    recipes, once."""
     with said.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, str(SUPPORT / "killed.py")],
+            [sys.executable, str(SUPPORT / "killed.py"), *modules],
             env={**os.environ, **SETTINGS},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
