@@ -428,8 +428,9 @@ def picture(results: Mapping[str, Any]) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {top + step * len(rows) + 8}" '
         'font-family="sans-serif" font-size="13">',
-        "<style>text{fill:#24292f}.o{fill:#2da44e}.p{fill:#6e96c8}line{stroke:#57606a}"
-        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}line{stroke:#b1bac4}}</style>",
+        "<style>.b{fill:#fff}text{fill:#24292f}.o{fill:#2da44e}.p{fill:#6e96c8}line{stroke:#57606a}"
+        "@media(prefers-color-scheme:dark){.b{fill:#0d1117}text{fill:#e6edf3}line{stroke:#b1bac4}}</style>",
+        f'<path class="b" d="M0 0h800v{top + step * len(rows) + 8}h-800z"/>',
         f'<text x="8" y="20" font-weight="bold">{escape(results["title"])}: images a second, '
         f"{results['workers']} workers (line: least to greatest round)</text>",
     ]

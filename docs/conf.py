@@ -8,10 +8,18 @@ dark, and pages that fit a telephone.
 from __future__ import annotations
 
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from shardio.version import __version__
+
+
+def _project() -> dict[str, Any]:
+    with open(Path(__file__).parents[1] / "pyproject.toml", "rb") as file:
+        found: dict[str, Any] = tomllib.load(file)["project"]
+    return found
+
 
 project = "shardio"
 copyright = "the shardio authors"
@@ -36,6 +44,9 @@ maximum_signature_line_length = 88
 html_theme = "furo"
 html_title = f"shardio {__version__}"
 html_show_sphinx = False
+if repository := _project().get("urls", {}).get("Repository"):
+    # Each page has links to its source.
+    html_theme_options = {"source_repository": repository, "source_branch": "main", "source_directory": ""}
 html_static_path = ["site"]
 html_css_files = ["site.css"]
 pygments_style = "friendly"
