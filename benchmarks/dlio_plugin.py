@@ -1,17 +1,8 @@
 """A plug-in for DLIO, the benchmark behind MLPerf Storage: it reads a shard set with a ShardLoader.
 
-    PYTHONPATH=benchmarks mpiexec -n 8 dlio_benchmark workload=resnet50_h100 \\
-        ++workload.framework=pytorch \\
-        ++workload.reader.data_loader=pytorch \\
-        ++workload.reader.data_loader_classname=dlio_plugin.ShardDataLoader \\
-        ++workload.reader.data_loader_sampler=iterative \\
-        ++workload.dataset.format=npy \\
-        ++workload.dataset.data_folder=FOLDER \\
-        ++workload.dataset.num_files_train=SHARDS \\
-        ++workload.dataset.num_samples_per_file=SAMPLES
-
-FOLDER/train is the set, and FOLDER/valid must be there. DLIO counts the shards as files of so many samples each. If
-these are more than the set has, as for many emulated accelerators, samples are read more than once an epoch.
+dlio.py runs DLIO with it; its `command` has the words that DLIO wants. FOLDER/train is the set, and FOLDER/valid must
+be there. DLIO counts the shards as files of so many samples each. If these are more than the set has, as for many
+emulated accelerators, samples are read more than once an epoch.
 """
 
 from __future__ import annotations
@@ -58,3 +49,20 @@ class ShardDataLoader(BaseDataLoader):  # type: ignore[misc]
 
     def finalize(self) -> None:
         """DLIO calls this after each epoch, and reads on: the loader is closed when it is forgotten."""
+
+
+class IdleDataLoader(BaseDataLoader):  # type: ignore[misc]
+    """One batch, again and again: what DLIO itself costs."""
+
+    def __init__(self, format_type: FormatType, dataset_type: DatasetType, epoch_number: int) -> None:
+        super().__init__(format_type, dataset_type, epoch_number, DataLoaderType.PYTORCH)
+
+    def read(self) -> None:
+        self._batch = torch.zeros(self.batch_size, 3, 8, 8, dtype=torch.uint8)
+
+    def next(self) -> Iterator[torch.Tensor]:
+        super().next()
+        for _ in range(self.num_samples // self._args.comm_size // self.batch_size):
+            yield self._batch
+
+    finalize = read

@@ -9,6 +9,9 @@ crops and flips or as for an evaluation. ImageFolder and SPDL decode in each epo
 which is timed, too. The libraries have decoders and filters of their own, so the pictures of an evaluation are compared
 with torchvision's, as PSNR.
 
+`--part writers`: from JPEGs to 256 x 256 x 3 uint8, as each library writes them. Those that resize nothing are given
+what Pillow resizes, with the same filter. shardio also writes checksums and syncs its files, which no other does.
+
 All ways run in turn, A B C A B C, each in a fresh process. An epoch that is measured reads each sample 100 times, in an
 order that each library draws anew, and is so long that the start of another one is not measured.
 
@@ -35,6 +38,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
@@ -53,6 +57,10 @@ ENVIRONMENTS: dict[str, Sequence[list[str]]] = {
     "grain": (["grain==0.2.18", "array_record==0.8.6"],),
     "litdata": (["litdata==0.2.76"],),
     "streaming": (["mosaicml-streaming==0.10.0"],),
+    "dlio": (
+        ["--no-deps", "dlio_benchmark==2.0.0"],
+        ["mpi4py==4.1.2", "mpich==5.0.2", "h5py", "hydra-core", "pandas", "psutil"],
+    ),
     # Needs FFmpeg's libraries.
     "spdl": (["spdl==0.8.0"],),
     # Builds: needs pkg-config, and OpenCV's and TurboJPEG's headers.
@@ -93,6 +101,33 @@ PARTS = {
         },
         {},
     ),
+    "writers": Part(
+        "Converters",
+        {
+            "writes_with_shardio": "",
+            "writes_with_numpy": "torch",
+            "writes_with_webdataset": "webdataset",
+            "writes_with_litdata": "litdata",
+            "writes_with_streaming": "streaming",
+            "writes_with_ffcv": "ffcv",
+        },
+        {},
+    ),
+}
+
+
+class Figure(NamedTuple):
+    heading: str
+    scale: float
+    digits: int
+
+
+FIGURES = {
+    "images_per_second": Figure("images/s", 1, 0),
+    "cpu_us_per_image": Figure("CPU us an image", 1, 1),
+    "first_batch_seconds": Figure("first batch, s", 1, 2),
+    "private": Figure("private memory, MB", 1e6, 0),
+    "nbytes": Figure("written, MB", 1e6, 0),
 }
 # The library with which the samples of the others are compared.
 REFERENCES = {"readers": "with_shardio", "images": "images_with_torchvision"}
@@ -188,7 +223,7 @@ def generated(count: int, size: int) -> Path:
 
 def check(part: str, library: str, name: str, out: Path, options: argparse.Namespace, expected: Any) -> str:
     """Returns a note on the samples of a way. Raises Unavailable if they are others than those that were written."""
-    if part == "images":
+    if part != "readers":
         return ""
     found = ask(library, 600, "check", out, options.batch_size, options.workers, name)
     if (found["samples"], found["distinct"]) != (options.samples, options.samples):
@@ -198,15 +233,25 @@ def check(part: str, library: str, name: str, out: Path, options: argparse.Names
     return ""
 
 
+def run_once(part: str, library: str, name: str, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    if part != "writers":
+        words = (out, options.batch_size, options.workers, name, options.seconds)
+        return ask(library, 120 + 10 * options.seconds, "measure", *words)
+    with TemporaryDirectory(dir=BUILD) as folder:
+        found = ask(library, 1200, "write", options.images, folder, options.workers, name)
+        found["nbytes"] = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+        return found
+
+
 def measure(part: str, options: argparse.Namespace, rows: dict[str, Any], source: Mapping[str, str]) -> None:
     """Makes a row of each way that was asked for: its figures, once per round, or the reason why there are none."""
     files = generated(options.samples, options.size) if part == "readers" else options.images
-    reference = prepared(REFERENCES[part], files)
+    reference = prepared(REFERENCES[part], files) if part in REFERENCES else Path()
     expected = None
     if part == "readers":
         words = (reference, options.batch_size, options.workers, "ShardLoader")
         expected = ask(REFERENCES[part], 600, "check", *words)
-    else:
+    elif part == "images":
         ask(REFERENCES[part], 300, "evaluate", reference, COMPARED, reference / "evaluated.npy")
     rows.update({name: {"not_run": reason} for name, reason in PARTS[part].not_run.items()})
     places: dict[str, tuple[str, Path]] = {}
@@ -216,7 +261,7 @@ def measure(part: str, options: argparse.Namespace, rows: dict[str, Any], source
             known = ask(library, 300, "ways")
             rows.pop(short, None)  # it could not be had before
             ways = [name for name in known["ways"] if options.only in name]
-            out = prepared(library, files) if ways else Path()
+            out = prepared(library, files) if ways and part in REFERENCES else Path()
             near = psnr(library, out, reference) if ways and part == "images" else math.inf
         except Unavailable as error:
             rows[short] = {"not_run": str(error)}
@@ -231,13 +276,13 @@ def measure(part: str, options: argparse.Namespace, rows: dict[str, Any], source
                 continue
             places[name] = library, out
             more = {"psnr": near} if near < math.inf else {}
-            made = json.loads((out / ".prepared").read_text())
-            rows[name] = {"versions": known["versions"], "note": note, "made": made, "rounds": [], **more, **source}
+            if part in REFERENCES:
+                more["made"] = json.loads((out / ".prepared").read_text())
+            rows[name] = {"versions": known["versions"], "note": note, "rounds": [], **more, **source}
     for turn in range(options.rounds):
         for name, (library, out) in places.items():
-            words = (out, options.batch_size, options.workers, name, options.seconds)
             try:
-                found = ask(library, 120 + 10 * options.seconds, "measure", *words)
+                found = run_once(part, library, name, out, options)
             except Unavailable as error:
                 rows[name].setdefault("failed", []).append(f"round {turn}: {error}")
                 continue
@@ -267,19 +312,16 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
     for when, command in sorted({(row["date"], row["command"]) for row in results["rows"].values() if "date" in row}):
         yield f"{when}: `{command}`"
     yield ""
-    yield "| way | images/s | CPU us an image | first batch, s | private memory, MB | versions |"
-    yield "|---|---|---|---|---|---|"
-    for name, row in measured(results["rows"]):
-        figures = {figure: [found[figure] for found in row["rounds"]] for figure in row["rounds"][0]}
-        cells = (
-            name + "".join(f" ({note})" for note in notes(row)),
-            spread(figures["images_per_second"]),
-            spread(figures["cpu_us_per_image"], digits=1),
-            spread(figures["first_batch_seconds"], digits=2),
-            spread(figures["private"], 1e6),
-            ", ".join(row["versions"]),
-        )
-        yield f"| {' | '.join(cells)} |"
+    rows = measured(results["rows"])
+    shown = [figure for figure in FIGURES if any(figure in found for _, row in rows for found in row["rounds"])]
+    yield f"| way | {' | '.join(FIGURES[figure].heading for figure in shown)} | versions |"
+    yield "|---" * (len(shown) + 2) + "|"
+    for name, row in rows:
+        cells = [name + "".join(f" ({note})" for note in notes(row))]
+        for figure in shown:
+            _, scale, digits = FIGURES[figure]
+            cells.append(spread([found[figure] for found in row["rounds"]], scale, digits))
+        yield f"| {' | '.join([*cells, ', '.join(row['versions'])])} |"
     yield ""
     yield from savings(results)
     for name, row in results["rows"].items():
@@ -332,7 +374,7 @@ def picture(results: Mapping[str, Any]) -> str:
         rates = [found["images_per_second"] for found in row["rounds"]]
         middle, least, greatest = (width * x / most for x in (statistics.median(rates), min(rates), max(rates)))
         y = top + step * number
-        kind = "o" if name.startswith("ShardLoader") else "p"
+        kind = "o" if name.startswith(("ShardLoader", "shardio")) else "p"
         lines += [
             f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>',
             f'<rect class="{kind}" x="{left}" y="{y + 2}" width="{middle:.1f}" height="18"/>',
@@ -354,7 +396,7 @@ def draw(results: Mapping[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, default="readers")
-    parser.add_argument("--images", type=Path, help="of the part images: a folder of classes")
+    parser.add_argument("--images", type=Path, help="of the parts images and writers: a folder of classes")
     parser.add_argument("--samples", type=int, default=7936, help="of the part readers, in each form (default: 1.6 GB)")
     parser.add_argument("--size", type=int, default=256, help="of the part readers")
     parser.add_argument("--batch-size", type=int, help="(default: 256 of pixels, 64 of images)")
@@ -371,11 +413,11 @@ def main() -> None:
             parser.error(f"{RESULTS} does not exist yet: run without --draw")
         draw(results)
         return
-    if options.part == "images" and not options.images:
-        parser.error("--part images needs --images, a folder of classes with images")
+    if options.part != "readers" and not options.images:
+        parser.error(f"--part {options.part} needs --images, a folder of classes with images")
     from common import describe_machine
 
-    own = ("images",) if options.part == "images" else ("samples", "size")
+    own = ("samples", "size") if options.part == "readers" else ("images",)
     conditions = {name: str(getattr(options, name)) for name in (*own, "batch_size", "workers")}
     before = results.get(options.part, {})
     rows = before["rows"] if options.only and before.get("conditions") == conditions else {}

@@ -7,40 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
-from with_ffcv import Indexed
+from pictures import Indexed
 
 PACKAGES = ("ffcv", "numba")
 MEAN, STD = (np.array(x) * 255 for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
 
-class Resized:
-    """Pictures of a folder of classes, as torchvision's Resize(256) and CenterCrop(256) make them."""
-
-    def __init__(self, images: Path) -> None:
-        folders = sorted(folder for folder in images.iterdir() if folder.is_dir())
-        self.files = [(file, label) for label, folder in enumerate(folders) for file in sorted(folder.iterdir())]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        image = Image.open(self.files[number][0]).convert("RGB")
-        scale = 256 / min(image.size)
-        width, height = (max(256, int(side * scale)) for side in image.size)
-        left, top = round((width - 256) / 2), round((height - 256) / 2)
-        resized = image.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(resized.crop((left, top, left + 256, top + 256)))
-
-
 def prepare(images: Path, out: Path) -> None:
+    write(images, out, workers=2)
+
+
+def write(images: Path, out: Path, workers: int) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    pictures: Any = Resized(images)
+    pictures: Any = Indexed(images)
     np.save(out / "count.npy", len(pictures))
     fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
-    DatasetWriter(str(out / "samples.beton"), fields, num_workers=2).from_indexed_dataset(Indexed(pictures))
+    DatasetWriter(str(out / "samples.beton"), fields, num_workers=workers).from_indexed_dataset(pictures)
 
 
 def loader(out: Path, batch_size: int, workers: int, repeats: int, random: bool) -> Any:

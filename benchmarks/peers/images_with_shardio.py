@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 
 PACKAGES = ("shardio",)
-SPLIT = "train"
 
 
 def prepare(images: Path, out: Path) -> None:
+    write(images, out, workers=2)
+
+
+def write(images: Path, out: Path, workers: int) -> None:
     from shardio import convert
 
     # torchvision's filter, for the sake of the comparison.
-    convert(images, out / "set", workers=2, resample="bilinear")
+    convert(images, out / "set", workers=workers, resample="bilinear")
 
 
 def loader(out: Path, batch_size: int, workers: int, repeats: int, transform: Any, **options: Any) -> Any:

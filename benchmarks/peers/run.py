@@ -3,6 +3,7 @@
 python run.py MODULE prepare SOURCE OUT                   writes the library's form of the pixels or images
 python run.py MODULE check OUT BATCH_SIZE WORKERS WAY     reads an epoch; prints a hash of its samples
 python run.py MODULE evaluate OUT COUNT FILE.npy          writes the first pictures of an evaluation
+python run.py MODULE write IMAGES OUT WORKERS WAY         measures a converter
 python run.py MODULE measure OUT BATCH_SIZE WORKERS WAY SECONDS
 python run.py MODULE ways                                 prints the names of the ways, and the versions
 
@@ -21,6 +22,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,15 @@ def measure(opened: Callable[[], Epoch], seconds: float) -> dict[str, Any]:
     }
 
 
+def write(way: Callable[[], None], images: Path) -> dict[str, Any]:
+    """Times a converter, which may sync or not; what it has left to be written later is not waited for."""
+    count = sum(file.is_file() for file in images.rglob("*"))
+    used, start = cpu_seconds(), time.perf_counter()
+    way()
+    passed = time.perf_counter() - start
+    return {"images_per_second": count / passed, "cpu_us_per_image": 1e6 * (cpu_seconds() - used) / count}
+
+
 def import_what_torch_lacks() -> None:
     """Makes torchvision, which some libraries import, known beside a torch for the CPU."""
     sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -125,7 +136,7 @@ def version(package: str) -> str:
 
 def main() -> dict[str, Any]:
     name, action, *words = sys.argv[1:]
-    if name in ("with_litdata", "with_streaming", "images_with_torchvision"):
+    if name.endswith(("_litdata", "_streaming", "_torchvision")):
         import_what_torch_lacks()
     peer = importlib.import_module(name)
     if action == "ways":
@@ -136,6 +147,8 @@ def main() -> dict[str, Any]:
         peer.prepare(np.load(source, mmap_mode="r") if source.suffix == ".npy" else source, out)
         passed = time.perf_counter() - began
         return {"seconds": passed, "nbytes": sum(file.stat().st_size for file in out.rglob("*") if file.is_file())}
+    if action == "write":
+        return write(partial(peer.WAYS[words[3]], Path(words[0]), Path(words[1]), int(words[2])), Path(words[0]))
     if action == "evaluate":
         np.save(words[2], peer.evaluated(Path(words[0]), int(words[1])))
         return {}

@@ -1,0 +1,202 @@
+"""DLIO, the benchmark behind MLPerf Storage: how many emulated accelerators one machine feeds.
+
+    python benchmarks/dlio.py --accelerators 1,8,16,20
+
+Each accelerator is a process of MPI that takes 400 images of 224 x 224 x 3 and then sleeps for 0.224 s, as an H100
+would train a ResNet-50 (DLIO's workload resnet50_h100). Its utilisation is the share of the time in which it need not
+wait; MLPerf asks for 0.90. An epoch has 1,281,024 images at most, as in the workload. They are those of a set of
+`--samples`, read as often as that takes, since few machines have memory for 193 GB. So this tells nothing about disks:
+`cold.py` does.
+
+`--loader dlio` gives the same accelerators a reader of DLIO's own instead, `indexed_binary` under torch's DataLoader
+with a worker process for each, from files of as many bytes that DLIO has written. `--loader idle` hands out one batch
+again and again: the utilisation that is missing then is the benchmark's own cost on this machine.
+
+DLIO is installed under build/peers/dlio, with its own torch. Two packages that it imports are stood in for by modules
+that do nothing: TensorFlow, which this workload does not use under PyTorch, and dftracer, which traces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from common import describe_machine, generated_set
+from peers import BUILD, ROOT, Unavailable, environment
+
+SIDE, BATCH_SIZE, STEP_SECONDS = 224, 400, 0.224
+# 1,024 files of 1,251 images in the workload; here as many images in as many files as the set has shards.
+EPOCH = 1024 * 1251
+FOLDER = BUILD / "dlio"
+STAND_INS = {
+    "tensorflow.py": "",
+    "dftracer/__init__.py": "",
+    "dftracer/logger.py": '''"""Marks functions, loops and blocks, and does nothing."""
+
+DFTRACER_ENABLE = False
+
+
+class dft_fn:
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def log(self, function):
+        return function
+
+    log_init = log_static = log
+
+    def iter(self, values, *args, **kwargs):
+        return values
+
+    def update(self, *args, **kwargs):
+        pass
+
+    flush = reset = __exit__ = update
+
+    def __enter__(self):
+        return self
+
+
+class dftracer:
+    @staticmethod
+    def initialize_log(*args, **kwargs):
+        return None
+''',
+}
+CLASSES = {"shardio": "ShardDataLoader", "idle": "IdleDataLoader"}
+
+
+def installed() -> Path:
+    """Returns the folder of DLIO's programs."""
+    programs, stand_ins = environment("dlio").parent, FOLDER / "stand-ins"
+    for name, text in STAND_INS.items():
+        (stand_ins / name).parent.mkdir(parents=True, exist_ok=True)
+        (stand_ins / name).write_text(text)
+    return programs
+
+
+def data(loader: str, samples: int) -> tuple[Path, int]:
+    """Returns the folder that DLIO is given, and the number of its files."""
+    folder = FOLDER / "data" / loader
+    (folder / "valid").mkdir(parents=True, exist_ok=True)
+    if loader != "dlio":
+        made = generated_set(samples, SIDE, 512 << 20)
+        (folder / "train").unlink(missing_ok=True)
+        (folder / "train").symlink_to(made)
+        return folder, len(list(made.glob("train-0*.npy")))
+    files = samples // 1000
+    if not (folder / "made").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        words = ["++workload.workflow.generate_data=True", "++workload.workflow.train=False"]
+        subprocess.run(
+            command(1, folder, files, 1000, loader, 1, *words), env=variables(), check=True, capture_output=True
+        )
+        (folder / "made").touch()
+    return folder, files
+
+
+def variables() -> dict[str, str]:
+    paths = [FOLDER / "stand-ins", ROOT, ROOT / "benchmarks", next(FOLDER.glob("lib/python*/site-packages"))]
+    own = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **own, "DFTRACER_ENABLE": "0"}
+
+
+def command(
+    accelerators: int, folder: Path, files: int, samples_per_file: int, loader: str, epochs: int, *more: str
+) -> list[str]:
+    programs = installed()
+    words = {
+        "framework": "pytorch",
+        "reader.data_loader": "pytorch",
+        "reader.read_threads": 1,
+        "reader.prefetch_size": 2,
+        "dataset.data_folder": folder,
+        "dataset.num_files_train": files,
+        "dataset.num_samples_per_file": samples_per_file,
+        "dataset.record_length_bytes": SIDE * SIDE * 3,
+        "dataset.record_length_bytes_stdev": 0,
+        "train.epochs": epochs,
+        "output.folder": FOLDER / "out",
+    }
+    if loader == "dlio":
+        words |= {"dataset.format": "indexed_binary", "reader.data_loader_sampler": "index"}
+    else:
+        words |= {"dataset.format": "npy", "reader.data_loader_sampler": "iterative"}
+        words |= {"reader.data_loader_classname": f"dlio_plugin.{CLASSES[loader]}"}
+    return [
+        *(str(programs / "mpiexec"), "-n", str(accelerators), str(programs / "dlio_benchmark")),
+        *("workload=resnet50_h100", f"hydra.run.dir={FOLDER / 'out'}"),
+        *(f"++workload.{name}={value}" for name, value in words.items()),
+        *more,
+    ]
+
+
+def utilisations(output: str) -> list[float]:
+    """Returns the accelerators' utilisation in each epoch, from 0 to 1, out of what DLIO prints."""
+    found = re.findall(r"Epoch (\d+) - Block 1 \[Training\] Accelerator Utilization \[AU\] \(%\): ([\d.]+)", output)
+    return [float(percent) / 100 for _, percent in sorted(found, key=lambda pair: int(pair[0]))]
+
+
+def run(loader: str, accelerators: int, samples: int, epochs: int, steps: int) -> tuple[list[float], float]:
+    """Returns the utilisation in each epoch, and the share of the processor's time that was used."""
+    folder, files = data(loader, samples)
+    count = min(EPOCH, accelerators * BATCH_SIZE * steps)
+    per_file = 1000 if loader == "dlio" else count // files
+    words = [f"++workload.train.total_training_steps={steps}"] if loader == "dlio" else []
+    before, start = os.times(), time.perf_counter()
+    ended = subprocess.run(
+        command(accelerators, folder, files, per_file, loader, epochs, *words),
+        env=variables(),
+        capture_output=True,
+        text=True,
+        cwd=FOLDER,
+    )
+    passed, after = time.perf_counter() - start, os.times()
+    if ended.returncode:
+        raise Unavailable((ended.stderr or ended.stdout).strip().splitlines()[-1])
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return utilisations(ended.stdout + ended.stderr), used / passed / (os.cpu_count() or 1)
+
+
+def lines(options: argparse.Namespace) -> Iterator[str]:
+    yield "| accelerators | images/s needed | utilisation, first epoch | the others | cores busy |"
+    yield "|---|---|---|---|---|"
+    for accelerators in options.accelerators:
+        found, busy = run(options.loader, accelerators, options.samples, options.epochs, options.steps)
+        later = found[1:] or found
+        yield (
+            f"| {accelerators} | {accelerators * BATCH_SIZE / STEP_SECONDS:,.0f} | {found[0]:.3f} "
+            f"| {statistics.median(later):.3f} ({min(later):.3f} to {max(later):.3f}) | {busy:.0%} |"
+        )
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--accelerators", type=numbers, default=[1, 8, 16, 20], metavar="N,N,...")
+    parser.add_argument("--loader", choices=["shardio", "dlio", "idle"], default="shardio")
+    parser.add_argument("--samples", type=int, default=16_000, help="of the set: 2.4 GB")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=160, help="of an epoch at most")
+    options = parser.parse_args()
+    try:
+        print(describe_machine())
+        for line in lines(options):
+            print(line, flush=True)
+    except Unavailable as error:
+        sys.exit(f"DLIO cannot be had, or does not work here: {error}")
+
+
+if __name__ == "__main__":
+    main()

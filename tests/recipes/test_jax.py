@@ -1,0 +1,134 @@
+"""The recipe of docs/integrations.md for JAX, and what is said there of batches that JAX and NumPy take."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from documents import BLOCKS
+from pictures import sample_pixels
+from places import ROOT
+
+from shardio import ShardLoader, ShardWriter
+
+SHAPE = (6, 5, 3)
+NUM_TRAIN, BATCH_SIZE, EPOCHS = 520, 32, 2
+PER_EPOCH = NUM_TRAIN // BATCH_SIZE
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as the page's reader has it, with the set in out/, where a sample's label is its index."""
+    with ShardWriter(tmp_path / "out", SHAPE, classes=[f"c{i}" for i in range(NUM_TRAIN)]) as writer:
+        for split, count in (("train", NUM_TRAIN), ("val", 65)):
+            for i in range(count):
+                writer.append(sample_pixels(i, SHAPE), i, split=split)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+RECORDING = """
+import json, os
+steps = []
+
+def recorded(labels):
+    steps.append(labels.tolist())
+    if len(steps) == int(os.environ["STOP_AFTER"]):
+        os._exit(9)
+    with open("steps.jsonl", "a", encoding="ascii") as file:
+        file.write(json.dumps(steps[-1]) + "\\n")
+    return labels
+"""
+
+
+def trained_on(script: str, stop: int) -> list[list[int]]:
+    """Runs a script, which is killed at the step `stop`, if that is not 0. Returns the batches it has trained on."""
+    Path("train.py").write_text(RECORDING + script, encoding="utf-8")
+    settings = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "STOP_AFTER": str(stop)}
+    command = [sys.executable, "train.py"]
+    ended = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == (9 if stop else 0), ended.stderr
+    lines = Path("steps.jsonl").read_text(encoding="ascii").splitlines()
+    Path("steps.jsonl").unlink()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_training_in_jax_goes_on_exactly_after_being_killed(reader: Path) -> None:
+    pytest.importorskip("jax")
+    (block,) = BLOCKS["JAX and NumPy"]
+    script = block.replace("labels.numpy()", "recorded(labels).numpy()")
+    assert script != block
+    with ShardLoader("out/", BATCH_SIZE, device="cpu") as loader:
+        undisturbed = [labels.tolist() for _ in range(EPOCHS) for _, labels in loader]
+    kept: list[list[int]] = []
+    for stop in (23, 5, 0):
+        steps = trained_on(script, stop)
+        first = undisturbed.index(steps[0])
+        assert first > 0 or stop == 23
+        kept = kept[:first] + steps
+    assert kept == undisturbed
+
+
+def views(images: torch.Tensor) -> Any:
+    """A JAX array of the batch's own memory."""
+    jax = pytest.importorskip("jax")
+    array = jax.dlpack.from_dlpack(images.permute(0, 2, 3, 1))
+    assert array.unsafe_buffer_pointer() == images.data_ptr(), "JAX has copied the batch"
+    return array
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_arrays_of_jax_keep_their_batches_and_give_them_back(reader: Path) -> None:
+    pytest.importorskip("jax")
+    with ShardLoader("out/", BATCH_SIZE, device="cpu", prefetch=1) as loader:
+        held = [(views(images), images.permute(0, 2, 3, 1).numpy().copy()) for images, _ in loader]
+        for _ in range(3):
+            for images, _ in loader:
+                del images
+        for array, pixels in held:
+            assert np.array_equal(array, pixels)
+        assert len({array.unsafe_buffer_pointer() for array, _ in held}) == PER_EPOCH
+        del array, held
+        gc.collect()
+        seen = set()
+        for _ in range(3):
+            for images, _ in loader:
+                seen.add(views(images).unsafe_buffer_pointer())
+                del images
+        # What nothing holds any more is used again.
+        assert len(seen) <= PER_EPOCH + 4
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_batch_stays_what_it_is_while_jax_still_computes(reader: Path) -> None:
+    jax = pytest.importorskip("jax")
+
+    @jax.jit
+    def slow(images: Any) -> Any:
+        scores = images.reshape(len(images), -1).astype("float32")
+        for _ in range(6):
+            scores = scores @ (scores.T @ scores) / 1e7
+        return scores.sum(), images.astype("int32").sum()
+
+    with ShardLoader("out/", BATCH_SIZE, device="cpu", prefetch=1) as loader:
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            # Dispatched, and not waited for, while the loader gathers the next batches.
+            pending = [(slow(views(images))[1], int(images.sum())) for images, _ in loader]
+            for found, expected in pending:
+                assert int(found) == expected
+
+
+def test_numpy_takes_a_batch_without_a_copy(reader: Path) -> None:
+    with ShardLoader("out/", BATCH_SIZE, device="cpu") as loader:
+        images, _ = next(iter(loader))
+        for array in (images.numpy(), np.from_dlpack(images)):
+            assert array.ctypes.data == images.data_ptr()
