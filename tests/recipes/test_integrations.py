@@ -106,7 +106,12 @@ def succeed(result: subprocess.CompletedProcess[str]) -> None:
 
 def trained_on(rank: int) -> list[list[int]]:
     """The batches on which a rank has trained since this was last asked."""
-    path = Path(f"steps-{rank}.jsonl")
+    return trained(f"steps-{rank}.jsonl")
+
+
+def trained(name: str) -> list[list[int]]:
+    """The batches that were noted in this file, which is removed."""
+    path = Path(name)
     lines = path.read_text(encoding="ascii").splitlines()
     path.unlink()
     return [json.loads(line) for line in lines]
@@ -149,7 +154,8 @@ def check_resumed(
 
 def test_every_block_of_the_page_belongs_to_a_test() -> None:
     counts = {title: len(blocks) for title, blocks in BLOCKS.items()}
-    expected = {"torch DDP": 1, "torchdata": 2, "Lightning": 2, "Accelerate": 1, "Hugging Face Trainer": 2, "SPDL": 1}
+    expected = {"torch DDP": 1, "torchdata": 2, "Lightning": 2, "Accelerate": 1, "Hugging Face Trainer": 2}
+    expected |= {"timm's train.py": 1, "torchvision's references": 1, "SPDL": 1}
     assert counts == {**expected, "JAX and NumPy": 1}  # tests/recipes/test_jax.py
 
 
@@ -518,6 +524,87 @@ assert trainer.evaluate()["eval_labels"] == list(range({NUM_VAL}))
 assert trainer.state.epoch == {EPOCHS}
 """
     check_resumed(RECORDER + script + check, ranks, 3, partial(run_forked, trainers, ranks=ranks))
+
+
+# Scripts of others, which no package contains. These have the calls that theirs make, and none of their code.
+
+OPTIONS = f"""
+import json
+from argparse import ArgumentParser
+
+def get_args_parser():
+    parser = ArgumentParser()
+    parser.add_argument("data_path")
+    parser.add_argument("--start-epoch", type=int)
+    parser.set_defaults(batch_size={BATCH_SIZE}, distributed=True)
+    parser.set_defaults(train_crop_size=4, val_resize_size=5, val_crop_size=4)
+    return parser
+
+def note(name, loader):
+    with open(name, "a", encoding="ascii") as file:
+        for images, labels in loader:
+            assert images.shape[1:] == (3, 4, 4) and images.is_floating_point()
+            file.write(json.dumps(labels.tolist()) + "\\n")
+"""
+LIKE_TIMM = (
+    OPTIONS
+    + f"""
+from timm.data import create_dataset, create_loader
+
+args = get_args_parser().parse_args()
+dataset_train = create_dataset("", root=args.data_path, split="train", is_training=True, batch_size=args.batch_size)
+dataset_eval = create_dataset("", root=args.data_path, split="val", is_training=False, class_map="")
+common = dict(input_size=(3, 4, 4), batch_size=args.batch_size, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
+common.update(distributed=False, use_prefetcher=False)
+loader_train = create_loader(dataset_train, is_training=True, scale=[0.5, 1.0], ratio=[0.7, 1.4], hflip=0.5, **common)
+loader_eval = create_loader(dataset_eval, is_training=False, crop_pct=0.875, **common)
+for epoch in range(args.start_epoch, {EPOCHS}):
+    if hasattr(dataset_train, "set_epoch"):
+        dataset_train.set_epoch(epoch)
+    note("train", loader_train)
+    note("val", loader_eval)
+"""
+)
+LIKE_TORCHVISION = (
+    OPTIONS
+    + f"""
+import torch
+
+def load_data(traindir, valdir, args):
+    raise NotImplementedError
+
+def main(args):
+    folders = args.data_path + "train", args.data_path + "val"
+    dataset, dataset_test, train_sampler, test_sampler = load_data(*folders, args)
+    assert len(dataset.classes) == {NUM_TRAIN}
+    make = torch.utils.data.DataLoader
+    data_loader = make(dataset, batch_size=args.batch_size, sampler=train_sampler, num_workers=2, collate_fn=None)
+    data_loader_test = make(dataset_test, batch_size=args.batch_size, sampler=test_sampler, pin_memory=True)
+    assert len(data_loader_test.dataset) == {NUM_VAL}
+    for epoch in range(args.start_epoch, {EPOCHS}):
+        train_sampler.set_epoch(epoch)
+        note("train", data_loader)
+        note("val", data_loader_test)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("title", "script"), [("timm's train.py", LIKE_TIMM), ("torchvision's references", LIKE_TORCHVISION)]
+)
+@pytest.mark.parametrize("begin", [0, 1])
+def test_scripts_of_others_train_on_the_order_of_the_epoch_with_which_they_begin(
+    title: str, script: str, begin: int, reader: Path, starts: Starts
+) -> None:
+    (block,) = BLOCKS[title]
+    for path, text in {"timm/data.py": "", "train.py": script, "start.py": block}.items():
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+    assert starts.run(reader / "start.py", "out/", "--start-epoch", str(begin), folder=reader) == [0], starts.said()
+    expected = undisturbed()
+    assert trained("train") == expected[begin * len(expected) // EPOCHS :]
+    evaluated = [label for labels in trained("val") for label in labels]
+    assert sorted(set(evaluated)) == list(range(NUM_VAL))
 
 
 # SPDL
