@@ -9,8 +9,17 @@ crops and flips or as for an evaluation. ImageFolder and SPDL decode in each epo
 which is timed, too. The libraries have decoders and filters of their own, so the pictures of an evaluation are compared
 with torchvision's, as PSNR.
 
+`--part decoders`: the same for 1, 2 and 4 workers, without random crops: pictures decoded and resized one by one, in
+batches, and in normalised batches.
+
+`--part tutorial`: loaders as tutorials write them, a loop over the pictures, and threads that fill a queue, beside
+ShardLoader; alone, and in a training of a small ResNet by two ranks of torch's DistributedDataParallel on the CPU. The
+samples that an epoch repeats or loses are counted.
+
 `--part writers`: from JPEGs to 256 x 256 x 3 uint8, as each library writes them. Those that resize nothing are given
 what Pillow resizes, with the same filter. shardio also writes checksums and syncs its files, which no other does.
+
+Batches from images count once they are copied to the GPU, if the library's torch sees one.
 
 All ways run in turn, A B C A B C, each in a fresh process. An epoch that is measured reads each sample 100 times, in an
 order that each library draws anew, and is so long that the start of another one is not measured.
@@ -35,11 +44,12 @@ import signal
 import statistics
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,6 +84,13 @@ class Part(NamedTuple):
     title: str
     libraries: Mapping[str, str]
     not_run: Mapping[str, str]
+    reference: str = ""
+    """The library with which the samples of the others are compared; "" for the parts that write and do not load."""
+    compared: Literal["pixels", "numbers", "PSNR", ""] = ""
+    tasks: tuple[str, ...] = ("",)
+    """The ends of the names of its ways: of those that the libraries have."""
+    workers: Sequence[int] = ()
+    """Each way has so many workers, one number after the other, instead of --workers."""
 
 
 PARTS = {
@@ -90,9 +107,11 @@ PARTS = {
             "with_ffcv": "ffcv",
         },
         {"side-stream prefetcher (apex)": "it needs CUDA"},
+        "with_shardio",
+        "pixels",
     ),
     "images": Part(
-        "From images to normalised batches of 224 x 224",
+        "From images to batches: random crop to 224 x 224, flip, normalise",
         {
             "images_with_torchvision": "torch",
             "images_with_shardio": "",
@@ -100,6 +119,25 @@ PARTS = {
             "images_with_ffcv": "ffcv",
         },
         {},
+        "images_with_torchvision",
+        "PSNR",
+        tasks=("crop, flip, normalise",),
+    ),
+    "decoders": Part(
+        "Decoding in each epoch, by 1, 2 and 4 workers",
+        {"images_with_torchvision": "torch", "images_with_shardio": "", "images_with_spdl": "spdl"},
+        {"ImageFolder + DataLoader, threads": "torch's DataLoader has processes alone"},
+        "images_with_torchvision",
+        "PSNR",
+        tasks=("alone", "evaluation, not normalised", "evaluation"),
+        workers=(1, 2, 4),
+    ),
+    "tutorial": Part(
+        "Loaders of tutorials",
+        {"tutorial_with_shardio": "", "tutorial_with_threads": "torch"},
+        {},
+        "tutorial_with_shardio",
+        "numbers",
     ),
     "writers": Part(
         "Converters",
@@ -129,8 +167,6 @@ FIGURES = {
     "private": Figure("private memory, MB", 1e6, 0),
     "nbytes": Figure("written, MB", 1e6, 0),
 }
-# The library with which the samples of the others are compared.
-REFERENCES = {"readers": "with_shardio", "images": "images_with_torchvision"}
 # So many pictures of an evaluation are compared.
 COMPARED = 64
 
@@ -184,9 +220,15 @@ def ask(library: str, timeout: float, *words: object) -> dict[str, Any]:
     return answer
 
 
+def form_of(library: str, source: Path) -> Path:
+    """Returns the folder for the library's form of the pixels or images. Two folders of images may have one name."""
+    name = f"{source.name}-{zlib.crc32(os.fsencode(source)):08x}" if source.is_dir() else source.stem
+    return BUILD / "data" / name / library
+
+
 def prepared(library: str, source: Path) -> Path:
     """Returns the folder with the library's form of the pixels or images, written if it is not there."""
-    out = BUILD / "data" / source.stem / library
+    out = form_of(library, source)
     done = out / ".prepared"
     if not done.exists():
         subprocess.run(["rm", "-rf", out], check=True)
@@ -221,73 +263,90 @@ def generated(count: int, size: int) -> Path:
     return path
 
 
-def check(part: str, library: str, name: str, out: Path, options: argparse.Namespace, expected: Any) -> str:
+def check(library: str, name: str, out: Path, options: argparse.Namespace, expected: Mapping[str, Any]) -> str:
     """Returns a note on the samples of a way. Raises Unavailable if they are others than those that were written."""
-    if part != "readers":
-        return ""
     found = ask(library, 600, "check", out, options.batch_size, options.workers, name)
-    if (found["samples"], found["distinct"]) != (options.samples, options.samples):
+    if (found["samples"], found["distinct"]) != (expected["samples"], expected["samples"]):
         return f"an epoch has {found['samples']:,} samples, {found['distinct']:,} of them distinct"
     if found["digest"] != expected["digest"]:
         raise Unavailable("its samples are not those that were written")
     return ""
 
 
-def run_once(part: str, library: str, name: str, out: Path, options: argparse.Namespace) -> dict[str, Any]:
-    if part != "writers":
-        words = (out, options.batch_size, options.workers, name, options.seconds)
+def run_once(
+    part: Part, library: str, way: str, out: Path, workers: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    if part.compared:
+        words = (out, options.batch_size, workers, way, options.seconds)
         return ask(library, 120 + 10 * options.seconds, "measure", *words)
     with TemporaryDirectory(dir=BUILD) as folder:
-        found = ask(library, 1200, "write", options.images, folder, options.workers, name)
+        found = ask(library, 1200, "write", options.images, folder, workers, way)
         found["nbytes"] = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
         return found
 
 
-def measure(part: str, options: argparse.Namespace, rows: dict[str, Any], source: Mapping[str, str]) -> None:
+def measure(part: Part, options: argparse.Namespace, rows: dict[str, Any], origin: Mapping[str, str]) -> None:
     """Makes a row of each way that was asked for: its figures, once per round, or the reason why there are none."""
-    files = generated(options.samples, options.size) if part == "readers" else options.images
-    reference = prepared(REFERENCES[part], files) if part in REFERENCES else Path()
-    expected = None
-    if part == "readers":
-        words = (reference, options.batch_size, options.workers, "ShardLoader")
-        expected = ask(REFERENCES[part], 600, "check", *words)
-    elif part == "images":
-        ask(REFERENCES[part], 300, "evaluate", reference, COMPARED, reference / "evaluated.npy")
-    rows.update({name: {"not_run": reason} for name, reason in PARTS[part].not_run.items()})
-    places: dict[str, tuple[str, Path]] = {}
-    for library in PARTS[part].libraries:
+    files = options.images or generated(options.samples, options.size)
+    if options.images and not options.only:
+        # Conversions are compared with epochs, so both are timed in the same run.
+        for library in part.libraries:
+            (form_of(library, files) / ".prepared").unlink(missing_ok=True)
+    reference = prepared(part.reference, files) if part.compared else Path()
+    expected: dict[str, Any] = {}
+    if part.compared == "PSNR":
+        ask(part.reference, 300, "evaluate", reference, COMPARED, reference / "evaluated.npy")
+    elif part.compared:
+        first = ask(part.reference, 300, "ways")["ways"][0]
+        expected = ask(part.reference, 600, "check", reference, options.batch_size, options.workers, first)
+        count = options.samples if part.compared == "pixels" else number_of(files)
+        if (expected["samples"], expected["distinct"]) != (count, count):
+            raise SystemExit(f"{first} has other samples than the {count:,} that were written")
+    rows.update({name: {"not_run": reason} for name, reason in part.not_run.items()})
+    places: dict[str, tuple[str, Path, str, int]] = {}
+    for library in part.libraries:
         short = library.rpartition("with_")[2]
         try:
             known = ask(library, 300, "ways")
             rows.pop(short, None)  # it could not be had before
-            ways = [name for name in known["ways"] if options.only in name]
-            out = prepared(library, files) if ways and part in REFERENCES else Path()
-            near = psnr(library, out, reference) if ways and part == "images" else math.inf
+            ways = {
+                name: (way, workers)
+                for workers in part.workers or (options.workers,)
+                for way in known["ways"]
+                for name in [way + f", {workers} worker{'s' * (workers > 1)}" * bool(part.workers)]
+                if options.only in name and way.endswith(part.tasks)
+            }
+            out = prepared(library, files) if ways and part.compared else Path()
+            near = psnr(library, out, reference) if ways and part.compared == "PSNR" else math.inf
         except Unavailable as error:
             rows[short] = {"not_run": str(error)}
             print(f"{library}: {error}", file=sys.stderr)
             continue
-        for name in ways:
+        for name, (way, workers) in ways.items():
             try:
-                note = check(part, library, name, out, options, expected)
+                note = check(library, way, out, options, expected) if expected else ""
             except Unavailable as error:
                 rows[name] = {"not_run": str(error)}
                 print(f"{name}: {error}", file=sys.stderr)
                 continue
-            places[name] = library, out
+            places[name] = library, out, way, workers
             more = {"psnr": near} if near < math.inf else {}
-            if part in REFERENCES:
+            if part.compared:
                 more["made"] = json.loads((out / ".prepared").read_text())
-            rows[name] = {"versions": known["versions"], "note": note, "rounds": [], **more, **source}
+            rows[name] = {"versions": known["versions"], "note": note, "rounds": [], **more, **origin}
     for turn in range(options.rounds):
-        for name, (library, out) in places.items():
+        for name, (library, out, way, workers) in places.items():
             try:
-                found = run_once(part, library, name, out, options)
+                found = run_once(part, library, way, out, workers, options)
             except Unavailable as error:
                 rows[name].setdefault("failed", []).append(f"round {turn}: {error}")
                 continue
             rows[name]["rounds"].append(found)
             print(f"round {turn}: {name}: {found['images_per_second']:,.0f} images/s", file=sys.stderr)
+
+
+def number_of(images: Path) -> int:
+    return sum(file.is_file() for file in images.rglob("*"))
 
 
 def spread(values: Sequence[float], scale: float = 1, digits: int = 0) -> str:
@@ -314,13 +373,16 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     rows = measured(results["rows"])
     shown = [figure for figure in FIGURES if any(figure in found for _, row in rows for found in row["rounds"])]
-    yield f"| way | {' | '.join(FIGURES[figure].heading for figure in shown)} | versions |"
-    yield "|---" * (len(shown) + 2) + "|"
+    devices = any("device" in found for _, row in rows for found in row["rounds"])
+    headings = [FIGURES[figure].heading for figure in shown] + ["device"] * devices
+    yield f"| way | {' | '.join(headings)} | versions |"
+    yield "|---" * (len(headings) + 2) + "|"
     for name, row in rows:
         cells = [name + "".join(f" ({note})" for note in notes(row))]
         for figure in shown:
             _, scale, digits = FIGURES[figure]
             cells.append(spread([found[figure] for found in row["rounds"]], scale, digits))
+        cells += [row["rounds"][0].get("device", "")] * devices
         yield f"| {' | '.join([*cells, ', '.join(row['versions'])])} |"
     yield ""
     yield from savings(results)
@@ -334,20 +396,22 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def savings(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yields after how many epochs a conversion has saved the time that it took, beside decoding in each epoch."""
-    chain = ": crop, flip, normalise"
-    rows = dict(measured(results["rows"]))
-    if {f"ShardLoader{chain}", f"ImageFolder + DataLoader{chain}"} <= set(rows):
-        ours, theirs = (
-            1 / median(rows[f"{name}{chain}"], "images_per_second")
-            for name in ("ShardLoader", "ImageFolder + DataLoader")
-        )
-        seconds = rows[f"ShardLoader{chain}"]["made"]["seconds"]
-        count = results["num_images"]
-        yield (
-            f"- shardio's conversion of {count:,} images took {seconds:.1f} s, which it has saved after "
-            f"{seconds / count / (theirs - ours):.1f} epochs in place of ImageFolder"
-        )
+    """Yields after how many epochs shardio's conversion has saved the time that it took, beside ways that had less to
+    prepare."""
+    rows, count = dict(measured(results["rows"])), results["num_images"]
+    for name, row in rows.items():
+        if "made" not in row:  # a converter's
+            continue
+        # A decoder's pictures one by one stand beside samples in batches: ShardLoader has no others.
+        task = name.partition(": ")[2].replace("decode and resize alone", "samples alone")
+        ours = rows.get(f"ShardLoader: {task}", row)
+        faster = 1 / median(row, "images_per_second") - 1 / median(ours, "images_per_second")
+        seconds = ours["made"]["seconds"] - row["made"]["seconds"]
+        if seconds > 0 and faster > 0:
+            yield (
+                f"- shardio's conversion of {count:,} images took {ours['made']['seconds']:.1f} s, which it has saved "
+                f"after {seconds / count / faster:.1f} epochs in place of {name}"
+            )
 
 
 def notes(row: Mapping[str, Any]) -> Iterator[str]:
@@ -360,13 +424,17 @@ def notes(row: Mapping[str, Any]) -> Iterator[str]:
 def picture(results: Mapping[str, Any]) -> str:
     """Returns bars of images per second, with the range over rounds. Its colours can be read on light and on dark."""
     rows = sorted(measured(results["rows"]), key=lambda pair: -median(pair[1], "images_per_second"))
+    tasks = {name.partition(": ")[2] for name, _ in rows}
+    if len(tasks) == 1:  # the title says it
+        rows = [(name.partition(": ")[0], row) for name, row in rows]
     most = max((found["images_per_second"] for _, row in rows for found in row["rounds"]), default=1)
     left, width, step, top = 270, 420, 26, 34
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {top + step * len(rows) + 8}" '
         'font-family="sans-serif" font-size="13">',
-        "<style>text{fill:#24292f}.o{fill:#2da44e}.p{fill:#6e96c8}line{stroke:#57606a}"
-        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}line{stroke:#b1bac4}}</style>",
+        "<style>.b{fill:#fff}text{fill:#24292f}.o{fill:#2da44e}.p{fill:#6e96c8}line{stroke:#57606a}"
+        "@media(prefers-color-scheme:dark){.b{fill:#0d1117}text{fill:#e6edf3}line{stroke:#b1bac4}}</style>",
+        f'<path class="b" d="M0 0h800v{top + step * len(rows) + 8}h-800z"/>',
         f'<text x="8" y="20" font-weight="bold">{escape(results["title"])}: images a second, '
         f"{results['workers']} workers (line: least to greatest round)</text>",
     ]
@@ -396,39 +464,45 @@ def draw(results: Mapping[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, default="readers")
-    parser.add_argument("--images", type=Path, help="of the parts images and writers: a folder of classes")
+    parser.add_argument("--images", type=Path, help="of every part but readers: a folder of classes")
     parser.add_argument("--samples", type=int, default=7936, help="of the part readers, in each form (default: 1.6 GB)")
     parser.add_argument("--size", type=int, default=256, help="of the part readers")
     parser.add_argument("--batch-size", type=int, help="(default: 256 of pixels, 64 of images)")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="(default: 2; of the part decoders 1, 2 and 4)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3, help="of each way in each round")
     parser.add_argument("--only", default="", metavar="NAME", help="only the ways whose names contain NAME")
     parser.add_argument("--draw", action="store_true", help="draw the results of the last run, and measure nothing")
     options = parser.parse_args()
-    options.batch_size = options.batch_size or (64 if options.part == "images" else 256)
+    part, of_images = PARTS[options.part], options.part != "readers"
+    options.batch_size = options.batch_size or (64 if of_images else 256)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if options.draw:
         if not results:
             parser.error(f"{RESULTS} does not exist yet: run without --draw")
         draw(results)
         return
-    if options.part != "readers" and not options.images:
+    if of_images and not (options.images and options.images.is_dir()):
         parser.error(f"--part {options.part} needs --images, a folder of classes with images")
+    if options.images:
+        options.images = options.images.resolve() if of_images else None
     from common import describe_machine
 
-    own = ("samples", "size") if options.part == "readers" else ("images",)
+    own = ("images",) if of_images else ("samples", "size")
     conditions = {name: str(getattr(options, name)) for name in (*own, "batch_size", "workers")}
     before = results.get(options.part, {})
     rows = before["rows"] if options.only and before.get("conditions") == conditions else {}
     command = shlex.join(["python", "benchmarks/peers.py", *sys.argv[1:]])
-    measure(options.part, options, rows, {"date": date.today().isoformat(), "command": command})
+    try:
+        measure(part, options, rows, {"date": date.today().isoformat(), "command": command})
+    except Unavailable as error:
+        parser.exit(1, f"{part.reference}, with which the others are compared: {error}\n")
     results[options.part] = {
-        "title": PARTS[options.part].title,
+        "title": part.title,
         "machine": describe_machine(),
         "conditions": conditions,
-        "workers": options.workers,
-        "num_images": sum(file.is_file() for file in options.images.rglob("*")) if options.images else 0,
+        "workers": ", ".join(map(str, part.workers or (options.workers,))),
+        "num_images": number_of(options.images) if of_images else 0,
         "rows": rows,
     }
     BUILD.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ dark, and pages that fit a telephone.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ maximum_signature_line_length = 88
 html_theme = "furo"
 html_title = f"shardio {__version__}"
 html_show_sphinx = False
+_pyproject = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+if repository := re.search(r'^Repository = "(.*)"$', _pyproject, re.MULTILINE):
+    # Each page has links to its source.
+    html_theme_options = {"source_repository": repository[1], "source_branch": "main", "source_directory": ""}
 html_static_path = ["site"]
 html_css_files = ["site.css"]
 pygments_style = "friendly"

@@ -29,15 +29,17 @@ def evaluated(out: Path, count: int) -> np.ndarray:
     return torch.stack([pictures[number][0] for number in range(count)]).numpy()
 
 
-def opened(chain: list[Callable[..., Any]]) -> Callable[[Path, int, int, int], Any]:
+def opened(chain: list[Callable[..., Any]], batched: bool = True) -> Callable[[Path, int, int, int], Any]:
     def way(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
         pictures: Any = ImageFolder(out / "images", transforms.Compose(chain))
         order = RandomSampler(pictures, num_samples=repeats * len(pictures))
-        batches = DataLoader(pictures, batch_size, sampler=order, num_workers=workers, persistent_workers=True)
+        size = batch_size if batched else None
+        batches = DataLoader(pictures, size, sampler=order, num_workers=workers, persistent_workers=True)
 
         def epoch(number: int) -> Iterator[tuple[Any, Any]]:
             torch.manual_seed(number)
-            yield from batches
+            for images, labels in batches:
+                yield (images, labels) if batched else ([images], [labels])
 
         return epoch
 
@@ -47,4 +49,6 @@ def opened(chain: list[Callable[..., Any]]) -> Callable[[Path, int, int, int], A
 WAYS = {
     "ImageFolder + DataLoader: crop, flip, normalise": opened([*CROPPED, *NORMALISED]),
     "ImageFolder + DataLoader: evaluation": opened([*PICTURE, *NORMALISED]),
+    "ImageFolder + DataLoader: evaluation, not normalised": opened([*PICTURE, transforms.PILToTensor()]),
+    "ImageFolder + DataLoader: decode and resize alone": opened([*PICTURE, transforms.PILToTensor()], batched=False),
 }

@@ -75,10 +75,14 @@ def memory_nbytes() -> dict[str, int]:
 
 
 def check(epoch: Epoch) -> dict[str, Any]:
-    """Returns how many samples an epoch has, how many of them differ in their number, and a hash of them in order."""
+    """Returns how many samples an epoch has, how many of them differ in their number, and a hash of them in order.
+
+    The pixels may be None: then the hash is that of the numbers.
+    """
     sums = []
     for pixels, numbers in epoch(0):
-        for sample, number in zip(np.asarray(pixels), np.asarray(numbers), strict=True):
+        samples = [b""] * len(numbers) if pixels is None else np.asarray(pixels)
+        for sample, number in zip(samples, np.asarray(numbers), strict=True):
             sums.append((int(number), zlib.crc32(np.ascontiguousarray(sample))))
     distinct = sorted(set(sums))
     return {
@@ -88,13 +92,29 @@ def check(epoch: Epoch) -> dict[str, Any]:
     }
 
 
-def measure(opened: Callable[[], Epoch], seconds: float) -> dict[str, Any]:
+def gpu() -> Any:
+    """Returns torch if it sees a GPU, and None otherwise, or if the library has not imported torch."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() else None
+
+
+def delivered(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Yields the batches, on the GPU if there is one: they count once they are copied there."""
+    torch = gpu()
+    for images, labels in batches:
+        if torch and isinstance(images, torch.Tensor):
+            images = images.cuda(non_blocking=True)
+            torch.cuda.synchronize()
+        yield images, labels
+
+
+def measure(opened: Callable[[], Epoch], seconds: float, to_gpu: bool = False) -> dict[str, Any]:
     """Reads epochs for so many seconds after the first batch, for which importing the library counts, too."""
     epoch = opened()
 
     def batches() -> Iterator[tuple[Any, Any]]:
         for number in range(1 << 30):
-            yield from epoch(number)
+            yield from delivered(epoch(number)) if to_gpu else epoch(number)
 
     reading = batches()
     next(reading)
@@ -109,6 +129,7 @@ def measure(opened: Callable[[], Epoch], seconds: float) -> dict[str, Any]:
         "cpu_us_per_image": 1e6 * used / images,
         "first_batch_seconds": first,
         **memory_nbytes(),
+        **({"device": torch.cuda.get_device_name() if (torch := gpu()) else "no GPU"} if to_gpu else {}),
     }
 
 
@@ -130,15 +151,19 @@ def import_what_torch_lacks() -> None:
         import_torchvision()
 
 
+def import_peer(name: str) -> Any:
+    if name.endswith(("_litdata", "_streaming", "_torchvision", "tutorial_with_threads")):
+        import_what_torch_lacks()
+    return importlib.import_module(name)
+
+
 def version(package: str) -> str:
     return f"{package} {importlib.metadata.version(package)}"
 
 
 def main() -> dict[str, Any]:
     name, action, *words = sys.argv[1:]
-    if name.endswith(("_litdata", "_streaming", "_torchvision")):
-        import_what_torch_lacks()
-    peer = importlib.import_module(name)
+    peer = import_peer(name)
     if action == "ways":
         return {"ways": list(peer.WAYS), "versions": [version(package) for package in peer.PACKAGES]}
     if action == "prepare":
@@ -155,7 +180,8 @@ def main() -> dict[str, Any]:
     folder, batch_size, workers, way = Path(words[0]), int(words[1]), int(words[2]), peer.WAYS[words[3]]
     if action == "check":
         return check(way(folder, batch_size, workers, 1))
-    return measure(lambda: way(folder, batch_size, workers, REPEATS), float(words[4]))
+    to_gpu = not name.startswith("with_")
+    return measure(lambda: way(folder, batch_size, workers, REPEATS), float(words[4]), to_gpu)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,15 @@ def text_of(name: str) -> str:
 def test_every_file_says_the_same_version() -> None:
     assert re.search(r"^version: (.*)$", text_of("CITATION.cff"), re.MULTILINE)[1] == __version__  # type: ignore[index]
     assert re.search(r"^## (\S+),", text_of("CHANGELOG.md"), re.MULTILINE)[1] == __version__  # type: ignore[index]
+    assert re.search(r'^  version: "(.*)"$', text_of("conda/recipe.yaml"), re.MULTILINE)[1] == __version__  # type: ignore[index]
+
+
+def test_the_conda_recipe_needs_what_the_package_needs() -> None:
+    own = re.search(r"^dependencies = \[(.*?)^\]", text_of("pyproject.toml"), re.MULTILINE | re.DOTALL)[1]  # type: ignore[index]
+    needed = set(re.findall(r'"([\w-]+)>=([\d.]+)["; ]', own))
+    recipe = re.search(r"^  run:\n(.*?)\n\n", text_of("conda/recipe.yaml"), re.MULTILINE | re.DOTALL)[1]  # type: ignore[index]
+    names = {"pytorch": "torch", "python-zlib-ng": "zlib-ng"}
+    assert {(names.get(name, name), least) for name, least in re.findall(r"- ([\w-]+) >=([\d.]+)", recipe)} == needed
 
 
 def test_the_lowest_versions_are_those_that_the_package_allows() -> None:

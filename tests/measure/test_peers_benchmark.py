@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
+import torch
 from command import run_python
 from places import BENCHMARKS
 
@@ -25,17 +29,22 @@ def round_of(rate: float) -> dict[str, float]:
     }
 
 
-def row(*rates: float, note: str = "") -> dict[str, Any]:
-    rounds = [round_of(rate) for rate in rates]
-    return {"versions": ["x 1.0"], "note": note, "rounds": rounds, "date": "2000-01-01", "command": "python it"}
+def row(*rates: float, note: str = "", seconds: float = 0.0) -> dict[str, Any]:
+    return {
+        "versions": ["x 1.0"],
+        "note": note,
+        "made": {"seconds": seconds},
+        "rounds": [round_of(rate) for rate in rates],
+        "date": "2000-01-01",
+        "command": "python it",
+    }
 
 
 def drawn(rows: dict[str, Any], monkeypatch_path: Path) -> tuple[list[str], ElementTree.Element]:
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1])\n"
-        "import importlib.util as u; spec = u.spec_from_file_location('runner', sys.argv[1] + '/peers.py')\n"
-        "runner = u.module_from_spec(spec); spec.loader.exec_module(runner)\n"
-        "results = json.loads(sys.argv[2]); print(json.dumps([list(runner.table(results)), runner.picture(results)]))\n"
+        "import peers\n"
+        "results = json.loads(sys.argv[2]); print(json.dumps([list(peers.table(results)), peers.picture(results)]))\n"
     )
     script = monkeypatch_path / "draws.py"
     script.write_text(code)
@@ -44,6 +53,16 @@ def drawn(rows: dict[str, Any], monkeypatch_path: Path) -> tuple[list[str], Elem
     assert (ended.returncode, ended.stderr) == (0, "")
     table, picture = json.loads(ended.stdout)
     return table, ElementTree.fromstring(picture)
+
+
+def imported(name: str) -> Any:
+    """Returns a module of the benchmarks, or of those that run in the peers' environments."""
+    folders = [str(BENCHMARKS), str(BENCHMARKS / "peers")]
+    sys.path[:0] = folders
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.path[: len(folders)]
 
 
 def test_rows_have_medians_and_ranges_and_those_not_run_their_reason(tmp_path: Path) -> None:
@@ -59,20 +78,37 @@ def test_rows_have_medians_and_ranges_and_those_not_run_their_reason(tmp_path: P
 
 
 def test_what_a_conversion_saves_is_told(tmp_path: Path) -> None:
-    chain = ": crop, flip, normalise"
-    rows = {f"ShardLoader{chain}": row(1000), f"ImageFolder + DataLoader{chain}": row(200)}
-    rows[f"ShardLoader{chain}"]["made"] = {"seconds": 2.0}
+    rows = {
+        "ShardLoader: crop": row(1000, seconds=2.0),
+        "ImageFolder: crop": row(200),
+        "fast: crop": row(2000),
+        "converted, too: crop": row(200, seconds=3.0),
+        "another: evaluation": row(200),
+        "ShardLoader: samples alone, 2 workers": row(5000, seconds=2.0),
+        "SPDL: decode and resize alone, 2 workers": row(100),
+    }
     table, _ = drawn(rows, tmp_path)
-    (told,) = (line for line in table if "conversion" in line)
-    assert "500 images took 2.0 s, which it has saved after 1.0 epochs" in told
+    assert [
+        line.partition("which it has saved after ")[2]
+        for line in table
+        if "conversion of 500 images took 2.0 s" in line
+    ] == [
+        "1.0 epochs in place of ImageFolder: crop",
+        "0.4 epochs in place of SPDL: decode and resize alone, 2 workers",
+    ]
 
 
-def test_lost_and_repeated_samples_are_counted(tmp_path: Path) -> None:
-    sys.path.insert(0, str(BENCHMARKS / "peers"))
-    try:
-        import run
-    finally:
-        sys.path.pop(0)
+def test_each_library_of_a_part_has_its_module_and_its_environment() -> None:
+    peers = imported("peers")
+    for part in peers.PARTS.values():
+        assert (part.reference in part.libraries) == bool(part.compared)
+        for library, environment in part.libraries.items():
+            assert (BENCHMARKS / "peers" / f"{library}.py").exists()
+            assert environment in ("", *peers.ENVIRONMENTS)
+
+
+def test_lost_and_repeated_samples_are_counted() -> None:
+    run = imported("run")
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 1, 4)
     whole = run.check(lambda epoch: iter([(pixels, [0, 1, 2])]))
     turned = run.check(lambda epoch: iter([(pixels[[2, 0]], [2, 0]), (pixels[[1]], [1])]))
@@ -80,3 +116,20 @@ def test_lost_and_repeated_samples_are_counted(tmp_path: Path) -> None:
     assert whole == turned
     assert (lost["samples"], lost["distinct"]) == (2, 1)
     assert lost["digest"] != whole["digest"]
+    numbers = run.check(lambda epoch: iter([(None, [2, 0]), (None, [2])]))
+    assert (numbers["samples"], numbers["distinct"]) == (3, 2)
+
+
+def test_a_batch_counts_once_it_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = imported("run")
+    batches = [(torch.zeros(2), [0, 1]), (None, [2])]
+    monkeypatch.setattr(run, "gpu", lambda: None)
+    assert list(run.delivered(iter(batches))) == batches
+    done: list[str] = []
+    cuda = SimpleNamespace(synchronize=lambda: done.append("copied"))
+    monkeypatch.setattr(run, "gpu", lambda: SimpleNamespace(Tensor=torch.Tensor, cuda=cuda))
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self, non_blocking: done.append("copying") or self + 1)
+    delivered = run.delivered(iter(batches))
+    assert next(delivered)[0].tolist() == [1, 1]
+    assert done == ["copying", "copied"]
+    assert next(delivered) == (None, [2])
