@@ -20,7 +20,7 @@ from shardio.loading.request import Request
 from shardio.loading.ring import Slot
 from shardio.reading.reader import Reader
 from shardio.system.opening import open_file
-from shardio.system.threads import DaemonThread, Flag
+from shardio.system.threads import DaemonThread, Flag, preempt_nobody
 
 # A consumer that waits longer for one batch says so.
 NOTICE_SECONDS = 0.5
@@ -229,6 +229,8 @@ def _refuse_queued(jobs: _Jobs) -> None:
 
 def _serve(jobs: _Jobs, closed: Flag, owner: weakref.ref[GatherThreads]) -> None:
     """`owner` is only kept here."""
+    # These work ahead. The thread that asks for the next batch, here or in another rank, has the step to begin.
+    preempt_nobody()
     while isinstance(job := jobs.get(), tuple):
         pending, copy = job
         pending.run_part(_refuse if closed.is_set() else copy)

@@ -126,6 +126,17 @@ class DaemonThread(threading.Thread):
             raise self._call.error
 
 
+def preempt_nobody() -> None:
+    """Lets this thread begin to run when a core is free or at the next tick, and not in place of a thread that runs.
+
+    It has its share of the processor as before. Linux knows this as SCHED_BATCH. A thread with another policy than the
+    usual one keeps that, as does one on another system, or where the kernel refuses.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 class Flag:
     """A flag that any thread may set, and that is also set when its `owner` dies, without a line of Python.
 

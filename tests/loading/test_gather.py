@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import traceback
@@ -111,6 +112,18 @@ def test_batches_are_served_in_the_order_in_which_they_were_asked_for() -> None:
         pending.wait()
     threads.close()
     assert served == list(range(50))
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has it")
+def test_gather_threads_preempt_nobody_and_the_caller_stays_as_it_is() -> None:
+    policies: list[int] = []
+    threads = GatherThreads(1)
+    reader = stand_in(lambda indices: policies.append(os.sched_getscheduler(0)))
+    threads.submit(reader, Request(np.arange(3)), fresh_slot()).wait()
+    threads.close()
+    before = os.sched_getscheduler(0)
+    assert policies == [os.SCHED_BATCH if before == os.SCHED_OTHER else before]
+    assert threads.no_core_seconds() >= 0.0
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
