@@ -111,7 +111,7 @@ PARTS = {
         "pixels",
     ),
     "images": Part(
-        "From images to batches: random crop to 224 x 224, flip, normalise",
+        "Images to batches (crop, flip, normalise)",
         {
             "images_with_torchvision": "torch",
             "images_with_shardio": "",
