@@ -49,10 +49,15 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A link that leads nowhere, or a docstring that cannot be set, is an error. The site is in build/docs.
-docs: $(INSTALLED)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[docs]"
+# A link that leads nowhere, or a docstring that cannot be set, is an error. The site is in build/docs. All of it is made
+# anew: Sphinx would not say again what is wrong with a page that has not changed since.
+docs: $(VENV)/.docs
+	rm -rf build/docs
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs . build/docs
+
+$(VENV)/.docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[docs]"
+	touch $@
 
 # All of them run, also when one has failed.
 torture: $(INSTALLED)

@@ -33,6 +33,8 @@ autodoc_default_options = {"members": True}
 autodoc_type_aliases = {"ArrayLike": "ArrayLike", "NDArray": "NDArray"}
 # Long signatures are easier to read with a line for each argument.
 maximum_signature_line_length = 88
+# Quotes in docstrings and headings are often those of code.
+smartquotes = False
 
 html_theme = "furo"
 html_title = f"shardio {__version__}"
@@ -103,7 +105,15 @@ def mark_code(app: Any, what: str, name: str, obj: Any, options: Any, lines: lis
     lines[:] = marked
 
 
+def mend_signature(app: Any, what: str, name: str, obj: Any, options: Any, arguments: str, result: str) -> Any:
+    """Shows aliases by their names, not as what Sphinx keeps them in, and defaults that a factory makes as "..."."""
+    if arguments:
+        arguments = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", arguments).replace("<factory>", "...")
+    return arguments, result
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", mend_signature)
     app.connect("autodoc-process-docstring", mark_code)
     app.connect("source-read", add_navigation)
     app.connect("build-finished", copy_first_page)

@@ -20,6 +20,7 @@ from pictures import random_picture, write_jpeg
 from places import DATA, ROOT
 from storages import draw_imagenet, write_archives, write_kaggle, write_list, write_webdataset
 
+import shardio.errors
 from shardio.conversion.images.decode import MAX_PIXELS, MAX_SOURCE_NBYTES
 from shardio.errors import Reason
 
@@ -210,6 +211,13 @@ def test_every_page_has_its_place_on_the_site() -> None:
     navigation = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"]
     pages = sorted(f"{page}.md" for part in navigation.values() for _, page in part)
     assert ["README.md", *pages] == sorted(PAGES, key=lambda page: (page != "README.md", page))
+
+
+def test_every_public_name_is_on_the_page_of_python() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\.\. auto\w+:: shardio\.(\w+)$", text, re.MULTILINE))
+    assert {"augment", "errors"} <= listed
+    assert listed >= set(shardio.__all__) - set(vars(shardio.errors))
 
 
 def test_every_page_is_linked_from_the_readme_or_the_index_of_the_guide() -> None:
