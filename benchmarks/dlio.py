@@ -121,8 +121,8 @@ def command(
         "dataset.data_folder": folder,
         "dataset.num_files_train": files,
         "dataset.num_samples_per_file": samples_per_file,
-        "dataset.record_length_bytes": SIDE * SIDE * 3,
-        "dataset.record_length_bytes_stdev": 0,
+        "dataset.record_length": SIDE * SIDE * 3,
+        "dataset.record_length_stdev": 0,
         "train.epochs": epochs,
         "output.folder": FOLDER / "out",
     }

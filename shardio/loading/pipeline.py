@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.profiler import record_function
 
 from shardio.format.layout import sample_nbytes
 from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
@@ -26,6 +25,7 @@ from shardio.loading.request import Request
 from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Ring, Slot, new_slot
 from shardio.loading.status import Status
+from shardio.loading.traced import traced
 from shardio.loading.transform import CUT_ROWS, PictureSizes, TransformStep, sizes_if_squashed
 from shardio.order.world import World
 from shardio.reading.choose import read_ahead_batches
@@ -228,7 +228,7 @@ class Pipeline:
         meter = self.meter
         meter.begin_wait()
         try:
-            with record_function("shardio.wait"):
+            with traced("shardio.wait"):
                 slot = pending.wait(meter.notice)
         finally:
             meter.end_wait()
@@ -249,8 +249,9 @@ class Pipeline:
             some = array[:size]
             beside = some.copy() if name in self._columns else self._ring.lend_beside(images, some)
             more[name] = torch.from_numpy(beside)
-        tensor = torch.from_numpy(images)
-        return Tensors(tensor if tensor.ndim == 1 else tensor.permute(0, 3, 1, 2), labels, indices, more), drawn
+        # numpy's transpose is cheaper than torch's permute, which is an operation of torch.
+        pictures = torch.from_numpy(images if images.ndim == 1 else images.transpose(0, 3, 1, 2))
+        return Tensors(pictures, labels, indices, more), drawn
 
     def free_slots(self) -> None:
         """Frees the slots that wait for reuse."""
@@ -261,7 +262,7 @@ class Pipeline:
         assert self.resident is not None
         self.meter.begin_wait()
         try:
-            with record_function("shardio.wait"):
+            with traced("shardio.wait"):
                 indices = indices.copy()
                 if self._guard is not None:
                     self._guard.replace_damaged(epoch, indices)

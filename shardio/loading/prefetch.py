@@ -21,10 +21,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch.profiler import record_function
 
 from shardio.format.layout import RowType, SampleShape
 from shardio.loading.ring import Ring, Slot
+from shardio.loading.traced import traced
 
 # Batches that may be handed over while their copies are unfinished. As copies wait for the steps before them, this
 # is how far the host may run ahead of its device: so many steps, and `prefetch` + 2. Further ahead is of no use, and
@@ -108,7 +108,7 @@ class DevicePrefetch:
 
     def start(self, slot: Slot, size: int) -> None:
         """Begins to copy a gathered batch, and takes over its slot."""
-        with record_function("shardio.copy"):
+        with traced("shardio.copy"):
             transfer = self._reserved or self._copier.reserve(slot)
             self._reserved = None
             transfer.start(slot, size)

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.profiler import record_function
 
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
@@ -24,6 +23,7 @@ from shardio.format.manifest import Manifest
 from shardio.loading.parts import Parts
 from shardio.loading.prefetch import Tensors
 from shardio.loading.ring import Drawn
+from shardio.loading.traced import traced
 from shardio.order.windows import Crop
 from shardio.reading.reader import Reader
 
@@ -155,7 +155,7 @@ class TransformStep:
         told = [more.pop(name) for name in CUT_ROWS if name in more]
         if function is None:
             return images, labels, more
-        with record_function("shardio.transform"):
+        with traced("shardio.transform"):
             if cut is not None:
                 if images.ndim == 1:
                     images = cut.resampled_on_cuda(images, *told) if told else cut.resampled(images)
