@@ -69,7 +69,7 @@ class ShardLoader(LikeDataLoader):
     (`weights`, or `indices` that has some twice). If the set was made with `--fit squash`, it is told how large the
     pictures were before, and treats them as they were.
 
-    Of such a transform, the first part, its crops, resizes and flips, is known before a byte is read. So only what that
+    The first part of such a transform, its crops, resizes and flips, is known before a byte is read. So only what that
     sees of each picture is read: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if
     nothing that follows crops or resizes again, and samples are not checked or skipped. On the CPU, the gather threads
     do that part, if they are at least as many as torch has (`torch.get_num_threads()`, at most 16), which is the
