@@ -75,7 +75,7 @@ def print_ratios(rates: Mapping[str, list[float]], reference: str, unit: str) ->
 
 
 def leave_the_page_cache(path: Path) -> None:
-    for file in path.glob("*.npy"):
+    for file in filter(Path.is_file, path.iterdir()):
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -5,8 +5,12 @@
 Each accelerator is a process of MPI that takes 400 images of 224 x 224 x 3 and then sleeps for 0.224 s, as an H100
 would train a ResNet-50 (DLIO's workload resnet50_h100). Its utilisation is the share of the time in which it need not
 wait; MLPerf asks for 0.90. An epoch has 1,281,024 images at most, as in the workload. They are those of a set of
-`--samples`, read as often as that takes, since few machines have memory for 193 GB. So this tells nothing about disks:
-`cold.py` does.
+`--samples`, read as often as that takes, since few machines have memory for 193 GB. `--step-seconds 0.112` stands for
+an accelerator that is twice as fast: DLIO has no workload for a B200.
+
+With `--cold` no sample is in the page cache when a run begins, and each is read once an epoch: `--samples` must be as
+many as all accelerators take in `--steps`. With `--memory GB`, all processes and what they keep in the page cache are
+in a cgroup of so much, for which it takes root.
 
 `--loader dlio` gives the same accelerators a reader of DLIO's own instead, `indexed_binary` under torch's DataLoader
 with a worker process for each, from files of as many bytes that DLIO has written. `--loader idle` hands out one batch
@@ -27,12 +31,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from common import describe_machine, generated_set
+from common import cgroup, describe_machine, generated_set, leave_the_page_cache
 from peers import BUILD, ROOT, Unavailable, environment
 
-SIDE, BATCH_SIZE, STEP_SECONDS = 224, 400, 0.224
+SIDE, BATCH_SIZE = 224, 400
 # 1,024 files of 1,251 images in the workload; here as many images in as many files as the set has shards.
 EPOCH = 1024 * 1251
 FOLDER = BUILD / "dlio"
@@ -145,20 +150,29 @@ def utilisations(output: str) -> list[float]:
     return [float(percent) / 100 for _, percent in sorted(found, key=lambda pair: int(pair[0]))]
 
 
-def run(loader: str, accelerators: int, samples: int, epochs: int, steps: int) -> tuple[list[float], float]:
+def run(accelerators: int, options: argparse.Namespace) -> tuple[list[float], float]:
     """Returns the utilisation in each epoch, and the share of the processor's time that was used."""
-    folder, files = data(loader, samples)
-    count = min(EPOCH, accelerators * BATCH_SIZE * steps)
+    loader = options.loader
+    folder, files = data(loader, options.samples)
+    count = min(EPOCH, accelerators * BATCH_SIZE * options.steps)
+    if options.cold:
+        if count > options.samples:
+            raise Unavailable(f"{accelerators} accelerators take {count:,} samples: give --samples {count}")
+        leave_the_page_cache(folder / "train")
     per_file = 1000 if loader == "dlio" else count // files
-    words = [f"++workload.train.total_training_steps={steps}"] if loader == "dlio" else []
-    before, start = os.times(), time.perf_counter()
-    ended = subprocess.run(
-        command(accelerators, folder, files, per_file, loader, epochs, *words),
-        env=variables(),
-        capture_output=True,
-        text=True,
-        cwd=FOLDER,
-    )
+    words = [f"++workload.train.computation_time={options.step_seconds}"]
+    if loader == "dlio":
+        words.append(f"++workload.train.total_training_steps={options.steps}")
+    with limited(options.memory) as into:
+        before, start = os.times(), time.perf_counter()
+        ended = subprocess.run(
+            command(accelerators, folder, files, per_file, loader, options.epochs, *words),
+            env=variables(),
+            capture_output=True,
+            text=True,
+            cwd=FOLDER,
+            preexec_fn=None if into is None else lambda: into.write_text(str(os.getpid())) and None,
+        )
     passed, after = time.perf_counter() - start, os.times()
     if ended.returncode:
         raise Unavailable((ended.stderr or ended.stdout).strip().splitlines()[-1])
@@ -166,14 +180,24 @@ def run(loader: str, accelerators: int, samples: int, epochs: int, steps: int) -
     return utilisations(ended.stdout + ended.stderr), used / passed / (os.cpu_count() or 1)
 
 
+@contextmanager
+def limited(memory: float | None) -> Iterator[Path | None]:
+    """Yields the file that takes processes into a cgroup of so many GB; None without a limit."""
+    if memory is None:
+        yield None
+    else:
+        with cgroup(int(memory * 1e9)) as procs:
+            yield procs
+
+
 def lines(options: argparse.Namespace) -> Iterator[str]:
     yield "| accelerators | images/s needed | utilisation, first epoch | the others | cores busy |"
     yield "|---|---|---|---|---|"
     for accelerators in options.accelerators:
-        found, busy = run(options.loader, accelerators, options.samples, options.epochs, options.steps)
+        found, busy = run(accelerators, options)
         later = found[1:] or found
         yield (
-            f"| {accelerators} | {accelerators * BATCH_SIZE / STEP_SECONDS:,.0f} | {found[0]:.3f} "
+            f"| {accelerators} | {accelerators * BATCH_SIZE / options.step_seconds:,.0f} | {found[0]:.3f} "
             f"| {statistics.median(later):.3f} ({min(later):.3f} to {max(later):.3f}) | {busy:.0%} |"
         )
 
@@ -189,6 +213,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16_000, help="of the set: 2.4 GB")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=160, help="of an epoch at most")
+    parser.add_argument("--step-seconds", type=float, default=0.224)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--memory", type=float, metavar="GB")
     options = parser.parse_args()
     try:
         print(describe_machine())

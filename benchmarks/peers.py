@@ -188,7 +188,7 @@ def environment(name: str) -> Path:
         if common is not None:
             common_packages = next(common.parents[1].glob("lib/python*/site-packages"))
             (packages / "torch.pth").write_text(f"{common_packages}\n")
-        # The others see this torch and are content with it. What else is pinned there, they may want in another version.
+        # The others see this torch and are content with it. What else is pinned they may want in another version.
         pins = [] if common else ["-c", ROOT / "constraints.txt"]
         for words in ENVIRONMENTS[name]:
             call([python, "-m", "pip", "install", "--quiet", *pins, *words], 1200)

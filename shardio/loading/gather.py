@@ -36,7 +36,10 @@ class Pending:
     SimpleQueue at the same time, which are atomic.
     """
 
-    def __init__(self, slot: Slot, size: int, parts: int, finish: Finish | None = None) -> None:
+    def __init__(
+        self, slot: Slot, size: int, parts: int, finish: Finish | None = None, head_start_seconds: float = 0.0
+    ) -> None:
+        """Parts are begun after the head start, or when somebody waits for the batch."""
         self.size = size
         self._slot = [slot]  # the thread that pops it owns it
         self._unfinished = [None] * parts
@@ -47,9 +50,15 @@ class Pending:
         self._release: Callable[[Slot], None] | None = None
         self._finished = False
         self._signal: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._begins = time.perf_counter() + head_start_seconds if head_start_seconds else 0.0
+        self._begin_signal: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run_part(self, copy: Callable[[], None]) -> None:
         """Does one part, in a gather thread. Never raises: `wait` raises its error."""
+        if self._begins and (seconds := self._begins - time.perf_counter()) > 0:
+            with contextlib.suppress(queue.Empty):
+                self._begin_signal.get(timeout=seconds)
+            self._hurry()  # the other parts, too
         start, cpu_start = time.perf_counter(), time.thread_time()
         try:
             if self._release is None:  # else the batch was abandoned
@@ -61,6 +70,10 @@ class Pending:
         self._unfinished.pop()
         if not self._unfinished:
             self._end()
+
+    def _hurry(self) -> None:
+        """Ends the head start."""
+        self._begin_signal.put(None)
 
     def _end(self) -> None:
         """Ends the batch after its last part. The last two may both find themselves last: one of them does this."""
@@ -100,6 +113,8 @@ class Pending:
 
         `notice` is called if that takes longer than NOTICE_SECONDS.
         """
+        if not self._finished:
+            self._hurry()
         if not self._finished and notice is not None:
             try:
                 self._signal.get(timeout=NOTICE_SECONDS)
@@ -114,6 +129,7 @@ class Pending:
     def abandon(self, release: Callable[[Slot], None]) -> None:
         """Has `release` called with the slot once no part touches it any more. Does not wait."""
         self._release = release
+        self._hurry()
         if self._finished:  # else the thread that ends the batch finds `release`
             self._give_back()
 
@@ -172,15 +188,22 @@ class GatherThreads:
             self.close()
             raise
 
-    def submit(self, reader: Reader, request: Request, slot: Slot, finish: Finish | None = None) -> Pending:
-        """Begins to read the samples of the request into the slot, in parts.
+    def submit(
+        self,
+        reader: Reader,
+        request: Request,
+        slot: Slot,
+        finish: Finish | None = None,
+        head_start_seconds: float = 0.0,
+    ) -> Pending:
+        """Has the samples of the request read into the slot, in parts, after the head start that the consumer is given.
 
         `finish` is then called with the slot and the number of samples, in one of the threads, unless a part failed.
         """
         size = len(request)
         shares = max(1, min(self.num_threads, size))
         bounds = [size * share // shares for share in range(shares + 1)]
-        pending = Pending(slot, size, shares, finish)
+        pending = Pending(slot, size, shares, finish, head_start_seconds)
         for start, stop in pairwise(bounds):
             self._jobs.put((pending, partial(request.read, reader, slot, start, stop)))
         if self._closed.is_set():  # perhaps since a moment ago, and no thread serves the queue any more

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardio.augment.cut import Cut
 from shardio.loading.gather import Hints, Pending
+from shardio.loading.headstart import head_start_seconds
 from shardio.loading.out import write_batch
 from shardio.loading.pipeline import Pipeline
 from shardio.loading.prefetch import DevicePrefetch, Tensors
@@ -64,6 +65,7 @@ class Flow:
         # The batches on the device that were not taken.
         self._started: deque[tuple[Batch, Request, Drawn]] = deque()
         self._device = pipeline.new_prefetch()
+        self._head_start_seconds = 0.0
 
     def __del__(self) -> None:
         if hasattr(self, "_device") and not sys.is_finalizing():  # nor where its making was interrupted
@@ -80,6 +82,7 @@ class Flow:
     def take(self) -> tuple[Tensors, Drawn, Cut | None]:
         """Waits for the batch that is due. Returns it, with the cut that its images are of, if they are; or raises what
         its gathering has raised."""
+        self._head_start_seconds = head_start_seconds(self._pipeline.meter.step_seconds())
         self._gather_ahead()
         self._read_again()
         if self._device is None:
@@ -159,7 +162,10 @@ class Flow:
     def _submit(self, batch: Batch, request: Request) -> None:
         if self._is_stale(request):
             request = self._request(batch)
-        self._pending.append((batch, request, self._pipeline.submit(request, self._last_step)))
+        # The first is begun at once, and so is one while that before it is not ready.
+        is_ahead = self._pending[-1][2].done() if self._pending else bool(self._started)
+        head_start = self._head_start_seconds if is_ahead else 0.0
+        self._pending.append((batch, request, self._pipeline.submit(request, self._last_step, head_start)))
 
     def _request(self, batch: Batch) -> Request:
         return self._pipeline.request(batch.indices, batch.counters, self._epoch)

@@ -110,6 +110,10 @@ class Meter:
         self._step += 1
         self._listener.tell(self.snapshot, now)
 
+    def step_seconds(self) -> float:
+        """Returns how long ago the batch before was received; 0.0 if this iterator has given none."""
+        return 0.0 if self._is_first else time.perf_counter() - self._since
+
     def snapshot(self) -> Snapshot:
         """Returns the counts of now. May be called in any thread."""
         waits_since, counts, now = self._waits_since, replace(self.counts), time.perf_counter()

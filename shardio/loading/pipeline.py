@@ -209,15 +209,15 @@ class Pipeline:
         self._threads.announce(self._reader, request, hints)
         self.meter.counts.read_ahead_batches += 1
 
-    def submit(self, request: Request, last_step: Finish | None) -> Pending:
-        """Begins to gather a batch into a slot of its own."""
+    def submit(self, request: Request, last_step: Finish | None, head_start_seconds: float) -> Pending:
+        """Has a batch gathered into a slot of its own."""
         slot = self._ring.acquire()
         slot.sizes = None  # those of another batch
         if request.split is not None:
-            return self._threads.submit(self._reader, request, slot)
+            return self._threads.submit(self._reader, request, slot, None, head_start_seconds)
         if slot.images.shape[1:] != self._slot_shape[1:] or slot.images.dtype != np.uint8:
             slot.lay_out(self._slot_shape)
-        return self._threads.submit(self._reader, request, slot, last_step)
+        return self._threads.submit(self._reader, request, slot, last_step, head_start_seconds)
 
     def abandon(self, pending: Pending) -> None:
         """Has the slot of a batch come back that will not be collected."""
