@@ -111,18 +111,18 @@ def make_reader(shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str
     check_io(io)
     if io == "auto":
         facts = look_at(shards, num_samples, tables)
-        choice, alignment = choose(facts), facts.direct_alignment
+        choice = choose(facts)
+        alignment = facts.direct_alignment if choice.engine == "direct" else None
     else:
         choice = Choice(io, False, f"asked for by io={io!r}")
         alignment = alignment_of(shards) if io == "direct" else None
     if choice.engine == "mmap":
         return MappedReader(shards, tables), choice.reason
-    if choice.engine == "pread":
-        return FileReader(shards, drop_behind=choice.drop_behind), choice.reason
-    if alignment is None:
-        kind = _named(filesystem_kind(shards.path))
-        raise ValueError(f'{shards.path}: O_DIRECT does not work on {kind}: use io="auto", "mmap" or "pread"')
-    return FileReader(shards, alignment=alignment), choice.reason
+    kind = filesystem_kind(shards.path)
+    if choice.engine == "direct" and alignment is None:
+        raise ValueError(f'{shards.path}: O_DIRECT does not work on {_named(kind)}: use io="auto", "mmap" or "pread"')
+    reader = FileReader(shards, alignment=alignment, drop_behind=choice.drop_behind, remote=is_network(kind))
+    return reader, choice.reason
 
 
 def read_ahead_batches(batch_nbytes: int, left: int | None) -> int:

@@ -38,8 +38,9 @@ _REQUEST_NBYTES = 4 << 20
 _MOST_BUFFERS = 1024  # IOV_MAX
 # Memory that a thread keeps, for samples that O_DIRECT cannot put where they belong.
 _DETOUR_NBYTES = 1 << 20
-# So many requests keep a local disk or a server busy; their threads wait and need no core.
-_FILE_THREADS = 8
+# So many requests keep a local disk busy. A server answers each of them later, and takes more at a time. Their threads
+# wait and need no core.
+_DISK_THREADS, _SERVER_THREADS = 8, 32
 
 # Descriptors that are wanting now may be there soon.
 _TRANSIENT = TRANSIENT | {errno.EMFILE, errno.ENFILE}
@@ -69,10 +70,12 @@ class FileReader(CountingReader):
     Requests are under way all the time, so that nothing need be announced.
     """
 
-    num_threads = _FILE_THREADS
-
-    def __init__(self, layout: SplitLayout, *, alignment: int | None = None, drop_behind: bool = False) -> None:
+    def __init__(
+        self, layout: SplitLayout, *, alignment: int | None = None, drop_behind: bool = False, remote: bool = False
+    ) -> None:
+        """`remote` files come over a network."""
         super().__init__()
+        self.num_threads = _SERVER_THREADS if remote else _DISK_THREADS
         self.name = "pread" if alignment is None else "direct"
         self._layout = layout
         self._alignment = alignment or 1

@@ -101,6 +101,20 @@ def test_a_network_filesystem_is_not_mapped(make_set: Callable[..., Path], monke
     reader.close()
 
 
+@pytest.mark.parametrize("io", ["pread", "direct"])
+def test_a_server_is_asked_for_more_at_a_time_than_a_disk(
+    io: shardio.reading.choose.Io, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = open_shards(make_set(40))
+    if io == "direct" and look_at(shards, 40).direct_alignment is None:
+        pytest.skip("O_DIRECT does not work here")
+    for kind, num_threads in (("ext4", 8), ("fuseblk", 8), ("nfs4", 32), ("fuse.sshfs", 32), ("lustre", 32)):
+        monkeypatch.setattr(shardio.reading.choose, "filesystem_kind", lambda path, kind=kind: kind)
+        reader, _ = make_reader(shards, io, 40)
+        assert reader.num_threads == num_threads
+        reader.close()
+
+
 @pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
 def test_what_is_asked_for_is_obeyed(
     io: shardio.reading.choose.Io, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
