@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -44,41 +47,81 @@ def recorded(loader):
         steps.append(batch[1].tolist())
         if len(steps) == int(os.environ["STOP_AFTER"]):
             os._exit(9)
-        with open("steps.jsonl", "a", encoding="ascii") as file:
+        with open(os.environ["STEPS"], "a", encoding="ascii") as file:
             file.write(json.dumps(steps[-1]) + "\\n")
         yield batch
 """
 
 
-def trained_on(script: str, stop: int, devices: int) -> list[list[int]]:
-    """Runs a script, which is killed at the step `stop`, if that is not 0. Returns the batches it has trained on."""
+def slurm(rank: int, processes: int, job: int) -> dict[str, str]:
+    """Returns the variables of a SLURM step on this machine. JAX takes the port from the number of the job."""
+    return {
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": str(processes),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+    }
+
+
+def free_job() -> int:
+    """Returns the number of a job for which JAX takes a port that is free."""
+    while True:
+        job = random.randrange(2**20)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("localhost", job % 2**12 + 2**16 - 2**12))
+            return job
+
+
+def trained_on(script: str, stop: int, devices: int, processes: int) -> list[list[list[int]]]:
+    """Runs a script. Its first process is killed at the step `stop`, if that is not 0. Returns the batches that each has
+    trained on."""
     Path("train.py").write_text(RECORDING + script, encoding="utf-8")
-    settings = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "STOP_AFTER": str(stop)}
+    settings = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     settings["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-    command = [sys.executable, "train.py"]
-    ended = subprocess.run(
-        command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.returncode == (9 if stop else 0), ended.stderr
-    lines = Path("steps.jsonl").read_text(encoding="ascii").splitlines()
-    Path("steps.jsonl").unlink()
-    return [json.loads(line) for line in lines]
+    job = free_job()
+    running = []
+    for rank in range(processes):
+        # The first writes the checkpoints, and waits for all steps before; the others only begin steps.
+        more = {"STEPS": f"steps-{rank}.jsonl", "STOP_AFTER": str(0 if rank else stop)}
+        more |= slurm(rank, processes, job) if processes > 1 else {}
+        with open(f"log-{rank}.txt", "w", encoding="utf-8") as log:
+            environment = {**os.environ, **settings, **more}
+            running.append(subprocess.Popen([sys.executable, "train.py"], env=environment, stdout=log, stderr=log))
+    try:
+        # The others wait for one that was killed, or end with an error.
+        codes = [process.wait(timeout=120) for process in (running[:1] if stop else running)]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert codes == [9 if stop else 0] * len(codes), [Path(f"log-{rank}.txt").read_text() for rank in range(processes)]
+    steps = []
+    for rank in range(processes):
+        file = Path(f"steps-{rank}.jsonl")
+        lines = file.read_text(encoding="ascii").splitlines()
+        file.unlink()
+        steps.append([json.loads(line) for line in lines])
+    return steps
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_training_in_jax_goes_on_exactly_after_being_killed(devices: int, reader: Path) -> None:
+@pytest.mark.parametrize(("devices", "processes"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_training_in_jax_goes_on_exactly_after_being_killed(devices: int, processes: int, reader: Path) -> None:
     pytest.importorskip("jax")
     (block,) = BLOCKS["JAX and NumPy"]
     script = block.replace("enumerate(loader)", "enumerate(recorded(loader))")
     assert script != block
-    with ShardLoader("out/", BATCH_SIZE, device="cpu") as loader:
-        undisturbed = [labels.tolist() for _ in range(EPOCHS) for _, labels in loader]
-    kept: list[list[int]] = []
-    for stop in (23, 5, 0):
-        steps = trained_on(script, stop, devices)
-        first = undisturbed.index(steps[0])
-        assert first > 0 or not kept
-        kept = kept[:first] + steps
+    undisturbed = []
+    for rank in range(processes):
+        with ShardLoader("out/", BATCH_SIZE, device="cpu", rank=rank, world_size=processes) as loader:
+            undisturbed.append([labels.tolist() for _ in range(EPOCHS) for _, labels in loader])
+    kept: list[list[list[int]]] = [[] for _ in undisturbed]
+    for stop in (23 // processes, 5, 0):
+        steps = trained_on(script, stop, devices, processes)
+        first = undisturbed[0].index(steps[0][0])
+        assert first > 0 or not kept[0]
+        for rank, of_rank in enumerate(steps):
+            kept[rank] = kept[rank][:first] + of_rank
     assert kept == undisturbed
 
 
