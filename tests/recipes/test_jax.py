@@ -74,8 +74,8 @@ def free_job() -> int:
 
 
 def trained_on(script: str, stop: int, devices: int, processes: int) -> list[list[list[int]]]:
-    """Runs a script. Its first process is killed at the step `stop`, if that is not 0. Returns the batches that each has
-    trained on."""
+    """Runs a script. Its first process is killed at the step `stop`, if that is not 0. Returns the batches that each
+    has trained on."""
     Path("train.py").write_text(RECORDING + script, encoding="utf-8")
     settings = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     settings["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
