@@ -25,9 +25,9 @@ All ways run in turn, A B C A B C, each in a fresh process. An epoch that is mea
 order that each library draws anew, and is so long that the start of another one is not measured.
 
 Results go to build/peers/results.json, from which the tables and the plots are drawn: `--draw` does this alone.
-`--only` measures rows again whose names contain the given text, and keeps the others. The memory is that of the whole
-tree of processes: `private` is what one of them has written and no other shares. The processor's time counts all of the
-tree, too.
+`--only` measures rows again whose names contain one of the given texts, and keeps the others. The memory is that of the
+whole tree of processes: `private` is what one of them has written and no other shares. The processor's time counts all
+of the tree, too.
 
 The environments are made with pip under build/peers, and share one torch for the CPU. A library that cannot be had is
 a row which says why.
@@ -316,7 +316,7 @@ def measure(part: Part, options: argparse.Namespace, rows: dict[str, Any], origi
                 for workers in part.workers or (options.workers,)
                 for way in known["ways"]
                 for name in [way + f", {workers} worker{'s' * (workers > 1)}" * bool(part.workers)]
-                if options.only in name and way.endswith(part.tasks)
+                if any(some in name for some in options.only or [""]) and way.endswith(part.tasks)
             }
             out = prepared(library, files) if ways and part.compared else Path()
             near = psnr(library, out, reference) if ways and part.compared == "PSNR" else math.inf
@@ -473,7 +473,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="(default: 2; of the part decoders 1, 2 and 4)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3, help="of each way in each round")
-    parser.add_argument("--only", default="", metavar="NAME", help="only the ways whose names contain NAME")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="only the ways whose names contain NAME; can be repeated"
+    )
     parser.add_argument("--draw", action="store_true", help="draw the results of the last run, and measure nothing")
     options = parser.parse_args()
     part, of_images = PARTS[options.part], options.part != "readers"

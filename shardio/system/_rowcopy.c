@@ -7,9 +7,9 @@
 
    How a row is best walked through depends on the processor; docs/architecture.md has the figures. On AMD's, one stream
    is best, and what costs most with many gigabytes in pages of 4 KiB is finding the pages, a walk through page tables
-   that are in no cache: a prefetch walks too, so every page of the next row is touched by one. On Intel's, these touches
-   drive the row itself out of the hardware's prefetcher, both halves of a row in step are faster than one stream, and so
-   are the lines of a window if they are put together in the nearest cache first.
+   that are in no cache: a prefetch walks too, so it is two pages ahead. On Intel's, prefetches so far ahead drive the row
+   itself out of the hardware's prefetcher, both halves of a row in step are faster than one stream, and so are the lines
+   of a window if they are put together in the nearest cache first.
 
    Rows may lie in a mapped file. A page that the storage cannot give, or that was cut off the file, is a SIGBUS, which
    would end the process: in the middle of a copy it ends the copy instead, and the caller learns at which row. */
@@ -29,8 +29,9 @@
 #include <immintrin.h>
 #endif
 
-/* Bytes between a load and its prefetch. 1 to 2 KiB were best where it was measured; half or twice that cost 3 %. */
-#define AHEAD 1024
+/* Bytes between a load and its prefetch: two pages, so that the walk to the next page is begun early enough, too. */
+#define AHEAD 8192
+#define AHEAD_ON_INTEL 1024
 /* Below, what is copied may stay in the caches until it is read: windows that are resampled next, say. */
 #define LEAST_FOR_STREAMING (4 << 20)
 #define LINE 64
@@ -111,12 +112,13 @@ static const struct kernel {
     const char *name;
     copy_function *copy;
     int for_intel;
+    size_t ahead;
 } kernels[] = {
-    {"plain", copy_plain, 0},
+    {"plain", copy_plain, 0, AHEAD},
 #ifdef HAVE_X86
-    {"avx2", copy_avx2, 0},
-    {"avx512", copy_avx512, 0},
-    {"avx2-intel", copy_avx2, 1},
+    {"avx2", copy_avx2, 0, AHEAD},
+    {"avx512", copy_avx512, 0, AHEAD},
+    {"avx2-intel", copy_avx2, 1, AHEAD_ON_INTEL},
 #endif
 };
 
@@ -166,39 +168,30 @@ static size_t piece_nbytes_of(const struct job *job, size_t i)
     return job->starts ? (size_t)job->piece_nbytes[i] : job->row_nbytes;
 }
 
-static void touch_pages(const uint8_t *from, size_t n)
+static void copy_whole(const struct kernel *kernel, uint8_t *to, const uint8_t *from, size_t n, const uint8_t *next)
 {
-#if defined(__GNUC__) || defined(__clang__)
-    for (size_t i = 0; i < n; i += PAGE)
-        __builtin_prefetch(from + i);
-#else
-    (void)from, (void)n;
-#endif
-}
-
-static void copy_piece(copy_function *copy, uint8_t *to, const uint8_t *from, size_t n, const uint8_t *next)
-{
-    size_t most = n > AHEAD ? n - AHEAD : 0;
-    copy(to, from, most, from + AHEAD);
-    copy(to + most, from + most, n - most, next);
+    size_t most = n > kernel->ahead ? n - kernel->ahead : 0;
+    kernel->copy(to, from, most, from + kernel->ahead);
+    kernel->copy(to + most, from + most, n - most, next);
 }
 
 #ifdef HAVE_X86
 
 static void copy_halves(uint8_t *to, const uint8_t *from, size_t n, const uint8_t *next)
 {
-    size_t head = (size_t)(-(uintptr_t)to % LINE), half = (n - head) / (4 * LINE) * (2 * LINE), most = half - AHEAD;
+    size_t head = (size_t)(-(uintptr_t)to % LINE), half = (n - head) / (4 * LINE) * (2 * LINE);
+    size_t most = half - AHEAD_ON_INTEL;
     memcpy(to, from, head);
     to += head, from += head, next += head, n -= head;
-    copy_in_step(to, from, half, most, from + AHEAD);
-    copy_in_step(to + most, from + most, half, AHEAD, next);
+    copy_in_step(to, from, half, most, from + AHEAD_ON_INTEL);
+    copy_in_step(to + most, from + most, half, AHEAD_ON_INTEL, next);
     memcpy(to + 2 * half, from + 2 * half, n - 2 * half);
 }
 
 /* The pieces of row i, by way of the stage. Returns where the next row's bytes go. */
 static uint8_t *copy_staged(const struct job *job, size_t i, uint8_t *to, const uint8_t *next_row)
 {
-    size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i), ahead = 1 + AHEAD / n;
+    size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i), ahead = 1 + AHEAD_ON_INTEL / n;
     const uint8_t *from = first_piece(job, i);
     uint8_t stage[STAGE] __attribute__((aligned(LINE)));
     size_t begun = (uintptr_t)to % LINE, used = begun;
@@ -227,8 +220,8 @@ static uint8_t *copy_staged(const struct job *job, size_t i, uint8_t *to, const 
 /* Returns where the next row's bytes go. */
 static uint8_t *copy_row(const struct job *job, const struct kernel *kernel, size_t i, uint8_t *to)
 {
-    size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i), next_i = i + 1 < job->count ? i + 1 : i;
-    const uint8_t *from = first_piece(job, i), *next_row = first_piece(job, next_i);
+    size_t n = piece_nbytes_of(job, i), pieces = pieces_of(job, i);
+    const uint8_t *from = first_piece(job, i), *next_row = first_piece(job, i + 1 < job->count ? i + 1 : i);
 #ifdef HAVE_X86
     if (kernel->for_intel && pieces > 1)
         return copy_staged(job, i, to, next_row);
@@ -237,10 +230,13 @@ static uint8_t *copy_row(const struct job *job, const struct kernel *kernel, siz
         return to + n;
     }
 #endif
-    if (!kernel->for_intel)
-        touch_pages(next_row, (pieces_of(job, next_i) - 1) * job->stride + piece_nbytes_of(job, next_i));
-    for (size_t piece = 0; piece < pieces; piece++, from += job->stride, to += n)
-        copy_piece(kernel->copy, to, from, n, piece + 1 < pieces ? from + job->stride : next_row);
+    if (pieces == 1) {
+        copy_whole(kernel, to, from, n, next_row);
+        return to + n;
+    }
+    for (size_t piece = 0, later = 1 + kernel->ahead / job->stride; piece < pieces; piece++, later++, to += n)
+        kernel->copy(to, from + piece * job->stride, n,
+                     later < pieces ? from + later * job->stride : next_row + (later - pieces) * job->stride);
     return to;
 }
 
