@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.format.layout import sample_nbytes
+from shardio.format.layout import RowType, SampleShape, sample_nbytes
 from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Options
@@ -27,7 +28,7 @@ from shardio.loading.ring import Drawn, Ring, Slot, new_slot
 from shardio.loading.status import Status
 from shardio.loading.traced import traced
 from shardio.loading.transform import CUT_ROWS, PictureSizes, TransformStep, sizes_if_squashed
-from shardio.order.world import World
+from shardio.order.world import World, least_local_ranks
 from shardio.reading.choose import read_ahead_batches
 from shardio.reading.guard import GuardedReader
 from shardio.reading.shardset import ShardSet
@@ -50,6 +51,11 @@ def _finish(epoch: int, guard: GuardedReader | None, sizes: PictureSizes | None,
         guard.replace_damaged(epoch, slot.indices[:size], slot.images[:size], slot.labels[:size], *more)
     if sizes is not None:
         slot.sizes = sizes(slot.indices[:size])
+
+
+def _nbytes(shape: SampleShape, rows: Mapping[str, RowType]) -> int:
+    """Returns the bytes of one sample in a slot."""
+    return sample_nbytes(shape) + sum(row.nbytes for row in rows.values())
 
 
 class Pipeline:
@@ -84,7 +90,8 @@ class Pipeline:
         self.image_shape = shape = crop.cropped_shape if crop else parts.image_shape
         self.rows = rows = parts.rows(shape)
         """What is delivered of each sample beside its pixels, by name."""
-        self._reader = source.make_reader(options.io, num_samples, parts.tables)
+        reserved = least_local_ranks(world) * (options.prefetch + 2) * batch_size * _nbytes(shape, rows)
+        self._reader = source.make_reader(options.io, num_samples, parts.tables, reserved)
         self.resident: Resident | None = None
         slot_size = batch_size
         if options.resident:
@@ -133,8 +140,7 @@ class Pipeline:
         self._ring = Ring(under_way, lambda: make(slot_size, shape, {**rows, **told}))
         self.out = options.out
         """The caller's tensors into which batches are written; None if they are left where they are."""
-        nbytes = sum(row.nbytes for row in rows.values())
-        self.read_ahead = read_ahead_batches(slot_size * (sample_nbytes(shape) + nbytes), memory_left())
+        self.read_ahead = read_ahead_batches(slot_size * _nbytes(shape, rows), memory_left())
         """Batches to announce beyond those under way."""
         default = max(min(_MOST_THREADS, usable_cores()), self._reader.num_threads)
         if self.transform.split is not None and resamples:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from shardio.errors import LaunchError
@@ -29,16 +30,26 @@ class World:
             )
 
 
-# launcher -> its variables for rank, world size and, under one of several names, local rank. The innermost comes first:
-# torchrun may be started by srun, and mpirun starts its helpers on other nodes by srun, whose variables the processes
-# then inherit.
+# launcher -> its variables for rank, world size and, each under one of several names, local rank and the number of
+# ranks on the node, with which the value begins. The innermost comes first: torchrun may be started by srun, and mpirun
+# starts its helpers on other nodes by srun, whose variables the processes then inherit.
 # SLURM: SLURM_STEP_NUM_TASKS and not SLURM_NTASKS. The latter is set in a batch script too, where a single process
 # started without srun would take itself for rank 0 of many and leave out most of the data.
 _LAUNCHERS = {
-    "torchrun": ("RANK", "WORLD_SIZE", ("LOCAL_RANK",)),
-    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_RANK",)),
-    "PMI": ("PMI_RANK", "PMI_SIZE", ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")),
-    "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",)),
+    "torchrun": ("RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+    "Open MPI": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    "PMI": (
+        "PMI_RANK",
+        "PMI_SIZE",
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    "SLURM": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), ("SLURM_STEP_TASKS_PER_NODE",)),
 }
 
 
@@ -88,18 +99,35 @@ def _local_rank(world: World, environ: Mapping[str, str]) -> int | None:
     rank and world size are those of `world`: it may have started one process that has started others itself, which
     inherit its one local rank.
     """
-    told = (str(world.rank), str(world.world_size))
-    for source, (rank, world_size, local_ranks) in _LAUNCHERS.items():
+    for source, local_ranks, _ in _believed(world, environ):
         for name in local_ranks:
-            if name in environ and (source == "torchrun" or (environ.get(rank), environ.get(world_size)) == told):
+            if name in environ:
                 return _integer(environ, name, source)
     return None
+
+
+def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Yields the launchers whose variables of the node may be those of this process, and their names."""
+    told = (str(world.rank), str(world.world_size))
+    for source, (rank, world_size, local_ranks, local_sizes) in _LAUNCHERS.items():
+        if source == "torchrun" or (environ.get(rank), environ.get(world_size)) == told:
+            yield source, local_ranks, local_sizes
+
+
+def least_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> int:
+    """Returns how many ranks run on this node, at least: as the launcher says, or else those up to this one."""
+    least = (world.local_rank or 0) + 1
+    for _, _, local_sizes in _believed(world, environ):
+        for name in local_sizes:
+            if told := re.match("[0-9]+", environ.get(name, "")):  # SLURM: 4(x2),3
+                return min(max(least, int(told[0])), world.world_size)
+    return min(least, world.world_size)
 
 
 def _from_environment(environ: Mapping[str, str]) -> World:
     """Returns the innermost launcher's world, or 0 of 1. No outer launcher and no variable may contradict it."""
     inner: World | None = None
-    for source, (rank, world_size, _) in _LAUNCHERS.items():
+    for source, (rank, world_size, *_) in _LAUNCHERS.items():
         if rank not in environ or world_size not in environ:
             continue
         world = World(_integer(environ, rank, source), _integer(environ, world_size, source), None, source)

@@ -39,7 +39,7 @@ class Facts:
     resident_share: float | None
     """The share of the set that is in the page cache."""
     memory_left: int | None
-    """See machine.memory_left."""
+    """See machine.memory_left; without what is reserved for batches."""
     direct_alignment: int | None
     """The alignment that O_DIRECT demands; None where it does not work."""
 
@@ -78,15 +78,20 @@ def choose(facts: Facts) -> Choice:
     )
 
 
-def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",)) -> Facts:
-    """Returns the facts about a set of which so many samples are to be read: the arrays `tables`, "" for the pixels."""
+def look_at(shards: ShardSet, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Facts:
+    """Returns the facts about a set of which so many samples are to be read: the arrays `tables`, "" for the pixels.
+
+    The job has yet to allocate `reserved_nbytes` for its batches, on this node. Its ranks begin at the same time, when
+    all of this memory still seems to be left.
+    """
     kind = filesystem_kind(shards.path)
+    left = memory_left()
     return Facts(
         filesystem=kind,
         nbytes=num_samples * sum(shards.table_of(name).row_nbytes for name in tables),
         # A mapping on a network filesystem is better not even looked at.
         resident_share=None if is_network(kind) else _resident_share(shards, tables),
-        memory_left=memory_left(),
+        memory_left=None if left is None else max(0, left - reserved_nbytes),
         direct_alignment=alignment_of(shards),
     )
 
@@ -103,14 +108,16 @@ def check_io(io: str) -> None:
         raise ValueError(f"io must be one of {', '.join(get_args(Io))}; found {io!r}")
 
 
-def make_reader(shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str] = ("",)) -> tuple[Reader, str]:
+def make_reader(
+    shards: ShardSet, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0
+) -> tuple[Reader, str]:
     """Returns the reader that `io` asks for, and why it is this one. Raises ValueError if it cannot work here.
 
-    So many samples will be read: the arrays `tables`, "" for the pixels.
+    So many samples will be read: the arrays `tables`, "" for the pixels. `reserved_nbytes`: see `look_at`.
     """
     check_io(io)
     if io == "auto":
-        facts = look_at(shards, num_samples, tables)
+        facts = look_at(shards, num_samples, tables, reserved_nbytes)
         choice = choose(facts)
         alignment = facts.direct_alignment if choice.engine == "direct" else None
     else:

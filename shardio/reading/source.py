@@ -29,9 +29,10 @@ class SplitSource(Protocol):
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
         """Returns the split, to be read at once. `batches` are the indices that will be read first."""
 
-    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",)) -> Reader:
+    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
         """Returns the reader that `io` asks for, of which so many samples will be wanted: the arrays `tables`, "" for
-        the pixels. Raises ValueError if it cannot work here."""
+        the pixels. The job has yet to allocate `reserved_nbytes` on this node. Raises ValueError if it cannot work
+        here."""
 
     def make_second(self) -> SecondReader:
         """Returns what reads samples again that came damaged."""
@@ -68,8 +69,8 @@ class LocalSplit:
     def open(self, batches: Iterable[NDArray[np.int64]]) -> ShardSet:
         return self._shards
 
-    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",)) -> Reader:
-        reader, self._io_reason = make_reader(self._shards, io, num_samples, tables)
+    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
+        reader, self._io_reason = make_reader(self._shards, io, num_samples, tables, reserved_nbytes)
         return reader
 
     def make_second(self) -> FileReader:

@@ -257,12 +257,12 @@ class CachedSplit:
         self._shards = StagedSet(self._storage, self._manifest, self._name, self._lease)
         return self._shards
 
-    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",)) -> Reader:
+    def make_reader(self, io: Io, num_samples: int, tables: Sequence[str] = ("",), reserved_nbytes: int = 0) -> Reader:
         # `settle` outlives this: neither it nor what it calls may refer to self.
         staging, lease, name, index = self._staging, self._lease, self._name, self._split.index
 
         def make(shards: ShardSet) -> Reader:
-            reader, staging.io_reason = make_reader(shards, io, num_samples, tables)
+            reader, staging.io_reason = make_reader(shards, io, num_samples, tables, reserved_nbytes)
             return reader
 
         def settle() -> Reader | None:

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from shardio.system.machine import usable_cores
 
 NUM_SAMPLES = 47
 SHAPE = (6, 5, 3)
+# What the loader will take for batches of five: those that are ready, the one being filled, and the consumer's.
+RESERVED = (2 + 2) * 5 * 90
 DEADLINE_SECONDS = 10
 IOS: list[Io] = ["auto", "mmap", "pread", "direct"]
 MakeLoader = Callable[..., ShardLoader]
@@ -148,13 +151,26 @@ def test_stats_say_what_was_chosen_and_why(loader_of: MakeLoader, monkeypatch: p
 
 
 def test_only_the_samples_to_read_need_fit_in_memory(loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shardio.reading.choose, "memory_left", lambda: 20 * 90)
+    monkeypatch.setattr(shardio.reading.choose, "memory_left", lambda: 20 * 90 + RESERVED)
     monkeypatch.setattr("shardio.reading.shardset.ShardSet.resident_share", lambda shards, name="": 0.5)
     with loader_of("auto") as loader:
         assert loader.stats()["io"] in ("direct", "pread")
         assert "do not fit" in loader.stats()["io_reason"]
     with loader_of("auto", indices=torch.arange(15)) as loader:
         assert loader.stats()["io"] == "mmap"
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_the_batches_of_all_ranks_of_the_node_need_memory_too(
+    loader_of: MakeLoader, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setattr("shardio.reading.shardset.ShardSet.resident_share", lambda shards, name="": 0.5)
+    enough = NUM_SAMPLES * 90 / 0.75 + ranks * RESERVED
+    for left, engines in ((enough + 2, ["mmap"]), (enough - 2, ["direct", "pread"])):
+        monkeypatch.setattr(shardio.reading.choose, "memory_left", partial(int, left))
+        with loader_of("auto", rank=3, world_size=8) as loader:
+            assert loader.stats()["io"] in engines
 
 
 def test_another_io_is_refused(loader_of: MakeLoader) -> None:

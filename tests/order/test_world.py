@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shardio.errors import LaunchError
-from shardio.order.world import World, find_world
+from shardio.order.world import World, find_world, least_local_ranks
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "11", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "6", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "2"}
@@ -278,3 +278,20 @@ def test_a_rank_outside_of_its_world_is_refused(rank: int, world_size: int) -> N
 def test_a_launch_error_is_also_a_value_error() -> None:
     with pytest.raises(ValueError, match="found rank 1 of 1"):
         find_world(1, 1, environ=dict(os.environ))
+
+
+@pytest.mark.parametrize(("environ", "world"), IN_ORDER)
+@pytest.mark.parametrize(("text", "least"), [("7", 7), ("7(x2),3", 7), ("99", 99), ("x", 0), ("", 0), ("1", 0)])
+def test_the_launcher_tells_how_many_ranks_a_node_has_at_least(
+    environ: dict[str, str], world: World, text: str, least: int
+) -> None:
+    names = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"]
+    name = names[[source for _, source in IN_ORDER].index(world)]
+    assert world.local_rank is not None
+    up_to_this = world.local_rank + 1
+    assert least_local_ranks(world, environ) == up_to_this
+    assert least_local_ranks(world, {**environ, name: text}) == min(max(least, up_to_this), world.world_size)
+
+
+def test_a_launcher_of_another_world_does_not_tell_how_many_ranks_a_node_has() -> None:
+    assert least_local_ranks(World(0, 4, None, "arguments"), {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3"}) == 1
