@@ -39,6 +39,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -124,7 +125,7 @@ PARTS = {
         tasks=("crop, flip, normalise",),
     ),
     "decoders": Part(
-        "Decoding in each epoch, by 1, 2 and 4 workers",
+        "Decoding in each epoch",
         {"images_with_torchvision": "torch", "images_with_shardio": "", "images_with_spdl": "spdl"},
         {"ImageFolder + DataLoader, threads": "torch's DataLoader has processes alone"},
         "images_with_torchvision",
@@ -423,20 +424,29 @@ def notes(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"{row['psnr']:.1f} dB"
 
 
-def picture(results: Mapping[str, Any]) -> str:
-    """Returns bars of images per second, with the range over rounds. Its colours can be read on light and on dark."""
+def picture(results: Mapping[str, Any], task: str = "") -> str:
+    """Returns bars of images per second, with the range over rounds. Its colours can be read on light and on dark.
+
+    Of ways with several tasks, only those that end in `task`, whatever the number of workers.
+    """
     rows = sorted(measured(results["rows"]), key=lambda pair: -median(pair[1], "images_per_second"))
+    rows = [
+        (name, row) for name, row in rows if re.sub(", [0-9]+ workers?$", "", name).endswith(f": {task}" * bool(task))
+    ]
     tasks = {name.partition(": ")[2] for name, _ in rows}
     if len(tasks) == 1:  # the title says it
         rows = [(name.partition(": ")[0], row) for name, row in rows]
     most = max((found["images_per_second"] for _, row in rows for found in row["rounds"]), default=1)
-    left, width, step, top = 270, 420, 26, 34
+    # A letter takes seven and a half pixels at most.
+    left = max(270, 16 + round(7.5 * max((len(name) for name, _ in rows), default=0)))
+    width, step, top = 420, 26, 34
+    right, bottom = left + width + 110, top + step * len(rows) + 8
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {top + step * len(rows) + 8}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right} {bottom}" '
         'font-family="sans-serif" font-size="13">',
         "<style>.b{fill:#fff}text{fill:#24292f}.o{fill:#2da44e}.p{fill:#6e96c8}line{stroke:#57606a}"
         "@media(prefers-color-scheme:dark){.b{fill:#0d1117}text{fill:#e6edf3}line{stroke:#b1bac4}}</style>",
-        f'<path class="b" d="M0 0h800v{top + step * len(rows) + 8}h-800z"/>',
+        f'<path class="b" d="M0 0h{right}v{bottom}h-{right}z"/>',
         f'<text x="8" y="20" font-weight="bold">{escape(results["title"])}: images a second, '
         f"{results['workers']} workers (line: least to greatest round)</text>",
     ]
@@ -459,7 +469,7 @@ def draw(results: Mapping[str, Any]) -> None:
         print(f"## {found['title']}", "", *table(found), "", sep="\n")
         if measured(found["rows"]):
             PICTURES.mkdir(parents=True, exist_ok=True)
-            (PICTURES / f"{part}.svg").write_text(picture(found))
+            (PICTURES / f"{part}.svg").write_text(picture(found, PARTS[part].tasks[-1]))
             print(f"wrote {(PICTURES / f'{part}.svg').relative_to(ROOT)}", file=sys.stderr)
 
 

@@ -133,3 +133,15 @@ def test_a_batch_counts_once_it_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert next(delivered)[0].tolist() == [1, 1]
     assert done == ["copying", "copied"]
     assert next(delivered) == (None, [2])
+
+
+def test_a_picture_shows_one_task_of_many_and_has_room_for_every_name() -> None:
+    rows = {
+        f"{way}: {task}, {count} workers": row(9.0) for way in "AB" for task in ("one", "one, two") for count in (1, 2)
+    }
+    long = ["a" * 60 + f": two, {workers}" for workers in ("1 worker", "2 workers")]
+    rows |= {name: row(8.0) for name in long}
+    found = ElementTree.fromstring(imported("peers").picture({"rows": rows, "title": "T", "workers": 2}, "two"))
+    names = [text for text in found.findall("{*}text") if text.get("text-anchor") == "end"]
+    assert [text.text for text in names] == long
+    assert min(float(text.attrib["x"]) for text in names) >= 7.5 * max(map(len, long))
