@@ -2,6 +2,8 @@
 # With a GPU: --build-arg BASE=pytorch/pytorch:2.9.1-cuda12.8-cudnn9-devel, whose torch is kept.
 ARG BASE=python:3.12-slim
 FROM ${BASE} AS build
+# The base image may be of any Debian or Ubuntu: no version fits all.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --no-install-recommends -y gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
