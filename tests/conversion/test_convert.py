@@ -1113,9 +1113,10 @@ def test_ctrl_c_with_worker_processes_leaves_no_trace_and_the_same_call_goes_on(
         if progress.done >= 3 * PER_SHARD:
             signal.raise_signal(signal.SIGINT)
 
+    before = child_processes()
     with pytest.raises(KeyboardInterrupt):
         convert(larger_tree, out, **{**OPTIONS, "workers": TWO_PROCESSES}, on_progress=ctrl_c)
-    assert not child_processes()
+    assert child_processes() <= before
     assert_unfinished_and_whole(out, finished)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     report = convert(larger_tree, out, **OPTIONS)

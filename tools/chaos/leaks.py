@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tqdm import tqdm
+
 _SHM = Path("/dev/shm")
 
 
@@ -24,6 +26,9 @@ def descriptors() -> set[tuple[str, str]]:
 
 
 def shared_names() -> set[str]:
+    # tqdm's first bar makes a lock for all processes, whose semaphore has a name until this one ends: from Python 3.14
+    # on, where processes are not forked by default. So it is made before anything is compared.
+    tqdm.get_lock()  # type: ignore[no-untyped-call]
     return set(os.listdir(_SHM))
 
 
