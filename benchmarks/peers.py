@@ -4,6 +4,9 @@
 workers (threads or processes, as the library has them). Each library writes its own form of them once. An untimed epoch
 then shows whether its samples are those that shardio gives.
 
+`--part device`: the same on the GPU, beside torch's DataLoader with pinned memory and batches that are copied on a
+stream of their own. It needs CUDA, and torch alone besides shardio.
+
 `--part images`: from JPEGs (`--images`, a folder of classes) to float32 batches of 224 x 224, normalised, with random
 crops and flips or as for an evaluation. ImageFolder and SPDL decode in each epoch; FFCV and shardio have decoded once,
 which is timed, too. The libraries have decoders and filters of their own, so the pictures of an evaluation are compared
@@ -107,8 +110,15 @@ PARTS = {
             "with_streaming": "streaming",
             "with_ffcv": "ffcv",
         },
-        {"side-stream prefetcher (apex)": "it needs CUDA"},
+        {"side-stream prefetcher": "it needs CUDA: see --part device"},
         "with_shardio",
+        "pixels",
+    ),
+    "device": Part(
+        "Ready pixels, on the GPU",
+        {"device_with_shardio": "", "device_with_prefetcher": ""},
+        {},
+        "device_with_shardio",
         "pixels",
     ),
     "images": Part(
@@ -476,9 +486,11 @@ def draw(results: Mapping[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, default="readers")
-    parser.add_argument("--images", type=Path, help="of every part but readers: a folder of classes")
-    parser.add_argument("--samples", type=int, default=7936, help="of the part readers, in each form (default: 1.6 GB)")
-    parser.add_argument("--size", type=int, default=256, help="of the part readers")
+    parser.add_argument("--images", type=Path, help="of every part but readers and device: a folder of classes")
+    parser.add_argument(
+        "--samples", type=int, default=7936, help="of readers and device, in each form (default: 1.6 GB)"
+    )
+    parser.add_argument("--size", type=int, default=256, help="of readers and device")
     parser.add_argument("--batch-size", type=int, help="(default: 256 of pixels, 64 of images)")
     parser.add_argument("--workers", type=int, default=2, help="(default: 2; of the part decoders 1, 2 and 4)")
     parser.add_argument("--rounds", type=int, default=5)
@@ -488,7 +500,7 @@ def main() -> None:
     )
     parser.add_argument("--draw", action="store_true", help="draw the results of the last run, and measure nothing")
     options = parser.parse_args()
-    part, of_images = PARTS[options.part], options.part != "readers"
+    part, of_images = PARTS[options.part], PARTS[options.part].compared != "pixels"
     options.batch_size = options.batch_size or (64 if of_images else 256)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if options.draw:

@@ -80,7 +80,8 @@ def check(epoch: Epoch) -> dict[str, Any]:
     The pixels may be None: then the hash is that of the numbers.
     """
     sums = []
-    for pixels, numbers in epoch(0):
+    for batch in epoch(0):
+        pixels, numbers = (part.cpu() if hasattr(part, "cpu") else part for part in batch)
         samples = [b""] * len(numbers) if pixels is None else np.asarray(pixels)
         for sample, number in zip(samples, np.asarray(numbers), strict=True):
             sums.append((int(number), zlib.crc32(np.ascontiguousarray(sample))))
@@ -104,7 +105,7 @@ def delivered(batches: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
     for images, labels in batches:
         if torch and isinstance(images, torch.Tensor):
             images = images.cuda(non_blocking=True)
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()  # other batches may be on their way on other streams
         yield images, labels
 
 

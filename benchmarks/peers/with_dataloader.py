@@ -46,14 +46,17 @@ class Stored(Mapped):
         return self.pixels[which], torch.tensor(which)
 
 
-def opened(dataset: Callable[[Path], Dataset], by_batch: bool) -> Callable[[Path, int, int, int], Any]:
+def opened(
+    dataset: Callable[[Path], Dataset], by_batch: bool, pinned: bool = False
+) -> Callable[[Path, int, int, int], Any]:
     def way(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
         samples: Any = dataset(out / "pixels.npy")
         order: Any = RandomSampler(samples, num_samples=repeats * len(samples))
         if by_batch:
             order = BatchSampler(order, batch_size, drop_last=False)
         size = None if by_batch else batch_size
-        batches = DataLoader(samples, size, sampler=order, num_workers=workers, persistent_workers=True)
+        options: Any = {"num_workers": workers, "persistent_workers": True, "pin_memory": pinned}
+        batches = DataLoader(samples, size, sampler=order, **options)
 
         def epoch(number: int) -> Iterator[tuple[Any, Any]]:
             yield from batches

@@ -19,7 +19,7 @@ def prepare(samples: np.ndarray, out: Path) -> None:
             writer.append(sample, number)
 
 
-def loader(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
+def loader(out: Path, batch_size: int, workers: int, repeats: int, device: str = "cpu") -> Any:
     from shardio import ShardLoader, open_shards
 
     shards = ShardLoader(
@@ -28,7 +28,7 @@ def loader(out: Path, batch_size: int, workers: int, repeats: int) -> Any:
         num_threads=workers,
         indices=np.tile(np.arange(len(open_shards(out / "set"))), repeats),
         tail="short",
-        device="cpu",
+        device=device,
         rank=0,
         world_size=1,
     )

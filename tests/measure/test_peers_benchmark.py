@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
@@ -126,7 +127,8 @@ def test_a_batch_counts_once_it_is_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(run, "gpu", lambda: None)
     assert list(run.delivered(iter(batches))) == batches
     done: list[str] = []
-    cuda = SimpleNamespace(synchronize=lambda: done.append("copied"))
+    stream = SimpleNamespace(synchronize=lambda: done.append("copied"))
+    cuda = SimpleNamespace(current_stream=lambda: stream)
     monkeypatch.setattr(run, "gpu", lambda: SimpleNamespace(Tensor=torch.Tensor, cuda=cuda))
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self, non_blocking: done.append("copying") or self + 1)
     delivered = run.delivered(iter(batches))
@@ -145,3 +147,36 @@ def test_a_picture_shows_one_task_of_many_and_has_room_for_every_name() -> None:
     names = [text for text in found.findall("{*}text") if text.get("text-anchor") == "end"]
     assert [text.text for text in names] == long
     assert min(float(text.attrib["x"]) for text in names) >= 7.5 * max(map(len, long))
+
+
+def test_a_prefetcher_begins_the_next_copy_before_it_hands_a_batch_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Tensor:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def cuda(self, non_blocking: bool) -> Tensor:
+            assert non_blocking
+            events.append(f"copy {self.name}")
+            return self
+
+        def record_stream(self, stream: object) -> None:
+            events.append(f"keep {self.name}")
+
+    class Stream:
+        def wait_stream(self, other: Stream) -> None:
+            events.append("wait")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    one_ahead = imported("device_with_prefetcher").one_ahead
+    for (tensor,) in one_ahead([[Tensor(name)] for name in "abc"]):
+        events.append(f"use {tensor.name}")
+    assert events == [
+        *("copy a", "wait", "keep a", "copy b", "use a"),
+        *("wait", "keep b", "copy c", "use b", "wait", "keep c", "use c"),
+    ]
+    assert list(one_ahead([])) == []
