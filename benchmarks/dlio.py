@@ -9,8 +9,8 @@ wait; MLPerf asks for 0.90. An epoch has 1,281,024 images at most, as in the wor
 an accelerator that is twice as fast: DLIO has no workload for a B200.
 
 With `--cold` no sample is in the page cache when a run begins, and each is read once an epoch: `--samples` must be as
-many as all accelerators take in `--steps`. With `--memory GB`, all processes and what they keep in the page cache are
-in a cgroup of so much, for which it takes root.
+many as all accelerators take in `--steps`. With `--memory GB`, none is there either, and all processes and what they
+keep in the page cache are in a cgroup of so much, for which it takes root.
 
 `--loader dlio` gives the same accelerators a reader of DLIO's own instead, `indexed_binary` under torch's DataLoader
 with a worker process for each, from files of as many bytes that DLIO has written. It writes its table of all samples

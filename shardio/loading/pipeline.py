@@ -90,7 +90,9 @@ class Pipeline:
         self.image_shape = shape = crop.cropped_shape if crop else parts.image_shape
         self.rows = rows = parts.rows(shape)
         """What is delivered of each sample beside its pixels, by name."""
-        reserved = least_local_ranks(world) * (options.prefetch + 2) * batch_size * _nbytes(shape, rows)
+        # Enough slots for all batches under way at a time, so that a steady loop makes no new one.
+        under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
+        reserved = least_local_ranks(world) * under_way * batch_size * _nbytes(shape, rows)
         self._reader = source.make_reader(options.io, num_samples, parts.tables, reserved)
         self.resident: Resident | None = None
         slot_size = batch_size
@@ -135,8 +137,6 @@ class Pipeline:
             # Slots have room for what the kernel is told, or not.
             self.transform.roi = self.transform.split is not None
             told = CUT_ROWS if self.transform.roi else {}
-        # Enough for all batches under way at a time, so that a steady loop makes no new slot.
-        under_way = options.prefetch + 2 + (options.prefetch + MOST_AHEAD if copier else 0)
         self._ring = Ring(under_way, lambda: make(slot_size, shape, {**rows, **told}))
         self.out = options.out
         """The caller's tensors into which batches are written; None if they are left where they are."""

@@ -116,12 +116,14 @@ def _believed(world: World, environ: Mapping[str, str]) -> Iterator[tuple[str, t
 
 def least_local_ranks(world: World, environ: Mapping[str, str] = os.environ) -> int:
     """Returns how many ranks run on this node, at least: as the launcher says, or else those up to this one."""
-    least = (world.local_rank or 0) + 1
-    for _, _, local_sizes in _believed(world, environ):
-        for name in local_sizes:
-            if told := re.match("[0-9]+", environ.get(name, "")):  # SLURM: 4(x2),3
-                return min(max(least, int(told[0])), world.world_size)
-    return min(least, world.world_size)
+    told = [
+        int(number[0])
+        for _, _, local_sizes in _believed(world, environ)
+        for name in local_sizes
+        if (number := re.match("[0-9]+", environ.get(name, "")))  # SLURM: 4(x2),3
+    ]
+    up_to_this = (world.local_rank or 0) + 1
+    return min(max([up_to_this, *told[:1]]), world.world_size)
 
 
 def _from_environment(environ: Mapping[str, str]) -> World:

@@ -295,3 +295,11 @@ def test_the_launcher_tells_how_many_ranks_a_node_has_at_least(
 
 def test_a_launcher_of_another_world_does_not_tell_how_many_ranks_a_node_has() -> None:
     assert least_local_ranks(World(0, 4, None, "arguments"), {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3"}) == 1
+
+
+@pytest.mark.parametrize("name", ["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"])
+def test_each_kind_of_pmi_tells_how_many_ranks_a_node_has(name: str) -> None:
+    world = IN_ORDER[2][1]
+    assert least_local_ranks(world, {**PMI, name: "7"}) == 7
+    # An outer launcher that started this one has a step of its own.
+    assert least_local_ranks(world, {**PMI, **SLURM, name: "7", "SLURM_STEP_TASKS_PER_NODE": "8"}) == 7
