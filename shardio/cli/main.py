@@ -71,6 +71,12 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 class _Group(click.Group):
     """Says which command was meant. click itself does so from 8.4 on."""
 
+    def parse_args(self, context: click.Context, words: list[str]) -> list[str]:
+        # Without words click raises an error from 8.2 on, whose message is the whole help.
+        if not context.resilient_parsing and (not words or words[0] == "help"):
+            words = [*words[1:2], "--help"]
+        return super().parse_args(context, words)
+
     def resolve_command(
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

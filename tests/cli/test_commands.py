@@ -375,6 +375,16 @@ def test_help_names_every_command() -> None:
         assert shardio(command, "--help").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "same"), [([], ["--help"]), (["help"], ["--help"]), (["help", "view"], ["view", "--help"])]
+)
+def test_help_needs_no_hyphens(words: list[str], same: list[str]) -> None:
+    result = shardio(*words)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == shardio(*same).stdout
+    assert result.stdout.startswith("Usage: shardio")
+
+
 @pytest.mark.parametrize("words", [["--help"], ["convert", "--help"], ["bench", "--no-such-option"]])
 def test_help_and_wrong_usage_import_nothing_that_is_slow_to_import(words: list[str]) -> None:
     code = "import sys, shardio.cli.main as c\nsys.argv[0] = 'shardio'\ntry:\n    c.main()\nfinally:\n"
