@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import hashlib
+import inspect
 import json
+import pkgutil
 import re
 import runpy
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -20,7 +25,9 @@ from pictures import random_picture, write_jpeg
 from places import DATA, ROOT
 from storages import draw_imagenet, write_archives, write_kaggle, write_list, write_webdataset
 
+import shardio.augment
 import shardio.errors
+from shardio.cli.main import cli
 from shardio.conversion.images.decode import MAX_PIXELS, MAX_SOURCE_NBYTES
 from shardio.errors import Reason
 
@@ -216,6 +223,84 @@ def test_links_and_named_files_exist(page: str) -> None:
         assert (ROOT / name).exists(), f"{page}: {name}"
     for name in re.findall(r"`python (\S+\.py)", text):
         assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+TRANSFORMS = {name: value for name, value in vars(shardio.augment).items() if callable(value) and name[0] != "_"}
+PUBLIC = {name: getattr(shardio, name) for name in {*shardio.__all__} - {*vars(shardio.errors)}} | TRANSFORMS
+ATTRIBUTES = {*dir(shardio.ShardLoader), *dir(shardio.ShardSet), *dir(shardio.augment.Transform)}
+ARGUMENTS = {name: set(inspect.signature(value).parameters) for name, value in PUBLIC.items()}
+OPTIONS = {name: {option for part in command.params for option in part.opts} for name, command in cli.commands.items()}
+FOLDERS = {path.name: path for path in (ROOT / "shardio").rglob("*") if (path / "__init__.py").exists()}
+# Of NFS, SLURM, and other loaders.
+FOREIGN = {"actimeo", "nconnect", "local_lock", "--mem", "ProcessPoolExecutor", "batching_method", "distributed"}
+FOREIGN |= {"optimize", "RGBImageField", "Stream", "write_mode"}
+
+
+def names_that_do_not_exist(code: str) -> Iterator[str]:
+    """Yields what is wrong in a command, an option, an argument, a module or a call, as prose quotes them."""
+    words = code.replace("\\|", "|").split()
+    command = words[1] if words[0] == "shardio" and len(words) > 1 and words[1][0] != "-" else ""
+    if command or words[0].startswith("--"):
+        known = OPTIONS.get(command, set()) if command else set().union({"--version"}, *OPTIONS.values())
+        yield from {command}.difference({""}, OPTIONS)
+        yield from {word.partition("=")[0] for word in words if word[0] == "-"} - known - FOREIGN
+    elif argument := re.fullmatch(r"([a-z_]+)=\S*", code):
+        yield from {argument[1]}.difference(FOREIGN, *ARGUMENTS.values())
+    elif re.fullmatch(r"(\w+\.)+(?!js|css)\w+", code) and (folder := FOLDERS.get(code.partition(".")[0])):
+        try:
+            pkgutil.resolve_name(".".join([*folder.relative_to(ROOT).parts, *code.split(".")[1:]]))
+        except (ImportError, AttributeError):
+            yield code
+    elif re.fullmatch(r"\w[\w.]*\(.*\).*", code):
+        for call in (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)):
+            yield from wrong_in(call)
+
+
+def wrong_in(call: ast.Call) -> Iterator[str]:
+    name = call.func.id if isinstance(call.func, ast.Name) else ""
+    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+        owner = call.func.value.id
+        name = call.func.attr if owner == "shardio" else ""
+        yield from {call.func.attr} - ATTRIBUTES if owner in ("loader", "shards") else ()
+    if name in PUBLIC:
+        told = {argument.arg for argument in call.keywords if argument.arg}
+        told |= {argument.id for argument in call.args if isinstance(argument, ast.Name) and argument.id.islower()}
+        yield from told - ARGUMENTS[name]
+        values = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+        if name in TRANSFORMS and values:
+            try:
+                PUBLIC[name](*values)
+            except ValueError as error:
+                yield f"{name}: {error}"
+    elif name and name not in ATTRIBUTES | FOREIGN | set(dir(builtins)):
+        yield name
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if re.match(r"README|docs/(?!integrations)", page)])
+def test_names_in_prose_exist(page: str) -> None:
+    prose = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    quoted = {" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)}
+    assert {code: wrong for code in quoted if (wrong := [*names_that_do_not_exist(code)])} == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "shardio stag",
+        "shardio info --augmented",
+        "--augmente",
+        "resdent=",
+        "loading.rings",
+        "augment.resample.Nothing",
+        'recipe("timm")',
+        "RandomCrop(size, margin)",
+        "shardio.convrt(masks=1)",
+        "ShardLoader(worker=3)",
+        'loader.stat()["roi"]',
+    ],
+)
+def test_a_name_that_does_not_exist_is_noticed(code: str) -> None:
+    assert list(names_that_do_not_exist(code))
 
 
 def test_every_page_has_its_place_on_the_site() -> None:
