@@ -72,6 +72,8 @@ def _split_lines(split: SplitDiff) -> Iterator[str]:
         yield f"other values of the array {name}: {_some(some)}"
     if split.reordered:
         yield "samples of both sets come in another order"
+    if split.squashed:
+        yield "squashed in one of the sets alone"
 
 
 def _some(some: Some) -> str:

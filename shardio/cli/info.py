@@ -103,7 +103,11 @@ def _facts(name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[
 
 
 def _split_facts(split: Split, in_use: list[int] | None) -> dict[str, Any]:
-    facts: dict[str, Any] = {"num_samples": split.num_samples, "num_shards": len(split.shards)}
+    facts: dict[str, Any] = {
+        "num_samples": split.num_samples,
+        "num_shards": len(split.shards),
+        "squashed": split.squashed,
+    }
     if not split.is_version_1:
         facts["num_stored"] = split.num_rows
         facts["order"] = split.order
@@ -144,7 +148,8 @@ def _summary(
         yield f"  state   {_state(fault)}: {fault}"
     yield f"  sample  {height} x {width} x {channels} uint8"
     for split_name, split in manifest.splits.items():
-        yield f"  {split_name:<7} {split.num_samples:,} samples in {len(split.shards):,} shards"
+        squashed = ", squashed" if split.squashed else ""
+        yield f"  {split_name:<7} {split.num_samples:,} samples in {len(split.shards):,} shards{squashed}"
         if columns := ", ".join(column for column, _ in split.index.columns):
             yield from _wrapped("", f"columns {columns}", verbose)
         if split.order is not None:

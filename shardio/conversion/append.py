@@ -111,7 +111,10 @@ def _options_of(parent: Parent) -> ConvertOptions:
         found = [read_options(one) for one in told]
     except ValueError as error:
         raise ConvertError(f"{parent.folder}: {error}") from None
-    if not found or any(one != found[0] for one in found) or found[0].sample_shape != parent.manifest.sample_shape:
+    # What the splits are counts; the provenance only tells it.
+    squashed = {split.squashed for split in parent.manifest.splits.values()}
+    fits = all(one == found[0] and squashed == {one.fit.mode == "squash"} for one in found)
+    if not found or not fits or found[0].sample_shape != parent.manifest.sample_shape:
         what = "several conversions with different options" if found else "a set that `convert` did not make"
         raise ConvertError(
             f"{parent.folder}: expected one way in which its images were converted, found {what}: convert the new "

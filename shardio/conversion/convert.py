@@ -261,7 +261,8 @@ class Conversion:
                 raise ConvertError(f"{plan.out}: split {name!r}: every image was refused; nothing is published")
             rows = np.concatenate([record.rows for record in records])
             arrays = {spec.name: self._publish_array(name, spec, records) for spec in plan.arrays}
-            splits[name] = SplitContent(shards, plan.columns.extend(rows) if plan.columns else rows, arrays)
+            rows = plan.columns.extend(rows) if plan.columns else rows
+            splits[name] = SplitContent(shards, rows, arrays, plan.options.fit.mode == "squash")
         rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
         shape, class_names = plan.options.sample_shape, collection.class_names
         name = first_split(splits)

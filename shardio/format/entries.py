@@ -160,6 +160,8 @@ class Split:
     order: int | None = None
     """The number of the pixels' order among `orders`."""
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
+    squashed: bool = False
+    """Whether pictures were resized to the sample's shape without regard to their aspect ratios."""
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
@@ -193,4 +195,6 @@ class Split:
             content["order"] = self.order
         if self.arrays:
             content["arrays"] = {name: array.content() for name, array in self.arrays.items()}
+        if self.squashed:
+            content["squashed"] = True
         return content

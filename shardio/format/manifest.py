@@ -213,7 +213,7 @@ def _columns(value: object, where: str) -> IndexColumns:
 
 def _split(value: object, where: str, version: int) -> Split:
     later = {"orders", "order", "arrays"} if version > 1 else set[str]()
-    fields = parse.fields(value, where, {"num_samples", "index", "shards"}, optional=later)
+    fields = parse.fields(value, where, {"num_samples", "index", "shards"}, optional={"squashed", *later})
     shards = parse.sequence(fields["shards"], f"{where}.shards")
     orders = parse.filled(fields["orders"], f"{where}.orders") if "orders" in fields else []
     arrays = parse.filled_mapping(fields["arrays"], f"{where}.arrays") if "arrays" in fields else {}
@@ -229,6 +229,7 @@ def _split(value: object, where: str, version: int) -> Split:
             _array_name(name, f"{where}.arrays"): _array(array, f"{where}.arrays.{name}")
             for name, array in arrays.items()
         },
+        squashed=parse.flag(fields["squashed"], f"{where}.squashed") if "squashed" in fields else False,
     )
 
 
@@ -308,4 +309,17 @@ def parse_manifest(data: bytes) -> Manifest:
         raise parse.fault("format_version", f"{manifest.format_version}, as the set has no arrays or orders", version)
     if document["digest"] != manifest.digest:
         raise parse.fault("digest", f"{manifest.digest} (computed from the content)", document["digest"])
+    _check_not_before_squashed(manifest)
     return manifest
+
+
+def _check_not_before_squashed(manifest: Manifest) -> None:
+    """Raises FormatError for a set that was squashed when no manifest said so: its pictures would stay distorted."""
+    conversion = manifest.provenance.get("conversion")
+    if isinstance(conversion, dict) and conversion.get("fit") == "squash":
+        for name, split in manifest.splits.items():
+            if not split.squashed:
+                raise FormatError(
+                    f"splits.{name}: expected the key 'squashed', as the provenance says fit 'squash', found none: an "
+                    "older shardio made the set: convert again"
+                )

@@ -133,6 +133,13 @@ def count(value: object, where: str, minimum: int = 0) -> int:
     return value
 
 
+def flag(value: object, where: str) -> bool:
+    """Returns True, the one value of a key that is left out rather than false."""
+    if value is not True:
+        raise fault(where, "true, or no such key", value)
+    return True
+
+
 def string(value: object, where: str) -> str:
     if type(value) is not str:
         raise fault(where, "a string", value)

@@ -27,7 +27,7 @@ from shardio.loading.resident import Resident
 from shardio.loading.ring import Drawn, Ring, Slot, new_slot
 from shardio.loading.status import Status
 from shardio.loading.traced import traced
-from shardio.loading.transform import CUT_ROWS, PictureSizes, TransformStep, sizes_if_squashed
+from shardio.loading.transform import CUT_ROWS, PictureSizes, TransformStep, sizes_before
 from shardio.order.world import World, least_local_ranks
 from shardio.reading.choose import read_ahead_batches
 from shardio.reading.guard import GuardedReader
@@ -115,7 +115,7 @@ class Pipeline:
             skips = options.on_damage == "skip"
             self._guard = GuardedReader(self._reader, shards, second=second, skips=skips, seed=options.seed)
             self._reader = self._guard
-        sizes = sizes_if_squashed(shards.manifest, self._reader, crop)
+        sizes = partial(sizes_before, self._reader, crop) if shards.content.squashed else None
         # The threads that gather take the place of torch's, which a transform uses; damaged samples are found in whole.
         threads = torch.get_num_threads()
         # A reader of whole lines waits for storage. Meanwhile, torch's threads compute; for CUDA, the device does.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -19,7 +18,6 @@ from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
 from shardio.augment.cut import Cut, Split
 from shardio.format.layout import RowType, SampleShape
-from shardio.format.manifest import Manifest
 from shardio.loading.parts import Parts
 from shardio.loading.prefetch import Tensors
 from shardio.loading.ring import Drawn
@@ -39,14 +37,8 @@ PictureSizes: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 before they were squashed."""
 
 
-def sizes_if_squashed(manifest: Manifest, reader: Reader, crop: Crop | None) -> PictureSizes | None:
-    """Returns the sizes of a set whose pictures have lost their aspect ratios; None of any other."""
-    conversion = manifest.provenance.get("conversion")
-    squashed = isinstance(conversion, dict) and conversion.get("fit") == "squash"
-    return partial(_sizes, reader, crop) if squashed else None
-
-
-def _sizes(reader: Reader, crop: Crop | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+def sizes_before(reader: Reader, crop: Crop | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Does what a `PictureSizes` does, for pictures of a squashed split or windows of them."""
     columns = [reader.column_of(name, indices) for name in ("source_height", "source_width")]
     sizes: NDArray[np.int64] = np.stack(columns, axis=1).astype(np.int64)
     if crop is not None:

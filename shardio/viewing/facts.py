@@ -81,10 +81,13 @@ def find_facts(splits: Mapping[str, ShardSet], num_pictures: int, on_progress: O
                 on_progress(done, num_chosen)
         seen[name] = Seen(indices, hashes)
     levels = stored_levels(manifest.provenance, manifest.sample_shape[2])
-    fit = _fit(manifest)
+    margins = _fit(manifest)
     return Facts(
         manifest,
-        tuple(_facts(shards, fit, labels[name], greys[name]) for name, shards in splits.items()),
+        tuple(
+            _facts(shards, "squash" if shards.content.squashed else margins, labels[name], greys[name])
+            for name, shards in splits.items()
+        ),
         tuple(count_classes(list(labels.values()), len(manifest.classes))),
         levels or _compute(splits),
         levels is not None,
@@ -112,10 +115,10 @@ def _compute(splits: Mapping[str, ShardSet]) -> Levels:
 
 
 def _fit(manifest: Manifest) -> str:
-    """Returns how pictures of all conversions became samples of this shape; "" if that is not told, or differs."""
+    """Returns how all conversions kept aspect ratios in samples of this shape; "" if that is not told, or differs."""
     told = [one["conversion"] for one in conversions_of(manifest)]
     size = list(manifest.sample_shape[:2])
-    for fit in ("crop", "pad", "squash"):
+    for fit in ("crop", "pad"):
         if told and all(one.get("fit") == fit and one.get("size") == size for one in told):
             return fit
     return ""

@@ -105,6 +105,14 @@ def test_wrong_values_add_nothing_and_their_array_is_named(
     assert verify(tmp_path / "set").ok
 
 
+def test_a_squashed_picture_had_a_size(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "set", SHAPE, squashed=True) as writer:
+        with pytest.raises(ValueError, match="source_size"):
+            writer.append(sample_pixels(0), 0, source_size=(0, 7))
+        writer.append(sample_pixels(0), 0)
+    assert open_shards(tmp_path / "set").content.squashed
+
+
 @pytest.mark.parametrize(
     ("declared", "error", "message"),
     [

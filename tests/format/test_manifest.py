@@ -118,6 +118,27 @@ def test_the_digest_names_content_and_neither_provenance_nor_layout() -> None:
     )
 
 
+def test_squashed_is_part_of_the_content_and_is_true_or_left_out() -> None:
+    manifest = small_manifest()
+    squashed = replace(manifest, splits={name: replace(one, squashed=True) for name, one in manifest.splits.items()})
+    assert squashed.digest != manifest.digest
+    assert parse_manifest(squashed.dumps()) == squashed
+    assert b"squashed" not in manifest.dumps()
+    for wrong in (False, None, 1, "true", []):
+        changed = document()
+        changed["splits"]["train"]["squashed"] = wrong
+        assert refused(dump(seal(changed))).startswith("splits.train.squashed: ")
+
+
+def test_a_set_whose_provenance_alone_says_that_it_was_squashed_is_refused() -> None:
+    changed = document()
+    changed["provenance"]["conversion"]["fit"] = "squash"
+    assert "convert again" in refused(dump(changed))
+    for split in changed["splits"].values():
+        split["squashed"] = True
+    assert parse_manifest(dump(seal(changed))).splits["val"].squashed
+
+
 def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Manifest] = []
     content = Manifest._content

@@ -14,10 +14,16 @@ from PIL import Image
 
 from shardio.augment import CenterCrop, Compose, CutMix, HorizontalFlip, Normalize, RandomResizedCrop, Resize, Views
 from shardio.augment.chain import Transform
+from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
-from shardio.reading.shardset import ShardSet
+from shardio.reading.shardset import ShardSet, open_shards
+from shardio.sets.changes.attach import attach
+from shardio.sets.changes.merge import merge
+from shardio.sets.changes.relabel import relabel
+from shardio.sets.changes.select import drop, select
+from shardio.sets.publish import publish
 
 NUM_SAMPLES = 53
 USUAL = Compose([RandomResizedCrop(12), HorizontalFlip(), Normalize("imagenet")])
@@ -215,6 +221,59 @@ def test_pictures_of_other_sets_are_what_is_stored(path: Path) -> None:
     with ShardLoader(path, 4, device="cpu", transform=notes) as loader:
         list(loader)
     assert set(notes.sizes.values()) == {(20, 18)}
+
+
+def written_again(out: Path, new: Path) -> None:
+    with ShardWriter(new, (64, 64, 3), classes=["a"], squashed=True) as writer:
+        opened = open_shards(out)
+        for (image, label), row in zip(opened, opened.index, strict=True):
+            size = int(row["source_height"]), int(row["source_width"])
+            writer.append(image, label, key=bytes(row["key"]), source_size=size)
+
+
+def merged_from_parts(out: Path, new: Path) -> None:
+    parts = new.with_name("part-0"), new.with_name("part-1")
+    for part, indices in zip(parts, (range(0, 16, 2), range(1, 16, 2)), strict=True):
+        select(out, part, indices=list(indices))
+    merge(parts, new)
+
+
+def appended(out: Path, new: Path) -> None:
+    more = new.with_name("more")
+    (more / "a").mkdir(parents=True)
+    Image.fromarray(np.zeros((30, 90, 3), np.uint8)).save(more / "a" / "new.png")
+    append(out, more, new, workers=1, accept_layout=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out, new: select(out, new, indices=np.arange(16)[::-1]),
+        lambda out, new: drop(out, new, indices=[3]),
+        lambda out, new: relabel(out, new, {}, classes=["b", "a"]),
+        lambda out, new: attach(out, new, {"score": np.zeros(16)}),
+        lambda out, new: publish(out, new),
+        merged_from_parts,
+        appended,
+        written_again,
+    ],
+    ids=["select", "drop", "relabel", "attach", "publish", "merge", "append", "ShardWriter"],
+)
+def test_a_set_made_of_a_squashed_one_is_evaluated_as_that_one_is(
+    change: Callable[[Path, Path], object], squashed: Path, tmp_path: Path
+) -> None:
+    def evaluated(out: Path) -> dict[bytes, torch.Tensor]:
+        with ShardLoader(
+            out, 1, device="cpu", transform=Compose([Resize(40), CenterCrop(32)]), shuffle=False
+        ) as loader:
+            images = torch.cat([images for images, _ in loader])
+            return dict(zip(loader.shards.index["key"].tolist(), images, strict=True))
+
+    change(squashed, tmp_path / "new")
+    before, after = evaluated(squashed), evaluated(tmp_path / "new")
+    common = before.keys() & after.keys()
+    assert len(common) >= 15
+    assert all(torch.equal(before[key], after[key]) for key in common)
 
 
 def test_evaluation_of_a_squashed_set_shows_true_pictures(squashed: Path) -> None:

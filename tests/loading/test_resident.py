@@ -61,8 +61,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows["source_width"], rows["source_height"] = RNG.integers(20, 90, (2, NUM_SAMPLES))
     rows = append_fields(rows, ["score"], [np.linspace(-1, 1, NUM_SAMPLES)], usemask=False)
     content = replace(content, index=write_index(out, "train", rows))
-    provenance = {**manifest.provenance, "conversion": {"fit": "squash"}}
-    commit_manifest(out, replace(manifest, splits={"train": content}, provenance=provenance))
+    commit_manifest(out, replace(manifest, splits={"train": replace(content, squashed=True)}))
     return out
 
 

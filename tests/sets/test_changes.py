@@ -900,7 +900,9 @@ def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Pat
         writer.append(np.zeros((7, 5, 3), np.uint8), 0)
     with ShardWriter(tmp_path / "bare", SHAPE) as writer:
         writer.append(sample_pixels(5, SHAPE), 12345, key="5")
+    write_set(tmp_path / "squashed", {6: "cat"}, ["cat"], squashed=True)
     for other, told in (
+        (tmp_path / "squashed", "split 'train'.*squashed squashed.*--fit"),
         (a, r"1 keys are there more than once: 'cat/0.png'.*--same-keys allow"),
         (year, r"expected equal columns, found none in .*a, and year \(<i8\) in .*year: `--only-common`"),
         (tmp_path / "clip", r"expected equal arrays, found none in .*a, and clip \(array of <f8 \(2,\)\)"),
@@ -1022,6 +1024,14 @@ def test_what_cannot_be_appended_is_told_before_an_image_is_converted(
 
 
 # --- diff ------------------------------------------------------------------------------------------------------------
+
+
+def test_info_shows_that_a_set_is_squashed_and_diff_that_only_one_of_two_is(tmp_path: Path) -> None:
+    a = write_set(tmp_path / "a", {0: "cat"}, ["cat"])
+    b = write_set(tmp_path / "b", {0: "cat"}, ["cat"], squashed=True)
+    assert "train   1 samples in 1 shards, squashed\n" in shardio("info", b).stdout
+    result = shardio("diff", a, b)
+    assert (result.returncode, result.stdout) == (1, "train: squashed in one of the sets alone\n")
 
 
 def test_a_difference_is_told_by_key(out: Path, tmp_path: Path) -> None:

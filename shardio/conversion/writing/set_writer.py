@@ -91,6 +91,7 @@ class SplitContent:
     shards: Sequence[ShardEntry]
     rows: NDArray[np.void]
     arrays: Mapping[str, ArrayEntry] = field(default_factory=dict)
+    squashed: bool = False
 
 
 def samples_per_shard(shard_nbytes: int, sample_shape: SampleShape) -> int:
@@ -123,6 +124,7 @@ def publish_set(
                 write_index(folder, name, content.rows),
                 tuple(content.shards),
                 arrays=dict(content.arrays),
+                squashed=content.squashed,
             )
             for name, content in splits.items()
         },
@@ -161,6 +163,8 @@ class ShardWriter:
 
     A "mask" has the pictures' height and width, "boxes" are float32 (most boxes, 5): left, top, right, bottom and
     label, an "image" is the picture in another size, uint8, and an "array" is anything else.
+    `squashed` says that images were resized to the set's shape without regard to their aspect ratios: then a loader's
+    transforms treat each as a picture of its `source_size`, as those of `shardio convert --fit squash`.
     An exception inside the block publishes nothing, and the shards written so far are removed, and `out` if it was made
     here. `out` must not exist or be an empty folder. Not thread safe.
     """
@@ -174,6 +178,7 @@ class ShardWriter:
         class_names: Sequence[str] = (),
         columns: Mapping[str, type[int] | type[float]] = MappingProxyType({}),
         arrays: Mapping[str, ArrayDeclaration] = MappingProxyType({}),
+        squashed: bool = False,
         shard_nbytes: int = DEFAULT_SHARD_NBYTES,
     ) -> None:
         check_local(out, ConvertError, "write into a folder here, and copy the finished set there (docs/cluster.md)")
@@ -194,6 +199,7 @@ class ShardWriter:
         self.columns = check_columns([(name, _COLUMN_TYPES[kind]) for name, kind in columns.items()])
         self.arrays = declare(arrays, self.sample_shape, {*columns, *_PARAMETERS})
         check_names_fit(self.classes, self.class_names)
+        self.squashed = squashed
         self._shard_nbytes = shard_nbytes
         self._samples_per_shard = samples_per_shard(shard_nbytes, self.sample_shape)
         self._splits: dict[str, _OpenSplit] = {}
@@ -236,8 +242,11 @@ class ShardWriter:
         if key.endswith(b"\0"):
             raise ValueError(f"key must not end in a NUL byte, which NumPy's S type drops; found {key[-80:]!r}")
         source_size = self.sample_shape[:2] if source_size is None else source_size
-        if len(source_size) != 2 or not all(0 <= side < 1 << 32 for side in source_size):
-            raise ValueError(f"source_size must be (height, width), each below 2**32, found {source_size!r}")
+        least = 1 if self.squashed else 0
+        if len(source_size) != 2 or not all(least <= side < 1 << 32 for side in source_size):
+            raise ValueError(
+                f"source_size must be (height, width), each from {least} to 2**32 - 1, found {source_size!r}"
+            )
         numbers = self._column_values(columns)
         values = self._array_values(arrays)
         if split not in self._splits:
@@ -313,7 +322,8 @@ class ShardWriter:
                 rows = np.concatenate([rows.to_array(key_nbytes) for rows in state.rows])
                 values = {column: np.array(state.columns[column], kind) for column, kind in self.columns}
                 arrays = {name: array.finish() for name, array in state.arrays.items()}
-                splits[name] = SplitContent(state.shards, with_columns(rows, self.columns, values), arrays)
+                rows = with_columns(rows, self.columns, values)
+                splits[name] = SplitContent(state.shards, rows, arrays, self.squashed)
         if not splits:
             raise ConvertError(f"{self.out}: expected at least one sample, found none: nothing to publish")
         provenance = {"shardio": __version__}

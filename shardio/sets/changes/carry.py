@@ -184,7 +184,7 @@ class _Maker:
         number = orders.number(pixels.order)
         arrays = {array: self._keep_array(name, array, draft, orders) for array, draft in split.arrays.items()}
         self._orders[name] = orders
-        return Split(len(split), IndexEntry("", 0, "", 4), tuple(shards), (), number, arrays)
+        return Split(len(split), IndexEntry("", 0, "", 4), tuple(shards), (), number, arrays, split.squashed)
 
     def _keep_array(self, split: str, name: str, draft: ArrayDraft, orders: Orders) -> ArrayEntry:
         kept = draft.stored.kept()

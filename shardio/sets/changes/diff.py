@@ -57,6 +57,8 @@ class SplitDiff:
     removed_arrays: tuple[str, ...]
     reordered: bool
     """Whether the samples of both sets come in another order."""
+    squashed: bool
+    """Whether the pictures of one of the sets are squashed, and those of the other are not."""
 
     @property
     def equal(self) -> bool:
@@ -155,6 +157,7 @@ def _diff_split(one: Parent, two: Parent, name: str) -> SplitDiff:
         added_arrays=_without([*b.arrays], [*a.arrays]),
         removed_arrays=_without([*a.arrays], [*b.arrays]),
         reordered=bool((np.diff(in_b) < 0).any()),
+        squashed=a.squashed != b.squashed,
     )
 
 

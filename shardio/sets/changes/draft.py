@@ -124,6 +124,7 @@ class SplitDraft:
     pixels: Stored
     arrays: Mapping[str, ArrayDraft]
     given: Mapping[str, GivenArray] = field(default_factory=dict)
+    squashed: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -138,7 +139,7 @@ class SplitDraft:
         if np.array_equal(samples, np.arange(len(self))):
             return self
         arrays = {name: replace(array, stored=array.stored.take(samples)) for name, array in self.arrays.items()}
-        return SplitDraft(self.rows[samples], None, self.pixels.take(samples), arrays)
+        return replace(self, rows=self.rows[samples], index=None, pixels=self.pixels.take(samples), arrays=arrays)
 
     def with_labels(self, labels: NDArray[np.int64]) -> SplitDraft:
         if np.array_equal(labels, self.rows["label"]):

@@ -81,6 +81,12 @@ def _with_one_list_of_classes(drafts: Sequence[Draft], names: Sequence[str]) -> 
 def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], options: MergeOptions) -> SplitDraft:
     if len(parts) == 1:
         return parts[0]
+    if len({part.squashed for part in parts}) > 1:
+        squashed = ", ".join(name for part, name in zip(parts, names, strict=True) if part.squashed)
+        raise ConvertError(
+            f"split {split!r}: expected all sets squashed or none, found only {squashed} squashed: convert one of them "
+            "again with the `--fit` of the others"
+        )
     columns = _common_columns(split, parts, names, options)
     arrays = _common_arrays(split, parts, names, options)
     rows = _join_rows(parts, columns)
@@ -92,11 +98,12 @@ def _merge_split(split: str, parts: Sequence[SplitDraft], names: Sequence[str], 
                 "samples out by `shardio drop --list`, or take all by `--same-keys allow`, from Python "
                 '`same_keys="allow"`'
             )
-    return SplitDraft(
-        rows,
-        None,
-        concatenated([part.pixels for part in parts]),
-        {
+    return replace(
+        parts[0],
+        rows=rows,
+        index=None,
+        pixels=concatenated([part.pixels for part in parts]),
+        arrays={
             name: replace(parts[0].arrays[name], stored=concatenated([part.arrays[name].stored for part in parts]))
             for name in arrays
         },

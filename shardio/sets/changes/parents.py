@@ -52,6 +52,7 @@ class Parent:
                 name: ArrayDraft(array.kind, array.row, self._stored(array.shards, array.order, orders, array))
                 for name, array in split.arrays.items()
             },
+            squashed=split.squashed,
         )
 
     def _rows(self, entry: IndexEntry) -> NDArray[np.void]:
