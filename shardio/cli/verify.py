@@ -29,7 +29,7 @@ def parse_share(text: str) -> float:
 
 @click.command(short_help="Check a set against its checksums.")
 @set_argument
-@click.option("--quick", is_flag=True, help="Check only sizes and headers, which takes no time.")
+@click.option("--quick", is_flag=True, help="Check sizes, headers, labels and orders, but no pixels.")
 @click.option(
     "--subset",
     callback=parsed(parse_share),
@@ -61,7 +61,7 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
 def _summary(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
     for problem in report.problems:
         yield f"damaged: {problem.detail}"
-    what = "sizes and headers" if quick else "every checksum"
+    what = "sizes, headers, labels and orders" if quick else "every checksum"
     if report.subset is not None:
         values = f" and {report.subset.num_values:,} values of arrays" if report.subset.num_values else ""
         what = f"{report.subset.num_samples:,} samples{values} (seed {report.subset.seed}), sizes, headers and indexes"

@@ -62,7 +62,13 @@ class ArrayShard(ShardEntry):
 
 
 @dataclass(frozen=True)
-class RowsEntry(FileEntry):
+class TableEntry(FileEntry):
+    """A file that is small next to the pixels, and says what belongs to which sample: its bytes are compared with the
+    sha256 whenever it is opened. No sample has a checksum of its label or of its place in an order."""
+
+
+@dataclass(frozen=True)
+class RowsEntry(TableEntry):
     """A file of numbers, one for each of so many rows as its size says."""
 
     row: ClassVar[RowType]
@@ -90,7 +96,7 @@ class Crc32Entry(RowsEntry):
 
 
 @dataclass(frozen=True)
-class IndexEntry(FileEntry):
+class IndexEntry(TableEntry):
     key_nbytes: int
     columns: IndexColumns = ()
     """Fields of its rows beyond those of every index."""
@@ -175,8 +181,8 @@ class Split:
         return sum(shard.num_samples for shard in self.shards)
 
     @property
-    def crc32s(self) -> tuple[Crc32Entry, ...]:
-        return tuple(array.crc32 for array in self.arrays.values())
+    def tables(self) -> tuple[TableEntry, ...]:
+        return (self.index, *self.orders, *(array.crc32 for array in self.arrays.values()))
 
     @property
     def is_version_1(self) -> bool:

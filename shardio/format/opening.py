@@ -1,4 +1,4 @@
-"""Opens files of a published set, and checks their type, size and header on the descriptor that is read or mapped."""
+"""Opens files of a published set, and checks them on the descriptor that is then read or mapped."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import os
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.format.entries import FileEntry
+from shardio.format.entries import FileEntry, TableEntry
 from shardio.format.layout import SampleShape
-from shardio.system.opening import OpenFile, open_regular
+from shardio.system.opening import OpenFile, naming, open_regular
+from shardio.system.pour import pour
+from shardio.system.retry import TRANSIENT, Attempts, reading_failed
+
+SoundFiles = dict[str, tuple[int, ...]]
+"""Files whose bytes were found right: their paths, and what tells each from another file and from a later state."""
 
 
 def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
@@ -39,6 +44,54 @@ def open_checked(path: str | Path, entry: FileEntry, sample_shape: SampleShape) 
         file.close()
         raise
     return file
+
+
+def open_sound(
+    path: str | Path, entry: FileEntry, sample_shape: SampleShape, known: SoundFiles | None = None
+) -> OpenFile:
+    """Opens as `open_checked` does, and compares the bytes of a table with its sha256.
+
+    A file in `known` is not read again; one that was found right is added. Raises OSError, after some attempts, if
+    storage does not give the table's bytes.
+    """
+    file = open_checked(path, entry, sample_shape)
+    if not isinstance(entry, TableEntry):
+        return file
+    try:
+        with naming(path):
+            status = os.fstat(file.fileno())
+        state = status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+        if known is None or known.get(str(path)) != state:
+            check_sha256(path, entry, _sha256(file, path, entry))
+            if known is not None:
+                known[str(path)] = state
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _sha256(file: OpenFile, path: str | Path, entry: FileEntry) -> str:
+    attempts = Attempts()
+
+    def read(offset: int, buffer: memoryview) -> int:
+        while True:
+            try:
+                return os.preadv(file.fileno(), [buffer], offset)
+            except OSError as error:
+                if not attempts.again(error.errno in TRANSIENT):
+                    raise reading_failed(error, path, f"{len(buffer):,} bytes", offset, attempts.failed) from None
+
+    return pour(read, entry.nbytes)
+
+
+def check_sha256(path: str | Path, entry: FileEntry, found: str) -> None:
+    """Raises FormatError unless `found`, the sha256 of the file's bytes, is what the manifest says."""
+    if found != entry.sha256:
+        raise FormatError(
+            f"{path}: sha256: expected {entry.sha256}, found {found}; `shardio verify` finds what else is damaged, "
+            "`shardio repair` makes it again"
+        )
 
 
 def check_not_cut(path: str | Path, entry: FileEntry, nbytes: int) -> None:

@@ -106,6 +106,8 @@ class ShardLoader(LikeDataLoader):
 
     `digest` pins the content of the set: the digest that `shardio info` prints, or its first 12 digits or more.
 
+    Labels, columns and orders are compared with the manifest's sha256 when the loader is made, whatever `check` is.
+
     check="sample" compares the crc32 of every sample that is read with the index, and that of every value of an array,
     in the gather threads, and reads whole samples, with `crop` too. It reads a sample that differs once more, past the
     page cache if that is possible; with `cache`, from `path`, and if the sample is sound there, a thread verifies the

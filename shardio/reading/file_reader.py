@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
-from shardio.format.opening import check_not_cut, open_checked
+from shardio.format.opening import check_not_cut
 from shardio.order.windows import Windows
 from shardio.reading.layout import SplitLayout, as_bytes
 from shardio.reading.mapped_table import check_stored
@@ -49,11 +49,10 @@ _TRANSIENT = TRANSIENT | {errno.EMFILE, errno.ENFILE}
 def _open(layout: SplitLayout, entries: Mapping[str, FileEntry], direct: bool, name: str) -> OpenFile:
     """Opens a file of the split. (No method of the reader, which would then be part of a cycle with its files.)"""
     entry = entries[name]
-    path = layout.path_of(entry)
-    file = open_checked(path, entry, layout.sample_shape)
+    file = layout.open_file(entry)
     # Labels and orders are few bytes, and read again in every epoch: through the page cache.
     if direct and isinstance(entry, ShardEntry):
-        with naming(path):
+        with naming(layout.path_of(entry)):
             set_direct(file.fileno())
     elif hasattr(os, "posix_fadvise"):
         # The kernel shall read what is asked for and nothing around it.

@@ -1,4 +1,4 @@
-"""Where the samples of a split are stored: arithmetic on its manifest, which opens and maps nothing."""
+"""Where the samples of a split are stored: arithmetic on its manifest; and how its files are opened."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from shardio.format.entries import ArrayEntry, FileEntry, ShardEntry
 from shardio.format.layout import RowType, SampleShape, sample_nbytes
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
+from shardio.format.opening import SoundFiles, open_sound
 from shardio.order.windows import Windows
 from shardio.reading.table import Table
+from shardio.system.opening import OpenFile
 
 
 class SplitLayout:
-    """The files of one split, and the place of each sample in them. Nothing in it changes.
+    """The files of one split, and the place of each sample in them. Any number of threads may use it.
 
     Raises SetNotFoundError if the set has no such split.
     """
@@ -33,6 +35,7 @@ class SplitLayout:
         self.content = manifest.splits[split]
         """The split's entries in the manifest."""
         self.folder = os.path.abspath(path)  # wherever the process may go
+        self._sound: SoundFiles = {}
         content, count = self.content, [self.content.num_samples]
         self.index_table = Table("index row", [content.index], count, content.index.dtype.itemsize)
         self.orders = tuple(Table("stored row", [order], count, order.row.nbytes) for order in content.orders)
@@ -67,6 +70,11 @@ class SplitLayout:
         """Returns the absolute path of one of the set's files. (A string: there may be thousands, and a Path costs as
         much as opening the file.)"""
         return f"{self.folder}/{entry.file}"
+
+    def open_file(self, entry: FileEntry) -> OpenFile:
+        """Opens a file of the split, checked: of index, orders and checksums, every byte. A reader that opens a file
+        anew costs no second read of it, unless the file was changed or replaced."""
+        return open_sound(self.path_of(entry), entry, self.sample_shape, self._sound)
 
     def check_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns them as int64. Raises ValueError if they are no integers, IndexError if one is of no sample."""

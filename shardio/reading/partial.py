@@ -21,7 +21,7 @@ from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
-from shardio.format.opening import open_checked
+from shardio.format.opening import check_sha256, open_checked
 from shardio.order.windows import Windows
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.shardset import ShardSet, open_shards
@@ -203,7 +203,7 @@ class StagedSet(ShardSet):
     def _open_or_fetch(self, entry: FileEntry) -> OpenFile:
         if self._copy.has(entry):
             with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
-                return self._open(entry)
+                return self.open_file(entry)
 
         def read(offset: int, buffer: memoryview) -> int:
             self._storage.read_into(entry, offset, buffer)
@@ -212,11 +212,7 @@ class StagedSet(ShardSet):
         file = open_nameless()
         try:
             found = pour(read, entry.nbytes, partial(write_all, file.fileno()))
-            if found != entry.sha256:
-                raise FormatError(
-                    f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}; `shardio verify` "
-                    "tells what else is damaged"
-                )
+            check_sha256(self._storage.path_of(entry), entry, found)
         except BaseException:
             file.close()
             raise

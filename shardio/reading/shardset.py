@@ -1,7 +1,8 @@
 """An opened split of a published set: checked, mapped, and then nothing but memory.
 
-Everything that docs/format.md demands is checked before a byte is mapped, on the descriptor that is mapped; all but the
-checksums, which cost a read of the whole set: `shardio verify` compares them.
+Everything that docs/format.md demands is checked before a byte is mapped, on the descriptor that is mapped. The sha256
+of the index and of orders is compared as well. The sha256 of pixels and arrays would cost a read of the whole set:
+`shardio verify` compares it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from shardio.errors import FormatError, printable
 from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
-from shardio.format.opening import open_checked
 from shardio.order.orders import as_integer
 from shardio.order.windows import Windows
 from shardio.reading.layout import SplitLayout, as_bytes
@@ -30,7 +30,6 @@ from shardio.reading.shown import NUM_SHOWN, NUM_THUMBNAILS, captions_of, pictur
 from shardio.reading.table import Table
 from shardio.sets.names import find_folder
 from shardio.system.eager import eager
-from shardio.system.opening import OpenFile
 
 
 class _Pair(NamedTuple):
@@ -89,8 +88,8 @@ def _owns(path: str) -> bool:
 
 
 class ShardSet(SplitLayout, Sequence[Sample]):
-    """A sequence of samples: a split whose files are mapped. Opening is O(shards), never O(samples); any number of
-    threads may read.
+    """A sequence of samples: a split whose files are mapped. Opening reads the index and orders, about 60 bytes a
+    sample; any number of threads may read.
 
     Nothing is cached and nothing needs closing: the mappings go when the last array that uses them does.
     """
@@ -111,16 +110,12 @@ class ShardSet(SplitLayout, Sequence[Sample]):
     def _map(self, table: Table, order: int | None) -> MappedTable:
         mapped = MappedTable(table, self.folder, None if order is None else self._mapped_orders[order])
         for number, entry in enumerate(table.files):
-            mapped.place(number, self._open(entry))
+            mapped.place(number, self.open_file(entry))
         return mapped
 
     def _map_small(self, table: Table, order: int | None = None) -> MappedTable:
         """Maps numbers of samples, which are small beside the pixels: the index, an order, checksums."""
         return self._map(table, order)
-
-    def _open(self, entry: FileEntry) -> OpenFile:
-        """Opens a file of the split, checked."""
-        return open_checked(self.path_of(entry), entry, self.sample_shape)
 
     def _mapped_array(self, name: str) -> MappedTable:
         if name not in self._mapped_arrays:

@@ -11,6 +11,7 @@ from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest import Manifest
+from shardio.format.opening import check_sha256
 from shardio.sets.storage import Storage
 
 
@@ -53,9 +54,5 @@ def _read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
     """Returns all bytes of a file. Raises FormatError if they are not what the manifest says."""
     data = np.empty(entry.nbytes, np.uint8)
     storage.read_into(entry, 0, data.data)
-    if (found := hashlib.sha256(data.data).hexdigest()) != entry.sha256:
-        raise FormatError(
-            f"{storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: `shardio verify` tells what "
-            "else is damaged, `shardio repair` mends it"
-        )
+    check_sha256(storage.path_of(entry), entry, hashlib.sha256(data.data).hexdigest())
     return data

@@ -55,7 +55,7 @@ def publish(
     """Copies the finished set in the folder `out` to `target`, a new folder in a root that is there already.
 
     Nothing but the set's own files is taken along. Copies are compared with the manifest's checksums. With `move`, a
-    set on the root's filesystem is renamed once sizes and headers are found right; any other is copied and then
+    set on the root's filesystem is renamed once `verify(quick=True)` finds it right; any other is copied and then
     removed. Folder and files get the permissions that new ones of this process have there, whatever they had, and the
     root's group if the root hands it on (setgid).
 

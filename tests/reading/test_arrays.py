@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from arrays import Given, change_split, some_arrays
+from folders import flip
+from manifests import reseal
 from numpy.typing import NDArray
 from pictures import sample_pixels
 from plain_sets import make_plain_set
@@ -18,6 +20,7 @@ from plain_sets import make_plain_set
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import load_manifest
+from shardio.loading.loader import ShardLoader
 from shardio.order.windows import Windows
 from shardio.reading.choose import look_at, make_reader
 from shardio.reading.guard import GuardedReader
@@ -200,10 +203,10 @@ def test_a_row_that_is_not_stored_is_an_error_that_names_it(make_set: Callable[.
     out = make_set(COUNT)
     change_split(out, {"clip": ARRAYS["clip"]}, ORDER)
     for wrong in (COUNT, -1, 1 << 62):
-        path = out / "train-order-0.npy"
-        rows = np.memmap(path, "<i8", "r+", HEADER_NBYTES)
-        rows[4] = wrong
-        rows.flush()
+        entry = load_manifest(out).splits["train"].orders[0]
+        data = bytearray((out / entry.file).read_bytes())
+        data[HEADER_NBYTES + 32 : HEADER_NBYTES + 40] = wrong.to_bytes(8, "little", signed=True)
+        reseal(out, entry, bytes(data))
         shards = open_shards(out)
         reader, _ = make_reader(shards, io, 1)
         with pytest.raises(FormatError, match=rf"order-0.npy: sample 4: expected a stored row .* 22, found {wrong}"):
@@ -212,6 +215,21 @@ def test_a_row_that_is_not_stored_is_an_error_that_names_it(make_set: Callable[.
             reader.read_array("clip", np.array([4]), np.empty((1, 16), np.float16))
         reader.read(np.array([1, 3]), np.empty((2, 6, 5, 3), np.uint8))
         reader.close()
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread", "direct"])
+@pytest.mark.parametrize("name", ["train-order-0.npy", "train-mask-crc32.npy"])
+def test_a_damaged_order_or_checksum_of_an_array_is_an_error_even_where_damaged_samples_are_skipped(
+    make_set: Callable[..., Path], name: str, io: Any
+) -> None:
+    out = make_set(COUNT)
+    change_split(out, {"mask": ARRAYS["mask"]}, ORDER)
+    if io == "direct" and direct_alignment(out / name) is None:
+        pytest.skip("O_DIRECT does not work here")
+    flip(out / name, HEADER_NBYTES)
+    options: Any = {"io": io, "arrays": ["mask"], "check": "sample", "on_damage": "skip"}
+    with pytest.raises(FormatError, match=name), ShardLoader(out, 4, device="cpu", **options) as loader:
+        list(loader)
 
 
 @pytest.mark.parametrize("skips", [False, True])

@@ -8,6 +8,7 @@ import errno
 import itertools
 import os
 import re
+import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from folders import flip
 from numpy.typing import NDArray
 from pictures import sample_pixels
 from simulated_cuda import Simulation
@@ -28,7 +30,10 @@ import shardio.reading.guard
 import shardio.reading.mapped_table
 import shardio.system.kernels
 from shardio.errors import FormatError
+from shardio.format import opening
+from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
+from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.loading.ring import Slot
 from shardio.order.rng import make_keys, uniform
@@ -36,6 +41,8 @@ from shardio.order.windows import Windows
 from shardio.reading.choose import Io
 from shardio.reading.file_reader import FileReader
 from shardio.reading.mapped import MappedReader
+from shardio.reading.shardset import open_shards
+from shardio.system import retry
 from shardio.system.direct import direct_alignment
 
 NUM_SAMPLES = 47
@@ -188,13 +195,65 @@ def test_without_a_check_pixels_are_delivered_as_they_are(path: Path, loader_of:
         assert loader.damaged == []
 
 
-def test_a_crc32_that_is_damaged_itself_is_told_as_damage_of_its_sample(path: Path, loader_of: MakeLoader) -> None:
+@pytest.mark.parametrize("check", ["off", "sample"])
+@pytest.mark.parametrize("field", ["label", "key", "source_width", "crc32"])
+def test_damage_in_the_index_is_not_trained_on(path: Path, loader_of: MakeLoader, field: str, check: str) -> None:
     dtype = load_manifest(path).splits["train"].index.dtype
-    with (path / "train-index.npy").open("r+b") as file:
-        file.seek(4096 + 5 * dtype.itemsize + dtype.itemsize - 4)  # the last field
-        file.write(b"\0\0\0\0")
-    with pytest.raises(FormatError, match=r"sample 5 .*expected 00000000, found "):
-        list(loader_of())
+    flip(path / "train-index.npy", 4096 + 5 * dtype.itemsize + dtype.fields[field][1])  # type: ignore[index]
+    for io in IOS:
+        with pytest.raises(FormatError, match=r"train-index\.npy: sha256"):
+            loader_of(io, check=check, on_damage="skip")
+    with pytest.raises(FormatError, match=r"train-index\.npy: sha256"):
+        ShardDataset(path)
+
+
+@pytest.mark.parametrize("io", ["pread", "direct"])
+def test_an_index_that_takes_the_place_of_the_one_that_was_checked_is_checked_too(
+    path: Path, loader_of: MakeLoader, io: Io
+) -> None:
+    loader = loader_of(io)
+    index = path / "train-index.npy"
+    shutil.copy(index, path / "other")
+    flip(path / "other", 4096)
+    (path / "other").replace(index)
+    with pytest.raises(FormatError, match=r"train-index\.npy: sha256"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("io", IOS)
+def test_an_index_is_read_once_to_be_checked_however_often_it_is_opened(
+    path: Path, loader_of: MakeLoader, io: Io, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = []
+    check_sha256 = opening.check_sha256
+
+    def count(path: str, entry: FileEntry, found: str) -> None:
+        checked.append(entry.file)
+        check_sha256(path, entry, found)
+
+    monkeypatch.setattr(opening, "check_sha256", count)
+    read_all(loader_of(io))
+    assert checked == ["train-index.npy"]
+
+
+def test_storage_that_fails_while_an_index_is_checked_is_asked_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "RETRY_SECONDS", (0.0, 0.0))
+    failures = [None, None]
+    preadv = os.preadv
+
+    def fail(*arguments: Any) -> int:
+        if failures:
+            failures.pop()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, "preadv", fail)
+    assert len(open_shards(path)) == NUM_SAMPLES
+    failures[:] = [None] * 99
+    with pytest.raises(OSError, match=r"train-index\.npy"):
+        open_shards(path)
 
 
 # --- a fault that passes ---------------------------------------------------------------------------------------------

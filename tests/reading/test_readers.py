@@ -29,6 +29,7 @@ from pictures import sample_pixels
 import shardio.reading.file_reader
 import shardio.reading.mapping
 from shardio.errors import FormatError
+from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.order.windows import Windows
 from shardio.reading.file_reader import FileReader
@@ -431,15 +432,16 @@ def test_without_a_free_descriptor_those_of_other_shards_are_given_back(
     make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, no_waiting: list[float]
 ) -> None:
     reader = FileReader(open_shards(make_set(60, (6, 5, 3), 2)))
-    open_checked = shardio.reading.file_reader.open_checked
     limit = num_descriptors() + 3
 
-    def limited(*arguments: Any) -> OpenFile:
+    open_file = SplitLayout.open_file
+
+    def limited(layout: SplitLayout, entry: FileEntry) -> OpenFile:
         if num_descriptors() >= limit:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return open_checked(*arguments)
+        return open_file(layout, entry)
 
-    monkeypatch.setattr(shardio.reading.file_reader, "open_checked", limited)
+    monkeypatch.setattr(SplitLayout, "open_file", limited)
     indices = np.random.default_rng(0).permutation(60)
     assert np.array_equal(read(reader, indices, (6, 5, 3)), pixels_of(indices.tolist(), (6, 5, 3)))
     assert reader.counts().retries > 0

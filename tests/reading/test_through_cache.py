@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from folders import flip
 from pictures import sample_pixels
 
 from shardio.errors import CacheError, FormatError, SetNotFoundError
@@ -278,15 +279,15 @@ def test_a_damaged_source_costs_the_copy_nothing(src: Path, cache: Path) -> None
     assert (path / "train-00003.npy").stat().st_ino == before.st_ino
 
 
-@pytest.mark.parametrize("file", ["train-00003.npy", "train-index.npy"])
-def test_a_copy_with_a_damaged_header_is_mended_while_training_goes_on(
-    src: Path, cache: Path, gate: Gate, file: str
+@pytest.mark.parametrize(("file", "place"), [("train-00003.npy", 0), ("train-index.npy", 0), ("train-index.npy", 4096)])
+def test_a_copy_that_opening_refuses_is_mended_while_training_goes_on(
+    src: Path, cache: Path, gate: Gate, file: str, place: int
 ) -> None:
+    """At byte 4096 lies the label of sample 0."""
     gate.opened.set()
     path = Path(staging.stage(src, cache).path)
     gate.opened.clear()
-    with open(path / file, "r+b") as damaged:
-        damaged.write(b"?")
+    flip(path / file, place)
     with loaded(src, cache) as loader:
         read_epoch(loader)
         gate.opened.set()

@@ -12,7 +12,19 @@ import damage_set
 import numpy as np
 import pytest
 from command import run_python
-from damage_set import FIFO, KINDS, LINK, NOTHING, SHAPE, Damage, Site, expected_samples, is_seen_at_open, open_all
+from damage_set import (
+    FIFO,
+    KINDS,
+    LINK,
+    NOTHING,
+    NUMBER,
+    SHAPE,
+    Damage,
+    Site,
+    expected_samples,
+    is_seen_at_open,
+    open_all,
+)
 from places import CHAOS
 
 from shardio.errors import FormatError
@@ -149,6 +161,18 @@ def test_a_careless_opening_is_noticed(site: Site, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(damage_set, "open_all", refuse_another)
     assert "expected val to be refused for ['val-00001.npy'], found" in site.try_damage(cut)
+
+
+@pytest.mark.parametrize("careless_use", ["train_on", "show"])
+def test_a_loader_or_command_that_takes_another_label_is_noticed(
+    site: Site, monkeypatch: pytest.MonkeyPatch, careless_use: str
+) -> None:
+    index = bytearray(site.sound["val-index.npy"])
+    index[HEADER_NBYTES] ^= 1
+    damage = Damage(NUMBER, {"val-index.npy": bytes(index)})
+    assert site.try_damage(damage) == ""
+    monkeypatch.setattr(damage_set, careless_use, lambda how, folder, split: None)
+    assert "expected val to be refused for ['val-index.npy'], but it was opened" in site.try_damage(damage)
 
 
 def test_a_process_that_dies_or_hangs_is_noticed_and_the_other_damages_are_done(tmp_path: Path) -> None:

@@ -298,10 +298,10 @@ def test_one_failure_ends_the_others_soon(out: Path, cache: Path, monkeypatch: p
     assert not list(cache.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("harm", ["lost", "cut", "header", "link"])
+@pytest.mark.parametrize("harm", ["lost", "cut", "header", "link", "label"])
 def test_a_file_of_a_copy_that_can_be_seen_to_be_damaged_is_copied_again(out: Path, cache: Path, harm: str) -> None:
     copy = Path(stage(out, cache).path)
-    shard = copy / "train-00001.npy"
+    shard = copy / ("train-index.npy" if harm == "label" else "train-00001.npy")
     match harm:
         case "lost":
             shard.unlink()
@@ -309,6 +309,8 @@ def test_a_file_of_a_copy_that_can_be_seen_to_be_damaged_is_copied_again(out: Pa
             os.truncate(shard, 4100)
         case "header":
             flip(shard, 60)
+        case "label":
+            flip(shard, 4096)
         case _:
             shard.unlink()
             shard.symlink_to(out / shard.name)
@@ -320,7 +322,7 @@ def test_a_file_of_a_copy_that_can_be_seen_to_be_damaged_is_copied_again(out: Pa
 
 def test_damage_in_the_pixels_of_a_copy_is_found_when_all_of_it_is_read(out: Path, cache: Path) -> None:
     copy = Path(stage(out, cache).path)
-    for name in ("train-00002.npy", "train-index.npy"):
+    for name in ("train-00002.npy", "train-00003.npy"):
         flip(copy / name)
     assert stage(out, cache).num_copied == 0
     counts: list[tuple[int, int]] = []

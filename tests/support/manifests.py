@@ -7,11 +7,13 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardio.errors import FormatError
+from shardio.format.entries import FileEntry
 from shardio.format.manifest import parse_manifest
 
 Document = dict[str, Any]
@@ -27,6 +29,13 @@ def seal(changed: Document) -> Document:
     content = {key: value for key, value in changed.items() if key not in ("digest", "provenance")}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return {**changed, "digest": sha(text)}
+
+
+def reseal(out: Path, entry: FileEntry, data: bytes) -> None:
+    """Has the manifest say that this is what the file should be."""
+    (out / entry.file).write_bytes(data)
+    text = (out / "manifest.json").read_text().replace(entry.sha256, hashlib.sha256(data).hexdigest())
+    (out / "manifest.json").write_text(json.dumps(seal(json.loads(text))))
 
 
 def dump(value: object) -> bytes:

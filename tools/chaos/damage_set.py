@@ -7,9 +7,11 @@ In a small set of two splits, one of which has arrays and an order of its stored
 zeroed, from one bit to 64 kB, files are cut off or grow, two shards change places, a shard or an index of another set
 is put in the place of one, and a file is replaced by a link to a sound copy, a folder, a FIFO or nothing. Each time
 `verify` must report exactly the files that differ, by their paths, and exactly the samples of shards that differ.
-Opening must refuse everything that it checks: every file that has another size, type or header, and any manifest that
-says something else. All that happens in processes which must not die, by a signal or otherwise, nor wait for ever. Then
-the old bytes are written back.
+Opening must refuse everything that it checks: every file that has another size, type or header, every index, order or
+file of checksums that has another byte, and any manifest that says something else. When a bit flips in a label, another
+number of the index, an order or a checksum, loaders of every `io` must refuse to give a batch, and commands must refuse
+to show samples. All that happens in processes which must not die, by a signal or otherwise, nor wait for ever. Then the
+old bytes are written back.
 
 Exit code 1 if anything was otherwise. Linux only.
 """
@@ -24,16 +26,19 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import attack
 import numpy as np
 from attack import Lane, Say, Tell, listen, make_parser, verdict
+from click.testing import CliRunner
 from numpy.typing import NDArray
 
+from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import Reject, SplitContent, publish_set
 from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import FormatError, SetNotFoundError
@@ -45,12 +50,16 @@ from shardio.format.layout import (
     ArrayKind,
     RowType,
     SampleShape,
+    array_crc32_name,
     array_shard_name,
     index_name,
+    order_name,
     sample_nbytes,
     shard_name,
 )
 from shardio.format.manifest_file import commit_manifest
+from shardio.loading.loader import ShardLoader
+from shardio.reading.choose import Io
 from shardio.reading.shardset import open_shards
 from shardio.sets.rows import ArrayWriter, write_index, write_order
 from shardio.sets.verify import verify
@@ -156,6 +165,15 @@ def _shards() -> dict[str, tuple[int, list[tuple[int, ...]]]]:
 SHARDS = _shards()
 """The bytes of a row of each shard, of pixels or of an array, and the samples of each of its rows."""
 INDEXES = {index_name(split): split for split in NUM_SAMPLES}
+CHECKSUMS = [array_crc32_name("val", name) for name in ARRAYS]
+TABLES = [*INDEXES, order_name("val", 0), *CHECKSUMS]
+"""What is compared with its sha256 at every opening."""
+COMMANDS = {
+    "extract": ["--indices", "0", "--output", "{new}"],
+    "replay": ["--batch-size", "4", "--shuffle", "false"],
+    "report": ["--output", "{new}"],
+    "view": ["--output", "{new}.png"],
+}
 
 
 # --- damages ---------------------------------------------------------------------------------------------------------
@@ -224,7 +242,9 @@ _CHANGES = {
     "cut off": _cut,
     "grown": _grow,
 }
+NUMBER = "a number of a table"
 KINDS = (
+    *(NUMBER, NUMBER),
     *("one bit flipped", "bytes changed", "bytes changed", "bytes zeroed", "bytes zeroed", "cut off", "cut off"),
     *("grown", "two shards swapped", "a shard of another set", "an index of another set"),
     *("a link", "a folder", "a FIFO", "nothing"),
@@ -248,6 +268,9 @@ def _draw(rng: np.random.Generator, kind: str, sound: Contents, other: Contents)
         return {(name := str(rng.choice(list(SHARDS)))): other[name]}
     if kind == "an index of another set":
         return {(name := str(rng.choice(list(INDEXES)))): other[name]}
+    if kind == NUMBER:
+        name = str(rng.choice(TABLES))
+        return {name: sound[name][:HEADER_NBYTES] + _flip_a_bit(rng, sound[name][HEADER_NBYTES:])}
     # Most of a set is shards.
     name = str(rng.choice(list(SHARDS) if rng.random() < 0.6 else list(sound)))
     return {name: _CHANGES[kind](rng, sound[name]) if kind in _CHANGES else kind}
@@ -276,7 +299,7 @@ def is_seen_at_open(name: str, was: bytes, now: Content) -> bool:
     """Tells whether opening the split of this file must fail."""
     if name == REJECTS_NAME:
         return False
-    if name == MANIFEST_NAME or isinstance(now, str):
+    if name in (MANIFEST_NAME, *TABLES) or isinstance(now, str):
         return True
     return len(now) != len(was) or now[:HEADER_NBYTES] != was[:HEADER_NBYTES]
 
@@ -287,6 +310,23 @@ def open_all(folder: Path, split: str) -> None:
     for name in shards.arrays:
         shards.mapped(name)
         shards.array_crc32s(name, np.array([], np.int64))
+
+
+def train_on(io: Io, folder: Path, split: str) -> None:
+    """Reads a batch as a job does that wants to know of damage."""
+    arrays = list(ARRAYS) if split == "val" else []
+    with ShardLoader(folder, 1, split=split, io=io, check="sample", arrays=arrays, rank=0, world_size=1) as loader:
+        next(iter(loader))
+
+
+def show(command: str, folder: Path, split: str) -> None:
+    """Runs a command that shows samples."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as new:
+        options = [option.format(new=f"{new}/new") for option in COMMANDS[command]]
+        options += [] if command == "report" else ["--split", split]
+        result = CliRunner().invoke(cli, [command, str(folder), *options])
+    if result.exception is not None:
+        raise result.exception
 
 
 # --- judging ---------------------------------------------------------------------------------------------------------
@@ -357,19 +397,26 @@ class Site:
             if not problem.detail.startswith(f"{self.folder / problem.file}: "):
                 return f"expected the path in {problem.detail!r}"
         seen = self.seen_at_open(damage)
-        openings = (
-            self._opening(split, [n for n in seen if n.startswith((f"{split}-", MANIFEST_NAME))])
-            for split in NUM_SAMPLES
-        )
-        return next(filter(None, openings), "")
+        for split in NUM_SAMPLES:
+            refused = [n for n in seen if n.startswith((f"{split}-", MANIFEST_NAME))]
+            if wrong := self._opening(open_all, split, refused):
+                return wrong
+            if damage.kind == NUMBER and refused:
+                uses = [partial(train_on, io) for io in get_args(Io)]
+                if refused[0] not in CHECKSUMS:  # which these commands have no use for
+                    uses += [partial(show, command) for command in COMMANDS]
+                for use in uses:
+                    if wrong := self._opening(use, split, refused):
+                        return f"{use.args[0]}: {wrong}"
+        return ""
 
     def seen_at_open(self, damage: Damage) -> list[str]:
         """Returns the files for which opening must fail."""
         return [name for name, now in damage.changed.items() if is_seen_at_open(name, self.sound[name], now)]
 
-    def _opening(self, split: str, refused: Sequence[str]) -> str:
+    def _opening(self, use: Callable[[Path, str], None], split: str, refused: Sequence[str]) -> str:
         try:
-            open_all(self.folder, split)
+            use(self.folder, split)
         except (FormatError, SetNotFoundError) as error:
             if not any(str(self.folder / name) in str(error) for name in refused):
                 return f"expected {split} to be refused for {refused or 'nothing'}, found {error}"

@@ -16,7 +16,7 @@ from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
 from shardio.format.manifest_file import load_manifest
-from shardio.format.opening import open_checked
+from shardio.format.opening import open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.cache.leases import CopyPaths
 from shardio.system.files import fsync_folder, make_folder
@@ -108,7 +108,7 @@ def link_from_others(
 def _link(source: Path, target: Path, entry: FileEntry, sample_shape: SampleShape) -> bool:
     """Gives a file a second name. Returns False if it is not what the entry says, or the system refuses."""
     try:
-        with open_checked(source, entry, sample_shape) as file:
+        with open_sound(source, entry, sample_shape) as file:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid():
                 return False

@@ -19,7 +19,7 @@ from shardio.errors import FormatError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
-from shardio.format.opening import open_checked
+from shardio.format.opening import open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.cache.folder import Cache, CachedCopy
 from shardio.sets.cache.leases import Lease
@@ -194,12 +194,12 @@ class Stager:
         return False
 
     def _missing(self) -> list[FileEntry]:
-        """Returns the files that are not there with the right size and header."""
+        """Returns the files that opening would not take."""
         return [entry for entry in self.files if not self._is_there(entry)]
 
     def _is_there(self, entry: FileEntry) -> bool:
         try:
-            open_checked(f"{self._lease.path}/{entry.file}", entry, self._manifest.sample_shape).close()
+            open_sound(f"{self._lease.path}/{entry.file}", entry, self._manifest.sample_shape).close()
         except FormatError:
             return False
         return True
@@ -283,7 +283,7 @@ def _absolute(name: str) -> str:
 def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
     """Returns the indexes and other tables, then what is wanted first, and the rest, each file once."""
     splits = manifest.splits.values()
-    tables = chain.from_iterable((split.index, *split.orders, *split.crc32s) for split in splits)
+    tables = chain.from_iterable(split.tables for split in splits)
     return tuple(
         dict.fromkeys((*tables, *order, *chain.from_iterable(split.files for split in splits), manifest.rejects))
     )

@@ -17,7 +17,7 @@ from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry
 from shardio.format.layout import HEADER_NBYTES, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split, load_manifest
-from shardio.format.opening import open_checked
+from shardio.format.opening import check_sha256, open_checked
 from shardio.sets.changes.draft import ArrayDraft, Draft, Held, SplitDraft, Stored
 from shardio.sets.index import check_labels
 from shardio.sets.names import find_folder
@@ -91,11 +91,7 @@ def read_held(held: Held[FileEntry], sample_shape: SampleShape) -> bytes:
     """Returns all bytes of a file. Raises FormatError if they are not what the manifest says."""
     with open_checked(held.path, held.entry, sample_shape) as file:
         data = file.readall()
-    if (found := hashlib.sha256(data).hexdigest()) != held.entry.sha256:
-        raise FormatError(
-            f"{held.path}: sha256: expected {held.entry.sha256}, found {found}: `shardio verify` tells what else is "
-            "damaged, `shardio repair` mends it"
-        )
+    check_sha256(held.path, held.entry, hashlib.sha256(data).hexdigest())
     return data
 
 
