@@ -11,12 +11,13 @@ import errno
 import math
 import os
 import random
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import wait
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.entries import FileEntry
@@ -38,6 +39,10 @@ _SILENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 # More in one request would be in memory twice while it is copied, and be lost as a whole when a connection is cut.
 _REQUEST_NBYTES = 32 << 20
+# A web server's page of links, which has no length beforehand: some 20,000 sets.
+_LISTING_NBYTES = 4 << 20
+# A link to a folder. The bound keeps a hostile page from taking quadratic time.
+_FOLDER_LINK = re.compile(r"""\bhref\s*=\s*["']?([^\s"'<>?#]{1,1000})/["'\s>]""", re.IGNORECASE)
 # Ranks and nodes that failed together must not come again together. Not the generator that a job may have seeded.
 _JITTER = random.SystemRandom()
 
@@ -81,8 +86,7 @@ class RemoteStorage:
         self.name = without_credentials(url)
         self._url = url
         self._closed = False
-        # A web server may send the whole file whatever range it is asked for. Object stores do not.
-        self._gives_ranges = not url.lower().startswith(("http://", "https://"))
+        self._is_http = url.lower().startswith(("http://", "https://"))
         _filesystem(url)
 
     def load_manifest(self, digest: str | None = None) -> Manifest:
@@ -116,7 +120,7 @@ class RemoteStorage:
             raise self._cut(entry, nbytes)
 
     def find_fault(self, manifest: Manifest) -> str:
-        if self._url.lower().startswith(("http://", "https://")):
+        if self._is_http:
             return ""
         try:
             listed = self._list()
@@ -134,10 +138,6 @@ class RemoteStorage:
         """Does what `Storage.read_into` does. Whether a server sends the bytes from `offset` on and not others is not
         known here: sha256 and crc32 tell."""
         try:
-            if buffer and not self._gives_ranges:
-                # Before it fills the memory with whole shards.
-                self._read_into(MANIFEST_NAME, 1, memoryview(bytearray(1)))
-                self._gives_ranges = True
             self._read_into(entry.file, offset, buffer)
         except FileNotFoundError:
             raise self._missing(entry) from None
@@ -152,17 +152,25 @@ class RemoteStorage:
         self._closed = True
 
     def list_folders(self) -> list[str]:
+        if self._is_http:
+            return sorted(_folders_below(self._url, self._list()))
         places = [str(item["name"]) for item in self._list() if item.get("type") == "directory"]
         return sorted({place.rstrip("/").rpartition("/")[2] for place in places} - {""})
 
-    def _list(self) -> list[dict[str, Any]]:
-        """Returns what fsspec says of everything directly below the URL."""
+    def _list(self) -> Any:
+        """Returns what fsspec says of everything directly below the URL, or a web server's page of links."""
         _filesystem(self._url).invalidate_cache()  # others publish
         deadline = time.monotonic() + SMALL_FILE_SECONDS
-        listed: list[dict[str, Any]] = self._insist(
-            lambda: self._ask("ls", self._url, detail=True, deadline=deadline), self.name, "listing", deadline
-        )
-        return listed
+
+        def look() -> Any:
+            if not self._is_http:
+                return self._ask("ls", self._url, detail=True, deadline=deadline)
+            page = self._fetch(self._url, _LISTING_NBYTES, deadline)
+            if len(page) > _LISTING_NBYTES:
+                raise ValueError(f"expected a page of links of at most {_LISTING_NBYTES:,} bytes, more came")
+            return page.decode("utf-8", "replace")
+
+        return self._insist(look, self.name, "listing", deadline)
 
     def _missing(self, entry: FileEntry) -> FormatError:
         return FormatError(f"{self.path_of(entry)}: expected a file of the shard set, found nothing")
@@ -199,11 +207,15 @@ class RemoteStorage:
             buffer[done : done + len(data)] = data
             done += len(data)
 
-    def _read_some(self, name: str, url: str, start: int, nbytes: int, deadline: float | None) -> bytes:
+    def _read_some(self, name: str, url: str, start: int, nbytes: int, deadline: float | None) -> bytes | bytearray:
         """Returns at least one byte, and `nbytes` at most."""
-        data: bytes = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
+        data: bytes | bytearray
+        if self._is_http:
+            data = self._fetch(url, nbytes, deadline, start)
+        else:
+            data = self._ask("cat_file", url, start=start, end=start + nbytes, deadline=deadline)
         if len(data) > nbytes:
-            raise ValueError(f"expected {nbytes:,} bytes, {len(data):,} came: this server sends no ranges of files")
+            raise ValueError(f"expected {nbytes:,} bytes, more came: this server sends no ranges of files")
         if not data:
             if (size := self._size_of(name, deadline)) <= start:
                 raise OSError(errno.EINVAL, f"the file ends at byte {size}")
@@ -211,17 +223,23 @@ class RemoteStorage:
         return data
 
     def _ask(self, method: str, *arguments: object, deadline: float | None, **options: object) -> Any:
-        """Returns what fsspec's filesystem gives. Raises TimeoutError at `deadline` (of time.monotonic), OSError at
-        `close`.
-
-        Then, and after a Ctrl-C, the request is cancelled, so that nothing waits for it at the end of the process. Only
-        a filesystem that does not work by asyncio is waited for, for as long as it takes.
-        """
+        """Returns what fsspec's filesystem gives. `_wait_for` has the errors; only a filesystem that does not work by
+        asyncio is waited for, for as long as it takes."""
         filesystem = _filesystem(self._url)
         if not getattr(filesystem, "async_impl", False):
             return getattr(filesystem, method)(*arguments, **options)
-        coroutine = getattr(filesystem, f"_{method}")(*arguments, **options)
-        request = asyncio.run_coroutine_threadsafe(coroutine, filesystem.loop)
+        return self._wait_for(getattr(filesystem, f"_{method}")(*arguments, **options), deadline)
+
+    def _fetch(self, url: str, most: int, deadline: float | None, start: int | None = None) -> bytearray:
+        """Returns `most` bytes from a web server, or one more if it sends more; without `start`, no range is asked."""
+        return self._wait_for(_fetch(_filesystem(self._url), url, most, start), deadline)
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, T], deadline: float | None) -> T:
+        """Returns what a request gives. Raises TimeoutError at `deadline` (of time.monotonic), OSError at `close`.
+
+        Then, and after a Ctrl-C, the request is cancelled, so nothing waits for it at the end of the process.
+        """
+        request = asyncio.run_coroutine_threadsafe(coroutine, _filesystem(self._url).loop)
         try:
             while not wait([request], _LOOK_SECONDS).done:
                 if self._closed:
@@ -266,6 +284,39 @@ class RemoteStorage:
         return f"{type(error).__name__}: {printable(without_credentials_in(text)[:300])}"
 
 
+async def _fetch(filesystem: Any, url: str, most: int, start: int | None) -> bytearray:
+    """Does what `RemoteStorage._fetch` says, by the connections of fsspec's filesystem.
+
+    fsspec's own calls hold and unpack all that a server sends, however much more than the range that is.
+    """
+    options = dict(filesystem.kwargs)
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
+    if start is not None:
+        headers["Range"] = f"bytes={start}-{start + most - 1}"
+    session = await filesystem.set_session()
+    async with session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
+        answer.raise_for_status()
+        if answer.status != 206 and (start or answer.status != 200):
+            raise ValueError(f"status {answer.status}, where 206 was expected: this server sends no ranges of files")
+        if (coding := answer.headers.get("Content-Encoding", "identity")) not in ("", "identity"):
+            raise ValueError(f"expected the file as it is, the server sent it compressed ({coding!r:.40})")
+        data = bytearray()
+        async for piece in answer.content.iter_any():
+            data += piece[: most + 1 - len(data)]
+            if len(data) > most:
+                break  # and the end of the block closes the connection
+    return data
+
+
+def _folders_below(url: str, page: str) -> set[str]:
+    """Returns the names of the folders directly below the URL to which a page has links."""
+    top = urlsplit(url)._replace(query="", fragment="")
+    base = urlunsplit(top._replace(path=top.path.rstrip("/") + "/"))
+    found = {urljoin(base, link) for link in _FOLDER_LINK.findall(page)}
+    names = {link.removeprefix(base) for link in found if link.startswith(base)}
+    return {name for name in names if name and "/" not in name}
+
+
 def _pauses(end: float) -> Iterator[float]:
     """Yields waits that grow, as long as they are over by `end` (of time.monotonic)."""
     longest = _FIRST_WAIT_SECONDS
@@ -299,7 +350,7 @@ def _new_filesystem(url: str) -> Any:
 
             # Its own limit is of five minutes for a whole request: too long for silence, too short for slow lines.
             silence = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)
-            filesystem.client_kwargs = {"timeout": silence, **filesystem.client_kwargs}
+            filesystem.client_kwargs = {"timeout": silence, "auto_decompress": False, **filesystem.client_kwargs}
         return filesystem
     except ImportError as error:
         missing = next((cause.name for cause in _chain(error) if isinstance(cause, ImportError) and cause.name), None)
@@ -345,6 +396,8 @@ def _judge(error: BaseException) -> tuple[int, bool]:
     number = (error.errno if isinstance(error, OSError) else None) or 0
     if isinstance(error, TimeoutError) or "Timeout" in kind:
         return errno.ETIMEDOUT, True  # S3 has status 400 for it
+    if "Redirect" in kind:  # aiohttp's errors: a loop, or a way to what is not http
+        return _SERVER_FAILED, False
     if isinstance(error, PermissionError) or "Credential" in kind:
         return errno.EACCES, False
     if (status := _status_of(error)) is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import http.server
 import pickle
 import re
 import subprocess
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from reading import first_shard
-from servers import Fault, ObjectStore, cut, shifted, short, slow, status, whole
+from servers import Fault, ObjectStore, SlowServer, cut, shifted, short, slow, status, whole
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import ShardEntry
@@ -84,7 +86,6 @@ def test_what_may_pass_is_tried_again(url: str, out: Path, store: ObjectStore, f
     entry, place = first_shard(out), open_storage(url)
     place.load_manifest()
     buffer = bytearray(50)
-    place.read_into(entry, 5, memoryview(buffer))  # the storage now knows that a web server gives ranges
     store.faults.extend(faults)
     place.read_into(entry, 4096, memoryview(buffer))
     assert buffer == (out / entry.file).read_bytes()[4096:4146]
@@ -261,9 +262,104 @@ def test_a_web_server_without_ranges_is_refused_before_a_shard_comes(store: Obje
     store.always = whole
     place, entry = open_storage(f"{store.endpoint}/sets/small"), first_shard(out)
     assert place.load_manifest() == load_manifest(out)
-    with pytest.raises(OSError, match=r"expected 1 bytes, .* came: this server sends no ranges of files"):
-        place.read_into(entry, 4096, memoryview(bytearray(50)))
-    assert not [path for method, path, _ in store.requests if method == "GET" and path.endswith(entry.file)]
+    for start in (0, 4096):
+        with pytest.raises(OSError, match=r"attempts: 1\).*sends no ranges"):
+            place.read_into(entry, start, memoryview(bytearray(50)))
+
+
+Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
+_HUGE_NBYTES = 64 << 20
+
+
+def pouring(**headers: str) -> tuple[list[int], Answer]:
+    """Returns an answer that sends more than any request asks for, and the list in which it counts the bytes."""
+    sent = [0]
+
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(206 if "Range" in handler.headers else 200)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        piece = b"\x1f\x8b" + bytes(65534)
+        piece = b"%x\r\n%b\r\n" % (len(piece), piece) if "Transfer_Encoding" in headers else piece
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            while sent[0] < _HUGE_NBYTES:
+                handler.wfile.write(piece)
+                sent[0] += len(piece)
+
+    return sent, answer
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Transfer_Encoding": "chunked"},
+        {"Content_Length": str(1 << 40)},
+        {"Content_Encoding": "gzip"},
+        {"Content_Encoding": "deflate", "Transfer_Encoding": "chunked"},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("file", ["manifest.json", "train-00000.npy", "links"])
+def test_a_web_server_that_sends_more_than_was_asked_for_is_hung_up_on(
+    store: ObjectStore, out: Path, headers: dict[str, str], file: str
+) -> None:
+    sent, answer = pouring(**headers)
+    with contextlib.closing(SlowServer(out.parent, lambda path: answer if path.endswith(file) else "now")) as server:
+        place, entry = open_storage(f"{server.url}/{out.name}"), first_shard(out)
+        call: Callable[[], object] = {
+            "manifest.json": place.load_manifest,
+            entry.file: lambda: place.read_into(entry, 4096, memoryview(bytearray(50))),
+            "links": lambda: open_storage(f"{server.url}/links").list_folders(),
+        }[file]
+        with pytest.raises(OSError, match=r"attempts: 1\).*(more came|compressed)"):
+            call()
+    assert sent[0] < _HUGE_NBYTES / 2
+
+
+def test_no_server_is_asked_to_compress(store: ObjectStore, out: Path) -> None:
+    asked: list[str | None] = []
+
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        asked.append(handler.headers["Accept-Encoding"])
+        handler.send_error(404)
+
+    with contextlib.closing(SlowServer(out.parent, lambda path: answer)) as server:
+        place = open_storage(f"{server.url}/{out.name}")
+        for call in (place.load_manifest, place.list_folders):
+            with pytest.raises(FileNotFoundError):
+                call()
+    assert asked == ["identity", "identity"]
+
+
+@pytest.mark.parametrize("place", ["{url}/loop", "file:///etc/passwd", "ftp://host/file", "http://"])
+def test_a_redirect_that_leads_nowhere_is_an_error_at_once(store: ObjectStore, out: Path, place: str) -> None:
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", place.format(url=server.url))
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    with contextlib.closing(SlowServer(out.parent, lambda path: answer)) as server:
+        storage = open_storage(f"{server.url}/{out.name}")
+        with pytest.raises(OSError, match=r"attempts: 1\)"):
+            storage.read_into(first_shard(out), 4096, memoryview(bytearray(50)))
+
+
+def test_a_page_of_links_names_the_folders_directly_below(store: ObjectStore, tmp_path: Path) -> None:
+    links = ["a/", "/sets/b/", "{url}/sets/c/", "d", "e/f/", "../", "/sets/", "http://elsewhere/sets/g/", "?C=N;O=D"]
+
+    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+        page = "".join(f'<li><A class=x HREF="{link.format(url=server.url)}">x</A>' for link in links).encode()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(page)))
+        handler.end_headers()
+        handler.wfile.write(page)
+
+    with contextlib.closing(SlowServer(tmp_path, lambda path: answer)) as server:
+        for url in (f"{server.url}/sets", f"{server.url}/sets/?signature=1"):
+            assert open_storage(url).list_folders() == ["a", "b", "c"]
 
 
 def test_a_wrong_range_of_the_right_length_is_left_to_the_checksums(url: str, out: Path, store: ObjectStore) -> None:

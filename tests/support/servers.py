@@ -127,9 +127,10 @@ class ObjectStore:
 
 class SlowServer:
     """A web server on this machine that gives the files of a folder as `answer` says of each path: "now", "never", or
-    how many seconds pass before each byte; HEAD is answered at once but for "never"."""
+    how many seconds pass before each byte; or by a function of the request's handler. HEAD is answered at once but for
+    "never"."""
 
-    def __init__(self, folder: Path, answer: Callable[[str], str | float]) -> None:
+    def __init__(self, folder: Path, answer: Callable[[str], str | float | Callable[[Any], None]]) -> None:
         self._ended = ended = threading.Event()
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -143,6 +144,9 @@ class SlowServer:
                 speed = answer(self.path)
                 if speed == "never":
                     ended.wait()
+                    return
+                if callable(speed) and self.command == "GET":
+                    speed(self)
                     return
                 path = folder / self.path.lstrip("/")
                 found = path.read_bytes() if path.is_file() else b""
