@@ -733,6 +733,13 @@ def test_arrays_of_every_kind_can_be_attached_and_replaced(out: Path, new: Path,
     assert np.array_equal(array_of(tmp_path / "x", "mask"), given["mask"][1])
 
 
+def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
+    """Boxes for 25 samples, of which the second of the sample `wrong` begins at `left` and ends at 3."""
+    values = np.full((26, 2, 5), [0, 1, 3, 4, 2], np.float32)
+    values[wrong, 1, 0] = left
+    return values[:25]
+
+
 @pytest.mark.parametrize(
     ("arrays", "options", "told"),
     [
@@ -759,6 +766,13 @@ def test_arrays_of_every_kind_can_be_attached_and_replaced(out: Path, new: Path,
         ({"a": np.zeros(25)}, {"by": [key(i) for i in range(24)] + [key(0)]}, "found 1 again: 'c0/0.png'"),
         ({"a": np.zeros(25)}, {"by": [key(i) for i in range(26)]}, "a row for each of the 26 keys, found 25"),
         ({"a": [np.zeros(25)]}, {"by": [key(i) for i in range(25)]}, "leave `by` out"),
+        ({"a": boxes(7, np.nan)}, {"kinds": "boxes"}, r"array 'a', row 7 \(c0/7.png\): box 1: .*found \[nan, "),
+        ({"a": [boxes(25)[:9], boxes(11, -np.inf)[9:]]}, {"kinds": "boxes"}, r"row 11 .*found \[-inf, "),
+        (
+            {"a": boxes(7, 5)},
+            {"kinds": "boxes", "by": [key(24 - i) for i in range(25)]},
+            r"row 7 \(c3/17.png\): box 1: expected .*left",
+        ),
     ],
 )
 def test_what_cannot_be_an_array_is_told_and_makes_nothing(
