@@ -83,7 +83,7 @@ def main() -> None:
         ways["relabel 1%"] = lambda new: relabel(out, new, labels)
         ways["drop 1%"] = lambda new: drop(out, new, indices=some)
         ways["select 1%"] = lambda new: select(out, new, indices=some)
-        ways["merge"] = lambda new: merge([out, out], new, same_keys="allow")
+        ways["merge"] = lambda new: merge([out, out], new, same_keys="allow", same_images="keep")
         print(f"{options.samples:,} samples, {whole / 1e6:,.0f} MB")
         for name, way in ways.items():
             new = here / name.replace(" ", "-")

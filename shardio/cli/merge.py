@@ -22,6 +22,12 @@ def merge_options(command: Command) -> Command:
                 default="refuse",
                 help="Two samples of a split with one key.",
             ),
+            click.option(
+                "--same-images",
+                type=click.Choice(["refuse", "keep"]),
+                default="refuse",
+                help="Two samples, of two of the sets, with the same pixels.",
+            ),
         ]
     ):
         command = option(command)

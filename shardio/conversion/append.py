@@ -16,7 +16,7 @@ from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.errors import ConvertError
 from shardio.sets.changes.carry import Carrying, ChangeReport, Room, check_target
 from shardio.sets.changes.history import conversions_of
-from shardio.sets.changes.merge import MergeOptions, SameKeys, carry_out_merge
+from shardio.sets.changes.merge import MergeOptions, SameImages, SameKeys, carry_out_merge
 from shardio.sets.changes.parents import Parent, open_parent
 from shardio.sets.local import looks_like_a_set
 
@@ -34,6 +34,7 @@ def append(
     max_bad: int | float | str = DEFAULT_MAX_BAD,
     only_common: bool = False,
     same_keys: SameKeys = "refuse",
+    same_images: SameImages = "refuse",
     copy: bool = False,
     on_converted: Callable[[ConvertReport], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -48,7 +49,7 @@ def append(
 
     Raises ConvertError if it is not known how `out` was converted, and what `convert` and `merge` raise.
     """
-    options = MergeOptions(only_common, same_keys)
+    options = MergeOptions(only_common, same_keys, same_images)
     parent = open_parent(out)
     path = Path(os.path.abspath(new))
     added = path.with_name(f".{path.name}.added")

@@ -9,7 +9,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shardio.format.layout import MAX_ARRAYS, ArrayKind, RowType, SampleShape, check_array_name, check_kind
+from shardio.format.layout import (
+    MAX_ARRAYS,
+    ArrayKind,
+    RowType,
+    SampleShape,
+    check_array_name,
+    check_kind,
+    find_wrong_box,
+)
 
 ArrayDeclaration = tuple[ArrayKind, DTypeLike, Sequence[int]]
 """(kind, dtype, shape of one sample's value), such as ("mask", "uint8", (224, 224)), ("array", "float16", (768,)) or
@@ -47,10 +55,12 @@ class ArraySpec:
         """Returns one sample's value as an array of the declared type and shape.
 
         Boxes may be fewer than the array has room for: rows without a box follow them. Raises TypeError for another
-        dtype, and ValueError for another shape.
+        dtype, and ValueError for another shape or for what is no box.
         """
         found = self.check_dtype(value, where)
         shape = self.row.shape
+        if self.kind == "boxes" and found.shape[-1:] == shape[-1:] and (wrong := find_wrong_box(found)):
+            raise ValueError(f"{where}array {self.name!r}: box {wrong[0]}: {wrong[1]}")
         if self.kind == "boxes" and found.ndim == 2 and found.shape[1] == shape[1] and len(found) < shape[0]:
             rest = np.zeros((shape[0] - len(found), shape[1]), found.dtype)
             rest[:, 4] = NO_LABEL

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 FORMAT_NAME = "shardio"
 # A set that has neither arrays nor orders is of version 1, and every other of version 2.
@@ -120,6 +121,17 @@ def check_kind(kind: object, row: RowType, sample_shape: SampleShape) -> ArrayKi
         )
     checked: ArrayKind = kind  # type: ignore[assignment]
     return checked
+
+
+def find_wrong_box(boxes: NDArray[np.float32]) -> tuple[int, str] | None:
+    """Returns which of these rows, (..., 5), is neither a box nor stands for none, and what is wrong with it."""
+    rows = boxes.reshape(-1, 5)
+    left, top, right, bottom, label = rows.T
+    wrong = ~np.isfinite(rows).all(axis=1) | ((label >= 0) & ((left > right) | (top > bottom)))
+    if not wrong.any():
+        return None
+    first = int(wrong.argmax())
+    return first, f"expected finite numbers, left <= right and top <= bottom, found {rows[first].tolist()}"
 
 
 IndexColumns = tuple[tuple[str, str], ...]

@@ -376,6 +376,8 @@ def test_pil_masks_and_dicts_without_arrays_are_taken(tmp_path: Path) -> None:
         ({"mask": np.zeros((29, 31, 1), np.int16)}, ValueError, r"array 'mask': expected a mask of the picture's size"),
         ({"mask": np.zeros((29, 31), np.int32)}, TypeError, "array 'mask': expected int16, found int32"),
         ({"boxes": np.zeros((4, 5), np.float32)}, ValueError, "array 'boxes': expected shape"),
+        ({"boxes": np.full((1, 5), np.nan, np.float32)}, ValueError, r"array 'boxes': box 0: .* found \[nan"),
+        ({"boxes": np.array([[9, 9, 3, 4, 0]], np.float32)}, ValueError, "array 'boxes': box 0: expected .*left"),
         ({"clip": "text"}, TypeError, "array 'clip': expected float16, found"),
         ({"year": np.zeros(1, np.int64)}, ValueError, r"array 'year': expected shape \(\), found \(1,\)"),
     ],

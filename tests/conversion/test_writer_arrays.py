@@ -32,7 +32,7 @@ def values(i: int) -> dict[str, NDArray[Any]]:
     return {
         "mask": rng.integers(0, 256, (6, 5), dtype=np.uint8),
         "depth": rng.integers(0, 1 << 16, (6, 5, 2), dtype=np.uint16),
-        "boxes": rng.uniform(0, 5, (3, 5)).astype(np.float32),
+        "boxes": (np.arange(5) + rng.uniform(0, 1, (3, 5))).astype(np.float32),
         "small": rng.integers(0, 256, (3, 2, 3), dtype=np.uint8),
         "clip": rng.standard_normal(7).astype(np.float16),
         "score": np.float64(rng.standard_normal()),
@@ -82,6 +82,10 @@ def test_fewer_boxes_are_filled_up_with_rows_that_are_none(tmp_path: Path) -> No
         ({"mask": np.zeros((5, 6), np.uint8)}, ValueError, r"array 'mask': expected shape \(6, 5\), found \(5, 6\)"),
         ({"mask": np.zeros((6, 5), np.int64)}, TypeError, "array 'mask': expected uint8, found int64"),
         ({"boxes": np.zeros((4, 5), np.float32)}, ValueError, r"array 'boxes': expected shape \(3, 5\)"),
+        *(
+            ({"boxes": np.array([[0, 1, 2, 3, 4], wrong], np.float32)}, ValueError, r"'boxes': box 1: .* found \[")
+            for wrong in ([np.nan, 0, 1, 1, 0], [0, 0, 1, np.inf, 0], [0, 0, 1, 1, np.nan], [0, 2, 1, 1, 0])
+        ),
         ({"clip": [[1.0], [1.0, 2.0]]}, TypeError, "array 'clip': expected float16, found no array"),
         ({"clip": None}, TypeError, "array 'clip': expected float16, found object"),
         (

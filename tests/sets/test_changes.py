@@ -182,7 +182,7 @@ def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(operation: str,
         "drop": lambda: drop(out, new, labels="c1"),
         "copy": lambda: relabel(out, new, {key(1): "c0"}, copy=True),
         "attach": lambda: attach(out, new, {"clip": np.zeros((25, 3), "<f4")}),
-        "merge": lambda: merge([out, out], new, same_keys="allow"),
+        "merge": lambda: merge([out, out], new, same_keys="allow", same_images="keep"),
     }
     first = 0
     while True:
@@ -486,7 +486,7 @@ def test_whole_shards_in_their_order_need_no_order_and_stay_version_1(out: Path,
     select(tmp_path / "b", tmp_path / "c", indices=np.arange(25)[::-1])
     assert load_manifest(tmp_path / "b").format_version == 2
     assert load_manifest(tmp_path / "c").digest == load_manifest(out).digest
-    merge([tmp_path / "a", out], tmp_path / "d", same_keys="allow")
+    merge([tmp_path / "a", out], tmp_path / "d", same_keys="allow", same_images="keep")
     assert load_manifest(tmp_path / "d").format_version == 1
 
 
@@ -733,6 +733,13 @@ def test_arrays_of_every_kind_can_be_attached_and_replaced(out: Path, new: Path,
     assert np.array_equal(array_of(tmp_path / "x", "mask"), given["mask"][1])
 
 
+def boxes(wrong: int, left: float = 0) -> NDArray[np.float32]:
+    """Boxes for 25 samples, of which the second of the sample `wrong` begins at `left` and ends at 3."""
+    values = np.full((26, 2, 5), [0, 1, 3, 4, 2], np.float32)
+    values[wrong, 1, 0] = left
+    return values[:25]
+
+
 @pytest.mark.parametrize(
     ("arrays", "options", "told"),
     [
@@ -759,6 +766,13 @@ def test_arrays_of_every_kind_can_be_attached_and_replaced(out: Path, new: Path,
         ({"a": np.zeros(25)}, {"by": [key(i) for i in range(24)] + [key(0)]}, "found 1 again: 'c0/0.png'"),
         ({"a": np.zeros(25)}, {"by": [key(i) for i in range(26)]}, "a row for each of the 26 keys, found 25"),
         ({"a": [np.zeros(25)]}, {"by": [key(i) for i in range(25)]}, "leave `by` out"),
+        ({"a": boxes(7, np.nan)}, {"kinds": "boxes"}, r"array 'a', row 7 \(c0/7.png\): box 1: .*found \[nan, "),
+        ({"a": [boxes(25)[:9], boxes(11, -np.inf)[9:]]}, {"kinds": "boxes"}, r"row 11 .*found \[-inf, "),
+        (
+            {"a": boxes(7, 5)},
+            {"kinds": "boxes", "by": [key(24 - i) for i in range(25)]},
+            r"row 7 \(c3/17.png\): box 1: expected .*left",
+        ),
     ],
 )
 def test_what_cannot_be_an_array_is_told_and_makes_nothing(
@@ -915,10 +929,54 @@ def test_sets_that_do_not_go_together_are_refused_with_the_way_out(tmp_path: Pat
     for given in (a, []):
         with pytest.raises(ValueError, match="merge takes a list of sets"):
             merge(given, new)  # type: ignore[arg-type]
-    merge([a, year, tmp_path / "clip"], new, only_common=True, same_keys="allow")
+    merge([a, year, tmp_path / "clip"], new, only_common=True, same_keys="allow", same_images="keep")
     assert keys_of(new) == ["cat/0.png", "cat/1.png", "cat/0.png"]
-    merge([tmp_path / "bare", tmp_path / "bare"], tmp_path / "numbers", same_keys="allow")
+    merge([tmp_path / "bare", tmp_path / "bare"], tmp_path / "numbers", same_keys="allow", same_images="keep")
     assert open_shards(tmp_path / "numbers").labels.tolist() == [12345, 12345]
+
+
+def test_a_sample_of_another_set_with_the_same_pixels_is_refused_wherever_it_is_unless_it_is_to_be_kept(
+    tmp_path: Path, new: Path
+) -> None:
+    a = write_set(tmp_path / "a", dict.fromkeys(range(6), "cat"), ["cat"], shard_nbytes=HEADER_NBYTES + 200)
+    with ShardWriter(tmp_path / "b", SHAPE, classes=["cat"]) as writer:
+        for sample in (7, 2, 2, 5):
+            writer.append(sample_pixels(sample, SHAPE), 0, key=f"again/{sample}", split="val")
+    select(a, tmp_path / "turned", indices=[5, 4, 3, 2])
+    for first in (a, tmp_path / "turned"):
+        with pytest.raises(ConvertError, match=r"3 images.*'again/2' of \S*b is 'cat/2.png' of .*--same-images keep"):
+            merge([first, tmp_path / "b"], new, same_keys="allow")
+    assert os.listdir(tmp_path).count("new") == 0
+    merge([a, tmp_path / "b"], new, same_images="keep")
+    assert len(open_shards(new, "val")) == 4
+    merge([tmp_path / "b"], tmp_path / "one")  # in which pictures repeat, as they did before
+    with pytest.raises(ValueError, match="same_images"):
+        merge([a], new, same_images="allow")  # type: ignore[arg-type]
+
+
+def test_pixels_that_have_one_checksum_and_differ_are_not_the_same_image(tmp_path: Path, new: Path) -> None:
+    pixels = sample_pixels(0, SHAPE)
+    other = pixels.copy()
+    # What the generator polynomial of crc32 divides changes no checksum.
+    other.reshape(-1)[:5] ^= np.packbits([int(bit) for bit in f"{0x104C11DB7:b}"], bitorder="little")
+    for name, image in (("a", pixels), ("b", other)):
+        with ShardWriter(tmp_path / name, SHAPE) as writer:
+            writer.append(image, 0, key=name)
+    merge([tmp_path / "a", tmp_path / "b"], new)
+    index = open_shards(new).index
+    assert index["crc32"][0] == index["crc32"][1]
+
+
+def test_more_same_images_than_are_worth_reading_are_counted_up_to_there(
+    tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.sets.changes.merge._MOST_COMPARED", 3)
+    for name in "ab":
+        with ShardWriter(tmp_path / name, SHAPE) as writer:
+            for i in range(9):
+                writer.append(sample_pixels(i % 4, SHAPE), 0, key=f"{name}/{i}")
+    with pytest.raises(ConvertError, match="3 images or more"):
+        merge([tmp_path / "a", tmp_path / "b"], new)
 
 
 def test_columns_and_arrays_of_all_sets_are_kept_and_rejects_are_put_together(tmp_path: Path, new: Path) -> None:
@@ -945,7 +1003,7 @@ def test_rejects_of_all_sets_are_those_of_the_merged_one(image_tree: Path, tmp_p
     (image_tree / "train" / "n01" / "broken.JPEG").write_bytes(b"")
     for name in ("a", "b"):
         convert(image_tree, tmp_path / name, size=16, max_bad=1, workers=1)
-    merge([tmp_path / "a", tmp_path / "b"], new, same_keys="allow")
+    merge([tmp_path / "a", tmp_path / "b"], new, same_keys="allow", same_images="keep")
     assert load_manifest(new).rejects.num_rejects == 2
     assert (new / "rejects.jsonl").read_bytes() == 2 * (tmp_path / "a" / "rejects.jsonl").read_bytes()
 
@@ -979,8 +1037,21 @@ def test_new_images_are_converted_as_those_of_the_set_were(
         assert alone.classes[label] == opened.classes[number]
     assert len(open_shards(new, "val")) == 6
     assert left_beside(tmp_path) == []
-    append(new, more, tmp_path / "twice", workers=1, same_keys="allow")
+    append(new, more, tmp_path / "twice", workers=1, same_keys="allow", same_images="keep")
     assert len(open_shards(tmp_path / "twice")) == 20
+
+
+def test_images_that_a_set_has_under_other_keys_are_not_appended_to_it(
+    image_tree: Path, tmp_path: Path, new: Path
+) -> None:
+    """The keys of a set of a whole tree begin with the split, and those of its folder train alone do not."""
+    out = tmp_path / "out"
+    convert(image_tree, out, size=16, workers=1)
+    with pytest.raises(ConvertError, match=r"12 images.*'n0\d/.*' of .* is 'train/n0.*kept in .*\.new\.added"):
+        append(out, image_tree / "train", new, workers=1)
+    assert not new.exists()
+    append(out, image_tree / "train", new, workers=1, same_images="keep")
+    assert len(open_shards(new)) == 24
 
 
 def test_an_append_that_was_stopped_goes_on_and_one_that_cannot_be_merged_keeps_what_it_converted(
@@ -992,7 +1063,7 @@ def test_an_append_that_was_stopped_goes_on_and_one_that_cannot_be_merged_keeps_
     with pytest.raises(ConvertError, match=r"--same-keys allow.*The converted images are kept in .*\.new\.added"):
         append(tmp_path / "first", more, new, workers=1)
     kept: list[Any] = []
-    append(tmp_path / "first", more, new, workers=1, same_keys="allow", on_converted=kept.append)
+    append(tmp_path / "first", more, new, workers=1, same_keys="allow", same_images="keep", on_converted=kept.append)
     assert kept[0].num_converted == 0
     assert left_beside(tmp_path) == []
     # A call that is killed when all but the end is done.
@@ -1012,7 +1083,7 @@ def test_what_cannot_be_appended_is_told_before_an_image_is_converted(
         append(out, more, new)
     for name, size in (("a", 16), ("b", 16)):
         convert(image_tree, tmp_path / name, size=size, workers=1, fit="crop" if name == "a" else "pad")
-    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both", same_keys="allow")
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both", same_keys="allow", same_images="keep")
     with pytest.raises(ConvertError, match="found several conversions with different options"):
         append(tmp_path / "both", more, new)
     attach(tmp_path / "a", tmp_path / "c", {"clip": np.zeros(12)}, split="train")
@@ -1094,7 +1165,7 @@ def test_every_change_is_a_command(image_tree: Path, more: Path, tmp_path: Path)
     run("select", "a", "r", "--random", "50%", "--seed", "1", "--where", "label < 2", told="4 samples")
     run("relabel", "a", "d", "--by", "labels.csv", "--new-classes", told="4 classes, 1 of them new: wolf")
     run("relabel", "a", "d2", "--by", "labels.csv", "--classes", "classes.txt", told="1 samples have other labels")
-    run("merge", "a", "d", "e", "--same-keys", "allow", told="24 samples")
+    run("merge", "a", "d", "e", "--same-keys", "allow", "--same-images", "keep", told="24 samples")
     run("append", out, more, "f", told="converted 4 images")
     run("diff", "a", "d", told="train: relabelled: 1 samples: train/n01/n01_0.JPEG from n01 to wolf", code=1)
     run("diff", "a", "a", told="the same samples, in the same files")

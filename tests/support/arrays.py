@@ -59,6 +59,7 @@ def some_arrays(count: int, height: int, width: int, seed: int = 0) -> dict[str,
     """Returns arrays of every kind for pictures of this size, but of another size of the same pictures."""
     rng = np.random.default_rng(seed)
     boxes = rng.uniform(0, min(height, width), (count, 3, 5)).astype("<f4")
+    boxes[:, :, :4] = boxes[:, :, [0, 1, 0, 1]] + [0, 0, 1, 1] * boxes[:, :, :4] / 2
     boxes[:, :, 4] = rng.integers(-1, 5, (count, 3))
     return {
         "mask": ("mask", rng.integers(0, 256, (count, height, width), dtype=np.uint8)),

@@ -280,7 +280,9 @@ class Drawer:
         chosen = [self._rng.choice(sets) for _ in range(self._rng.randint(1, 3))]
         return Change(
             "merge",
-            lambda new: shardio.merge([folder for folder, _ in chosen], new, only_common=True, same_keys="allow"),
+            lambda new: shardio.merge(
+                [folder for folder, _ in chosen], new, only_common=True, same_keys="allow", same_images="keep"
+            ),
             merged([model for _, model in chosen]),
         )
 
@@ -290,7 +292,9 @@ class Drawer:
         tree, added = self._sources[source]
         return Change(
             "append",
-            lambda new: shardio.append(folder, tree, new, only_common=True, same_keys="allow", workers=1),
+            lambda new: shardio.append(
+                folder, tree, new, only_common=True, same_keys="allow", same_images="keep", workers=1
+            ),
             merged([model, added]),
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import SourceError
-from shardio.format.layout import ArrayKind, RowType, check_array_name, check_kind
+from shardio.format.layout import ArrayKind, RowType, check_array_name, check_kind, find_wrong_box
 from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
 from shardio.sets.changes.draft import Draft, GivenArray, SplitDraft
 from shardio.sets.changes.parents import choose_split, open_parent
@@ -90,6 +90,8 @@ def _given(
         check_kind(kind, row, draft.sample_shape)
     except ValueError as error:
         raise SourceError(f"{where}: {error}") from None
+    if kind == "boxes":
+        blocks = _boxes_checked(where, blocks, split, order)
     return GivenArray(kind, row, blocks)
 
 
@@ -112,6 +114,19 @@ def _blocks(values: NDArray[Any], row: RowType, order: NDArray[np.int64] | None)
     num_rows = len(values) if order is None else len(order)
     for start in range(0, num_rows, count):
         yield values[start : start + count] if order is None else values[order[start : start + count]]
+
+
+def _boxes_checked(
+    where: str, blocks: Iterable[NDArray[Any]], split: SplitDraft, order: NDArray[np.int64] | None
+) -> Iterator[NDArray[Any]]:
+    start = 0
+    for block in blocks:
+        if wrong := find_wrong_box(block[: len(split) - start]):  # more are refused when they are counted
+            sample, box = divmod(start * block.shape[1] + wrong[0], block.shape[1])
+            row, key = sample if order is None else order[sample], os.fsdecode(split.rows["key"][sample])
+            raise SourceError(f"{where}, row {row} ({key}): box {box}: {wrong[1]}")
+        start += len(block)
+        yield block
 
 
 def _checked(where: str, blocks: Iterable[object], row: RowType) -> Iterator[NDArray[Any]]:

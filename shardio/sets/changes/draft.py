@@ -71,6 +71,15 @@ class Stored:
         """Returns the stored row of each sample."""
         return np.arange(self.num_rows) if self.order is None else self.order
 
+    def locate(self, sample: int) -> tuple[Held[ShardEntry], int]:
+        """Returns the shard that holds a sample, and the sample's row in it."""
+        row = sample if self.order is None else int(self.order[sample])
+        for shard in self.shards:
+            if row < shard.entry.num_samples:
+                return shard, row
+            row -= shard.entry.num_samples
+        raise IndexError(f"expected a sample from 0 to {self.num_rows - 1}, found {sample}")
+
     def take(self, samples: NDArray[np.int64]) -> Stored:
         return replace(self, order=samples if self.order is None else self.order[samples])
 

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import ConvertError
-from shardio.format.layout import MAX_CLASSES, IndexColumns, columns_of, index_dtype
+from shardio.format.layout import (
+    HEADER_NBYTES,
+    MAX_CLASSES,
+    IndexColumns,
+    columns_of,
+    index_dtype,
+    sample_nbytes,
+)
 from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
 from shardio.sets.changes.draft import ArrayDraft, Draft, SplitDraft, concatenated
 from shardio.sets.changes.parents import Parent, open_parent
-from shardio.sets.changes.tables import some_keys
+from shardio.sets.changes.tables import show_key, some_keys
+from shardio.sets.storage import FolderStorage
 
 SameKeys = Literal["refuse", "allow"]
+SameImages = Literal["refuse", "keep"]
+
+_MOST_COMPARED = 1000
+"""Samples with the pixels of another: the rest need not be read to refuse them."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +42,13 @@ class MergeOptions:
     """Whether columns and arrays that not all sets have are left out. Otherwise they are an error."""
     same_keys: SameKeys = "refuse"
     """Whether two samples of a split may have one key."""
+    same_images: SameImages = "refuse"
+    """Whether samples of two sets, of any splits, may have the same pixels."""
 
     def __post_init__(self) -> None:
-        if self.same_keys not in get_args(SameKeys):
-            raise ValueError(f"same_keys must be one of {', '.join(get_args(SameKeys))}; found {self.same_keys!r}")
+        for name, known in (("same_keys", get_args(SameKeys)), ("same_images", get_args(SameImages))):
+            if (found := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; found {found!r}")
 
 
 def plan_merge(drafts: Sequence[Draft], names: Sequence[str], options: MergeOptions) -> Draft:
@@ -153,6 +172,78 @@ def _refuse(split: str, what: str, first: dict[str, str], other: dict[str, str],
     )
 
 
+# --- images that two sets have ---------------------------------------------------------------------------------------
+
+
+def _check_same_images(drafts: Sequence[Draft], names: Sequence[str]) -> None:
+    """Raises ConvertError if a sample of one set has the pixels of a sample of another."""
+    with contextlib.closing(_Samples(drafts)) as samples:
+        pairs = sorted(islice(samples.same(), _MOST_COMPARED))
+        if not pairs:
+            return
+        first = " is ".join(f"{show_key(key)} of {names[source]}" for source, key in map(samples.name, pairs[0]))
+        rest = [samples.name(number)[1] for number, _ in pairs[1:]]
+    more = " or more" if len(pairs) == _MOST_COMPARED else ""
+    raise ConvertError(
+        f"{len(pairs):,} images{more} are in two of the sets: {first}{'; likewise ' if rest else ''}{some_keys(rest)}. "
+        "Drop them from one set with `shardio drop --list`, or keep them twice with `--same-images keep`, from Python "
+        '`same_images="keep"`'
+    )
+
+
+class _Samples:
+    """All samples of all splits of several sets under one number each, those of the first set first."""
+
+    def __init__(self, drafts: Sequence[Draft]) -> None:
+        self._splits = [(source, split) for source, draft in enumerate(drafts) for split in draft.splits.values()]
+        self._starts = np.cumsum([0, *(len(split) for _, split in self._splits)])
+        self._nbytes = sample_nbytes(drafts[0].sample_shape)
+        self._storages: dict[Path, FolderStorage] = {}
+
+    def close(self) -> None:
+        for storage in self._storages.values():
+            storage.close()
+
+    def name(self, number: int) -> tuple[int, bytes]:
+        """Returns the number of the sample's set, and its key."""
+        source, split, sample = self._locate(number)
+        return source, split.rows["key"][sample]
+
+    def _locate(self, number: int) -> tuple[int, SplitDraft, int]:
+        place = int(np.searchsorted(self._starts, number, "right")) - 1
+        source, split = self._splits[place]
+        return source, split, number - int(self._starts[place])
+
+    def same(self) -> Generator[tuple[int, int], None, None]:
+        """Yields each sample with the pixels of a sample of an earlier set, and that one.
+
+        Pixels are read only where checksum and source size agree; of those of one checksum, hashes are remembered.
+        """
+        names = ("source_width", "source_height", "crc32")
+        columns = [np.concatenate([split.rows[name] for _, split in self._splits]) for name in names]
+        order = np.lexsort(columns)  # which leaves equal ones in their order
+        firsts = np.ones(len(order) + 1, np.bool_)
+        firsts[1:-1] = np.any([column[order[1:]] != column[order[:-1]] for column in columns], axis=0)
+        bounds = np.flatnonzero(firsts)
+        sources = np.repeat(np.array([source for source, _ in self._splits]), np.diff(self._starts))
+        in_several = sources[order[bounds[:-1]]] != sources[order[bounds[1:] - 1]]
+        for start, stop in zip(bounds[:-1][in_several].tolist(), bounds[1:][in_several].tolist(), strict=True):
+            seen: dict[bytes, int] = {}
+            for number in order[start:stop].tolist():
+                first = seen.setdefault(self._hash(number), number)
+                if sources[first] != sources[number]:
+                    yield number, first
+
+    def _hash(self, number: int) -> bytes:
+        """Returns a hash of the sample's stored pixels."""
+        _, split, sample = self._locate(number)
+        shard, row = split.pixels.locate(sample)
+        storage = self._storages.setdefault(shard.folder, FolderStorage(shard.folder))
+        pixels = memoryview(bytearray(self._nbytes))
+        storage.read_into(shard.entry, HEADER_NBYTES + row * self._nbytes, pixels)
+        return hashlib.sha256(pixels).digest()
+
+
 def carry_out_merge(
     parents: Sequence[Parent],
     new: str | os.PathLike[str],
@@ -160,9 +251,11 @@ def carry_out_merge(
     carrying: Carrying,
     operation: str = "merge",
 ) -> ChangeReport:
-    draft = plan_merge([parent.draft for parent in parents], [str(parent.folder) for parent in parents], options)
-    arguments = {"only_common": options.only_common, "same_keys": options.same_keys}
-    return carry_out(draft, new, operation, arguments, parents, carrying)
+    drafts, names = [parent.draft for parent in parents], [str(parent.folder) for parent in parents]
+    draft = plan_merge(drafts, names, options)
+    if options.same_images == "refuse":
+        _check_same_images(drafts, names)
+    return carry_out(draft, new, operation, asdict(options), parents, carrying)
 
 
 def merge(
@@ -171,6 +264,7 @@ def merge(
     *,
     only_common: bool = False,
     same_keys: SameKeys = "refuse",
+    same_images: SameImages = "refuse",
     copy: bool = False,
     on_room: Callable[[Room], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -179,12 +273,12 @@ def merge(
 
     Splits of one name become one: the samples of the first set come first. Classes are united by their names, in the
     order in which they come first, and labels are numbered anew. Lines of rejects.jsonl are those of all sets.
-    `MergeOptions` describes `only_common` and `same_keys`; `Carrying` says what `copy`, `on_room` and `on_progress` do,
-    and `carry_out` what is raised.
+    `MergeOptions` describes `only_common`, `same_keys` and `same_images`; `Carrying` says what `copy`, `on_room` and
+    `on_progress` do, and `carry_out` what is raised.
     """
     if isinstance(sets, (str, os.PathLike)) or not sets:
         raise ValueError("merge takes a list of sets, and then the folder of the new one")
-    options = MergeOptions(only_common, same_keys)
+    options = MergeOptions(only_common, same_keys, same_images)
     parents = [open_parent(one) for one in sets]
     check_target(new, parents)
     return carry_out_merge(parents, new, options, Carrying(copy, on_room, on_progress))
