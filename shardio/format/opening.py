@@ -8,10 +8,10 @@ from pathlib import Path
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import SampleShape
-from shardio.system.opening import OpenFile, open_regular
+from shardio.system.opening import FileAt, OpenFile, open_regular
 
 
-def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
+def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
     """Opens a file of a set. Raises FormatError unless it is a regular file of the size that the manifest says."""
     file, nbytes = open_regular(path)
     if nbytes != entry.nbytes:
@@ -23,7 +23,7 @@ def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
     return file
 
 
-def open_checked(path: str | Path, entry: FileEntry, sample_shape: SampleShape) -> OpenFile:
+def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape) -> OpenFile:
     """Opens a file of a set of such samples as `open_sized` does, and checks its header, byte for byte."""
     file = open_sized(path, entry)
     header = entry.header(sample_shape)
@@ -41,7 +41,7 @@ def open_checked(path: str | Path, entry: FileEntry, sample_shape: SampleShape) 
     return file
 
 
-def check_not_cut(path: str | Path, entry: FileEntry, nbytes: int) -> None:
+def check_not_cut(path: str | Path | FileAt, entry: FileEntry, nbytes: int) -> None:
     """Raises FormatError if a file that was opened has fewer bytes by now."""
     if nbytes < entry.nbytes:
         raise FormatError(
