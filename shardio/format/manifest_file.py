@@ -14,7 +14,7 @@ from shardio.format import parse
 from shardio.format.layout import MANIFEST_NAME, MAX_MANIFEST_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest, parse_manifest
 from shardio.system.files import write_atomic
-from shardio.system.opening import naming, open_regular
+from shardio.system.opening import FileAt, FolderHandle, naming, open_regular
 
 # Bytes that a shard takes in manifest.json beside its name.
 _SHARD_TEXT_NBYTES = 176
@@ -23,7 +23,7 @@ _SHARD_TEXT_NBYTES = 176
 _PINNED = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 
 
-def check_manifest_nbytes(path: str | Path, nbytes: int) -> None:
+def check_manifest_nbytes(path: str | Path | FileAt, nbytes: int) -> None:
     """Raises FormatError if the file is larger than any manifest, before it is read."""
     if nbytes > MAX_MANIFEST_NBYTES:
         raise FormatError(f"{path}: expected at most {MAX_MANIFEST_NBYTES} bytes, found {nbytes}")
@@ -37,6 +37,11 @@ def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> 
     path = Path(folder) / MANIFEST_NAME
     if not os.path.lexists(path):
         raise SetNotFoundError(f"{path}: not found: {_what_is_there(Path(folder))}")
+    return read_manifest(path, digest)
+
+
+def read_manifest(path: Path | FileAt, digest: str | None = None) -> Manifest:
+    """Returns the manifest in the file `path`. Raises FormatError if there is none that is sound."""
     opened, nbytes = open_regular(path)
     with naming(path), io.BufferedReader(opened) as file:
         check_manifest_nbytes(path, nbytes)
@@ -44,7 +49,7 @@ def load_manifest(folder: str | os.PathLike[str], digest: str | None = None) -> 
         return manifest_of(path, file.read(MAX_MANIFEST_NBYTES + 1), digest)
 
 
-def manifest_of(path: str | Path, data: bytes, digest: str | None) -> Manifest:
+def manifest_of(path: str | Path | FileAt, data: bytes, digest: str | None) -> Manifest:
     """Returns the manifest in these bytes of the file `path`, which a FormatError names. `digest` is what
     `check_digest` takes."""
     try:
@@ -90,7 +95,7 @@ def _what_is_there(folder: Path) -> str:
     return "this folder holds no shard set; `shardio convert SRC OUT` makes one"
 
 
-def commit_manifest(folder: Path, manifest: Manifest) -> None:
+def commit_manifest(folder: Path | FolderHandle, manifest: Manifest) -> None:
     """Publishes the set: it exists after this rename, and not before. Every file that it names must be durable already.
 
     Raises FormatError if no reader would open it, and ConvertError if it is too large for them; then nothing is

@@ -8,7 +8,7 @@ from pathlib import Path
 from shardio.errors import FormatError
 from shardio.format.entries import FileEntry, TableEntry
 from shardio.format.layout import SampleShape
-from shardio.system.opening import OpenFile, naming, open_regular
+from shardio.system.opening import FileAt, OpenFile, naming, open_regular
 from shardio.system.pour import pour
 from shardio.system.retry import TRANSIENT, Attempts, reading_failed
 
@@ -16,7 +16,7 @@ SoundFiles = dict[str, tuple[int, ...]]
 """Files whose bytes were found right: their paths, and what tells each from another file and from a later state."""
 
 
-def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
+def open_sized(path: str | Path | FileAt, entry: FileEntry) -> OpenFile:
     """Opens a file of a set. Raises FormatError unless it is a regular file of the size that the manifest says."""
     file, nbytes = open_regular(path)
     if nbytes != entry.nbytes:
@@ -28,7 +28,7 @@ def open_sized(path: str | Path, entry: FileEntry) -> OpenFile:
     return file
 
 
-def open_checked(path: str | Path, entry: FileEntry, sample_shape: SampleShape) -> OpenFile:
+def open_checked(path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape) -> OpenFile:
     """Opens a file of a set of such samples as `open_sized` does, and checks its header, byte for byte."""
     file = open_sized(path, entry)
     header = entry.header(sample_shape)
@@ -47,7 +47,7 @@ def open_checked(path: str | Path, entry: FileEntry, sample_shape: SampleShape) 
 
 
 def open_sound(
-    path: str | Path, entry: FileEntry, sample_shape: SampleShape, known: SoundFiles | None = None
+    path: str | Path | FileAt, entry: FileEntry, sample_shape: SampleShape, known: SoundFiles | None = None
 ) -> OpenFile:
     """Opens as `open_checked` does, and compares the bytes of a table with its sha256.
 
@@ -71,7 +71,7 @@ def open_sound(
     return file
 
 
-def _sha256(file: OpenFile, path: str | Path, entry: FileEntry) -> str:
+def _sha256(file: OpenFile, path: str | Path | FileAt, entry: FileEntry) -> str:
     attempts = Attempts()
 
     def read(offset: int, buffer: memoryview) -> int:
@@ -80,12 +80,12 @@ def _sha256(file: OpenFile, path: str | Path, entry: FileEntry) -> str:
                 return os.preadv(file.fileno(), [buffer], offset)
             except OSError as error:
                 if not attempts.again(error.errno in TRANSIENT):
-                    raise reading_failed(error, path, f"{len(buffer):,} bytes", offset, attempts.failed) from None
+                    raise reading_failed(error, str(path), f"{len(buffer):,} bytes", offset, attempts.failed) from None
 
     return pour(read, entry.nbytes)
 
 
-def check_sha256(path: str | Path, entry: FileEntry, found: str) -> None:
+def check_sha256(path: str | Path | FileAt, entry: FileEntry, found: str) -> None:
     """Raises FormatError unless `found`, the sha256 of the file's bytes, is what the manifest says."""
     if found != entry.sha256:
         raise FormatError(
@@ -94,7 +94,7 @@ def check_sha256(path: str | Path, entry: FileEntry, found: str) -> None:
         )
 
 
-def check_not_cut(path: str | Path, entry: FileEntry, nbytes: int) -> None:
+def check_not_cut(path: str | Path | FileAt, entry: FileEntry, nbytes: int) -> None:
     """Raises FormatError if a file that was opened has fewer bytes by now."""
     if nbytes < entry.nbytes:
         raise FormatError(

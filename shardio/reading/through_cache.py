@@ -249,7 +249,7 @@ class CachedSplit:
         """Opens the split, and copies first the shards that these batches of indices need first."""
         if self._lease.is_complete():
             with contextlib.suppress(FormatError):  # a file is missing or was cut, and is copied again
-                self._shards = open_shards(self._lease.path, self._name)
+                self._shards = open_shards(self._lease.path, self._name, digest=self._lease.digest)
                 return self._shards
         thread = self._staging.begin(self._manifest, self._lease, _by_need(self._split, batches))
         while not self._lease.has(self._split.index) and thread.is_alive():
@@ -269,7 +269,7 @@ class CachedSplit:
             if lease.is_complete():
                 # A file may be copied once more. Whatever else is wrong, the set can be read as it was so far.
                 with contextlib.suppress(FormatError, OSError):
-                    return make(open_shards(lease.path, name))
+                    return make(open_shards(lease.path, name, digest=lease.digest))
             return None
 
         if not isinstance(self._shards, StagedSet):

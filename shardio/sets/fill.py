@@ -11,7 +11,7 @@ from shardio.errors import FormatError
 from shardio.format.entries import FileEntry
 from shardio.sets.storage import FolderStorage, Storage
 from shardio.system.files import AtomicFile, reserve
-from shardio.system.opening import naming
+from shardio.system.opening import FileAt, FolderHandle, naming
 from shardio.system.pour import pour, synced_writes
 from shardio.system.threads import Flag, ThreadPool
 
@@ -21,34 +21,33 @@ class _Stopped(Exception):
 
 
 class Filler:
-    """Copies files from `storage` into `folder`, `workers` at a time, until `stop` is set.
+    """Copies files of `storage` into a folder, `workers` at a time, until `stop` is set.
 
     The names of the threads begin with `name`. They call `progress` with the number of bytes since the last call; it is
     negative when a file is begun again.
     """
 
     def __init__(
-        self, storage: Storage, folder: Path, workers: int, name: str, stop: Flag, progress: Callable[[int], object]
+        self, storage: Storage, workers: int, name: str, stop: Flag, progress: Callable[[int], object]
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1; found {workers}")
         self.copied: list[FileEntry] = []
         """The files that were copied so far; whole and durable."""
         self._storage = storage
-        self._folder = folder
         self._workers = workers
         self._name = name
         self._stop = stop
         self._failed = Flag()
         self._progress = progress
 
-    def copy(self, entries: Sequence[FileEntry]) -> None:
+    def copy(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> None:
         """Copies the files, or some of them if `stop` is set."""
-        self._each(self._copy, entries)
+        self._each(lambda entry: self._copy(folder / entry.file, entry), entries)
 
-    def find_damaged(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
+    def find_damaged(self, folder: FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
         """Returns the files of the copy whose sha256 is another, or that the disk no longer gives."""
-        copy = FolderStorage(self._folder)
+        copy = FolderStorage(folder)
         damaged: list[FileEntry] = []
 
         def check(entry: FileEntry) -> None:
@@ -90,8 +89,7 @@ class Filler:
     def _ends(self) -> bool:
         return self._failed.is_set() or self._stop.is_set()
 
-    def _copy(self, entry: FileEntry) -> None:
-        path = self._folder / entry.file
+    def _copy(self, path: Path | FileAt, entry: FileEntry) -> None:
         found = ""
         for _ in range(2):  # damage on the way does not happen again
             with AtomicFile(path) as file:

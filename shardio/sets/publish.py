@@ -121,7 +121,7 @@ def _copy_set(
             on_progress(nbytes, manifest.nbytes)
 
     with contextlib.closing(FolderStorage(source)) as storage:
-        Filler(storage, folder, workers, "shardio-publish", Flag(), progress).copy(manifest.files)
+        Filler(storage, workers, "shardio-publish", Flag(), progress).copy(folder, manifest.files)
     commit_manifest(folder, manifest)
 
 

@@ -18,7 +18,7 @@ from shardio.format.opening import check_not_cut, open_sized
 from shardio.sets.names import candidates, holds_set, is_url, not_in_catalogue
 from shardio.sets.remote import RemoteStorage
 from shardio.system.openfiles import OpenFiles, most_open
-from shardio.system.opening import OpenFile, kind_of
+from shardio.system.opening import FileAt, FolderHandle, OpenFile, kind_of
 from shardio.system.retry import TRANSIENT, Attempts, reading_failed
 
 
@@ -62,10 +62,11 @@ class Storage(Protocol):
 class FolderStorage:
     """A set in a folder, on any filesystem. The files that were read last stay open."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.name = os.fspath(folder)
-        self._folder = os.path.abspath(folder)  # wherever the process may go
-        self._files: OpenFiles[tuple[str, FileEntry]] = OpenFiles(_open_sized, most_open())
+    def __init__(self, folder: str | os.PathLike[str] | FolderHandle) -> None:
+        self._opened = folder if isinstance(folder, FolderHandle) else None
+        self.name = str(folder)
+        self._folder = os.path.abspath(self.name)  # wherever the process may go
+        self._files: OpenFiles[tuple[str | FileAt, FileEntry]] = OpenFiles(_open_sized, most_open())
 
     def is_published(self) -> bool:
         return holds_set(self._folder)
@@ -95,7 +96,7 @@ class FolderStorage:
         return ""
 
     def read_into(self, entry: FileEntry, offset: int, buffer: memoryview) -> None:
-        path = self.path_of(entry)
+        path = self.path_of(entry) if self._opened is None else self._opened / entry.file
         attempts = Attempts()
         done = 0
         while done < len(buffer):
@@ -104,9 +105,9 @@ class FolderStorage:
             except OSError as error:
                 self._files.forget((path, entry))  # it may have become stale
                 if not attempts.again(error.errno in TRANSIENT):
-                    raise reading_failed(error, path, f"{len(buffer):,} bytes", offset, attempts.failed) from None
+                    raise reading_failed(error, str(path), f"{len(buffer):,} bytes", offset, attempts.failed) from None
 
-    def _read_some(self, path: str, entry: FileEntry, offset: int, buffer: memoryview) -> int:
+    def _read_some(self, path: str | FileAt, entry: FileEntry, offset: int, buffer: memoryview) -> int:
         """Reads at least one byte. Returns how many came."""
         file = self._files.get((path, entry))
         try:
@@ -121,7 +122,7 @@ class FolderStorage:
         self._files.close()
 
 
-def _open_sized(file: tuple[str, FileEntry]) -> OpenFile:
+def _open_sized(file: tuple[str | FileAt, FileEntry]) -> OpenFile:
     return open_sized(*file)
 
 

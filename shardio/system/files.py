@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.system.opening import OpenFile, naming, open_file, open_folder, open_untrusted
+from shardio.system.opening import FileAt, FolderHandle, OpenFile, at, naming, open_file, open_folder, open_untrusted
 
 _TEMPORARY_SUFFIX = ".tmp"
 # A file that another machine is writing is silent for seconds, while a block of it is filled.
@@ -34,7 +34,11 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def fsync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path | FolderHandle) -> None:
+    if isinstance(folder, FolderHandle):
+        with naming(folder.path):
+            os.fsync(folder.fileno())
+        return
     with naming(folder), contextlib.closing(open_folder(folder)) as opened:
         os.fsync(opened.fileno())
 
@@ -62,8 +66,8 @@ class AtomicFile:
     """A file that is written under a temporary name and appears as `path`, whole and durable, at `commit`.
 
     Leaving the `with` block without `commit` discards it. An existing `path` is replaced. OSError (ENOSPC, EIO, ...)
-    passes through, with the name of the file. `left` is a temporary file to go on with, which `take_over` finds. Not
-    thread safe.
+    passes through, with the name of the file. In an open folder (FileAt), all happens in that very folder. `left` is a
+    temporary file to go on with, which `take_over` finds. Not thread safe.
     """
 
     temporary: Path
@@ -71,8 +75,9 @@ class AtomicFile:
     _file: OpenFile | None = None
     _is_temporary = False  # whether there may be a file of the temporary name
 
-    def __init__(self, path: Path, left: tuple[Path, OpenFile] | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path | FileAt, left: tuple[Path, OpenFile] | None = None) -> None:
+        self.path = Path(str(path))
+        self._folder = path.folder if isinstance(path, FileAt) else None
         if left is not None:
             self._is_temporary = True
             self.temporary, self._file = left
@@ -90,10 +95,13 @@ class AtomicFile:
         tag = f"{_machine()}-{secrets.token_hex(8)}"
         self.temporary = self.path.with_name(f".{self.path.name}.{tag}{_TEMPORARY_SUFFIX}")
         self._is_temporary = True
-        self._file = open_file(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        self._file = open_file(self._place(self.temporary), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a filesystem without locks: then no process sweeps there either
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         return bool(os.fstat(self.descriptor).st_nlink)
+
+    def _place(self, path: Path) -> Path | FileAt:
+        return path if self._folder is None else self._folder / path.name
 
     @property
     def descriptor(self) -> int:
@@ -109,15 +117,17 @@ class AtomicFile:
         """Makes the content durable, then the name. Without `replace`, raises FileExistsError if `path` exists."""
         with naming(self.path):
             os.fsync(self.descriptor)
+            (temporary, folder), (path, _) = at(self._place(self.temporary)), at(self._place(self.path))
             if replace:
-                self.temporary.rename(self.path)
+                os.rename(temporary, path, src_dir_fd=folder, dst_dir_fd=folder)
             else:
-                os.link(self.temporary, self.path)  # unlike rename, this fails if the name is taken
-                self.temporary.unlink()
+                # Unlike rename, this fails if the name is taken.
+                os.link(temporary, path, src_dir_fd=folder, dst_dir_fd=folder)
+                os.unlink(temporary, dir_fd=folder)
             self._is_temporary = False
             if self._file is not None:
                 self._file.close()
-            fsync_folder(self.path.parent)
+            fsync_folder(self.path.parent if self._folder is None else self._folder)
 
     @classmethod
     def take_over(cls, path: Path, temporary: Path) -> AtomicFile | None:
@@ -148,14 +158,15 @@ class AtomicFile:
         if self._is_temporary:
             # An error here must not hide the one for which the file is discarded.
             with contextlib.suppress(OSError):
-                self.temporary.unlink()
+                name, folder = at(self._place(self.temporary))
+                os.unlink(name, dir_fd=folder)
             self.leave()
 
     def __exit__(self, *_: object) -> None:
         self.discard()
 
 
-def write_atomic(path: Path, *parts: bytes | memoryview, replace: bool = True) -> None:
+def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool = True) -> None:
     """Publishes `parts`, one after the other, as all of `path`. `replace` is that of AtomicFile.commit."""
     with AtomicFile(path) as file, naming(path):
         for part in parts:
@@ -253,7 +264,7 @@ def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name
     machine is left alone for an hour after it was last written to, lock or none.
     """
     swept = 0
-    for path in _temporaries(folder):
+    for path in map(folder.joinpath, _temporaries(folder)):
         # OSError: another process has just published the file, or removed it.
         with contextlib.suppress(OSError):
             if not is_kept(path.name) and (found := _open_left_over(path)) is not None:
@@ -265,17 +276,17 @@ def sweep_temporaries(folder: Path, is_kept: Callable[[str], bool] = lambda name
     return swept
 
 
-def remove_temporaries(folder: Path) -> None:
+def remove_temporaries(folder: Path | FolderHandle) -> None:
     """Removes all temporary files in `folder`: a process that is still writing one cannot publish it any more."""
-    for path in _temporaries(folder):
+    for temporary in _temporaries(folder):
+        name, opened = at(folder / temporary)
         with contextlib.suppress(OSError):
-            path.unlink()
+            os.unlink(name, dir_fd=opened)
 
 
-def _temporaries(folder: Path) -> list[Path]:
-    with os.scandir(folder) as entries:
-        found = [entry.name for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
-    return [folder / name for name in found]
+def _temporaries(folder: Path | FolderHandle) -> list[str]:
+    with os.scandir(folder.fileno() if isinstance(folder, FolderHandle) else folder) as entries:
+        return [entry.name for entry in entries if is_temporary(entry.name) and entry.is_file(follow_symlinks=False)]
 
 
 def reserve(descriptor: int, nbytes: int) -> None:

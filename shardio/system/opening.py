@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
 import secrets
@@ -12,6 +13,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, starmap
 from pathlib import Path
 
@@ -19,12 +21,13 @@ from shardio.errors import FormatError, ShardioError
 
 
 @contextlib.contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Gives an OSError from inside the block the file's name, which calls on descriptors do not know."""
+def naming(path: str | Path | FileAt) -> Iterator[None]:
+    """Gives an OSError from inside the block the file's name, which calls on descriptors do not know, nor its folder if
+    they look the name up in an open one."""
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None or (isinstance(error.filename, str) and os.sep not in error.filename):
             error.filename = str(path)
         raise
 
@@ -45,23 +48,77 @@ def open_folder(folder: str | os.PathLike[str], flags: int = 0) -> OpenFolder:
     return opened
 
 
+class FolderHandle:
+    """An open folder. `handle / name` is a file in this very folder, wherever the folder's path may lead by then.
+
+    Neither is os.PathLike: a call that would look the path up again raises TypeError. Raises OSError if `path` is a
+    symbolic link, or no folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._opened = open_folder(path, os.O_NOFOLLOW)
+
+    def fileno(self) -> int:
+        return self._opened.fileno()
+
+    def is_in_place(self) -> bool:
+        """Returns whether its path leads to this folder."""
+        try:
+            return os.path.samestat(os.lstat(self.path), os.fstat(self.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def __truediv__(self, name: str) -> FileAt:
+        return FileAt(self, name)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __enter__(self) -> FolderHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+
+@dataclass(frozen=True)
+class FileAt:
+    """A file in an open folder, be it there or not. As text it is its path, for messages."""
+
+    folder: FolderHandle
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.folder}/{self.name}"
+
+
+def at(path: str | os.PathLike[str] | FileAt) -> tuple[str | os.PathLike[str], int | None]:
+    """Returns name and `dir_fd` of a file, as functions of `os` take them."""
+    return (path.name, path.folder.fileno()) if isinstance(path, FileAt) else (path, None)
+
+
 class OpenFile(io.FileIO):
     """A file that closes when its last reference is gone, without a line of Python being run."""
 
     _finalizing = False  # FileIO, which would note that here, does not warn of it then
 
 
-def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> OpenFile:
+def open_file(path: str | os.PathLike[str] | FileAt, flags: int, mode: int = 0o666) -> OpenFile:
     """Opens as `os.open` does, and returns an object that owns the descriptor. Raises IsADirectoryError for a folder.
 
     Only C runs between the two. An exception that a signal handler raises comes before or after that, and cannot lose
     the descriptor.
     """
+    name, folder = at(path)
+    opening = os.open if folder is None else functools.partial(os.open, dir_fd=folder)
     try:
-        (file,) = map(OpenFile, starmap(os.open, ((path, flags, mode),)))
-    except IsADirectoryError as error:
-        if isinstance(error.filename, int):  # FileIO leaves it open
+        (file,) = map(OpenFile, starmap(opening, ((name, flags, mode),)))
+    except OSError as error:
+        if isinstance(error, IsADirectoryError) and isinstance(error.filename, int):  # FileIO leaves it open
             os.close(error.filename)
+        if isinstance(path, FileAt):
+            error.filename = str(path)
         raise
     return file
 
@@ -93,7 +150,7 @@ def open_memory(name: str) -> OpenFile:
 
 
 def open_untrusted(
-    path: str | Path,
+    path: str | Path | FileAt,
     flags: int = os.O_RDONLY,
     *,
     refusal: type[ShardioError] = FormatError,
@@ -148,7 +205,7 @@ def kind_of(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-def open_regular(path: str | Path) -> tuple[OpenFile, int]:
+def open_regular(path: str | Path | FileAt) -> tuple[OpenFile, int]:
     """Opens a file of a shard set for reading, as `open_untrusted` does. Returns (the file, its size in bytes).
 
     Raises FormatError if there is none. Size and type are read from the descriptor, so they are those of the very file

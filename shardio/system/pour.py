@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from shardio.system.files import write_all
-from shardio.system.opening import naming
+from shardio.system.opening import FileAt, naming
 from shardio.system.threads import Call, DaemonThread, ThreadPool
 
 # Long enough for the streaming rate of disks and servers, short enough to stop soon.
@@ -99,7 +99,7 @@ class BackgroundSync:
 
 
 @contextlib.contextmanager
-def synced_writes(path: Path, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
+def synced_writes(path: Path | FileAt, descriptor: int) -> Iterator[Callable[[memoryview], None]]:
     """Gives a function that writes to a file one piece after the other, and has them brought to the disk on the way.
 
     At the end of the `with` block no sync is under way. OSError names the file, also if it was an earlier piece that

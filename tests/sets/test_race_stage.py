@@ -28,7 +28,7 @@ def test_processes_that_stage_and_evict_at_once_make_one_copy_and_lose_none(tmp_
 
 
 CARELESS = """
-import os, sys
+import os, pathlib, sys
 import race_stage
 import fcntl, time
 from shardio.sets.cache import folder, leases
@@ -54,7 +54,8 @@ leases.Lease.try_filling = lambda self, source: leases.Filling(opening.open_file
 """
 NAMED_TOO_EARLY = """
 def init(self, path, left=None):
-    self.path = self.temporary = path
+    self.path = self.temporary = pathlib.Path(str(path))
+    self._folder = getattr(path, "folder", None)
     self._file = opening.open_file(path, os.O_RDWR | os.O_CREAT)
 files.AtomicFile.__init__ = init
 """
@@ -71,7 +72,7 @@ files.AtomicFile.__init__ = init
         ("folder._remove_trash = lambda path: None", "left when all could be evicted: .*evicted"),
         ("leases.CopyPaths.remove_locks = lambda self: None", "left when all could be evicted: .*lock"),
         (
-            "staging.Stager._is_there = lambda self, entry: False",
+            "staging.Stager._is_there = lambda self, path, entry: False",
             "files that were there were copied again",
         ),
     ],

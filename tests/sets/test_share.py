@@ -30,6 +30,7 @@ from shardio.sets.cache.stage import stage
 from shardio.sets.rows import write_index
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
+from shardio.system.opening import FolderHandle
 
 COUNT, SHAPE = 400, (40, 50, 3)
 
@@ -203,8 +204,11 @@ def test_another_users_copy_or_file_an_unfinished_one_and_one_that_is_evicted_gi
     entries = load_manifest(sets[1]).files
     digest = load_manifest(sets[1]).digest
 
+    (cache / digest).mkdir()
+
     def link() -> int:
-        return len(share.link_from_others(cache, digest, entries, SHAPE))
+        with FolderHandle(cache / digest) as folder:
+            return len(share.link_from_others(folder, entries, SHAPE))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -220,7 +224,7 @@ def test_another_users_copy_or_file_an_unfinished_one_and_one_that_is_evicted_gi
     manifest.unlink()
     assert link() == 0
     manifest.write_bytes(data)
-    assert not (cache / digest).exists()
+    assert os.listdir(cache / digest) == []
     assert link() == 101
 
 

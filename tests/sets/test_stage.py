@@ -31,7 +31,7 @@ from pictures import sample_pixels
 from places import ROOT
 
 from shardio.cli.main import cli
-from shardio.errors import FormatError, SetNotFoundError, SpaceError
+from shardio.errors import CacheError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
@@ -39,7 +39,9 @@ from shardio.reading.shardset import open_shards
 from shardio.sets import fill
 from shardio.sets.cache import stage as staging
 from shardio.sets.cache.folder import MARKER_NAME, Cache
+from shardio.sets.cache.leases import Lease
 from shardio.sets.cache.stage import Stager, stage
+from shardio.sets.fill import Filler
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import AtomicFile
@@ -112,6 +114,69 @@ def stager_of(out: Path, cache: Path, storage: FolderStorage | None = None, **op
     storage = storage or FolderStorage(out)
     with Cache(cache).lease(manifest.digest) as lease, contextlib.closing(storage):
         yield Stager(storage, manifest, lease, **options)
+
+
+# --- a cache of several users ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("holder", "step"),
+    [
+        (Lease, "try_filling"),
+        (staging, "remove_temporaries"),
+        (staging, "link_from_others"),
+        (Filler, "find_damaged"),
+        (Filler, "copy"),
+        (AtomicFile, "commit"),
+        (staging, "commit_manifest"),
+    ],
+)
+def test_a_set_that_takes_the_place_of_the_copys_folder_is_not_changed(
+    make_set: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch, holder: Any, step: str
+) -> None:
+    out, other = make_set(45), make_set(60)
+    for name in (".theirs.tmp", "train-00000.npy.new"):
+        (other / name).write_bytes(b"theirs")
+    before, copy = inodes(other), cache / load_manifest(out).digest
+    make_whole(out, cache, without="train-00001.npy")
+    real = getattr(holder, step)
+
+    def exchange(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(holder, step, real)
+        copy.rename(cache / "moved")
+        copy.symlink_to(other)
+        return real(*args, **options)
+
+    monkeypatch.setattr(holder, step, exchange)
+    with pytest.raises(CacheError, match=copy.name):
+        stage(out, cache, verify=True)
+    assert inodes(other) == before
+    assert copy.is_symlink()
+
+
+def make_whole(out: Path, cache: Path, without: str) -> None:
+    """Stages a set, and removes its manifest and one other file of the copy."""
+    copy = Path(stage(out, cache).path)
+    for name in ("manifest.json", without):
+        (copy / name).unlink()
+
+
+def test_under_a_sticky_bit_only_the_owner_of_a_begun_copy_goes_on_with_it(
+    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_whole(out, cache, without="train-00001.npy")
+    real, copy = os.fstat, (cache / load_manifest(out).digest).stat()
+
+    def of_another_user(descriptor: int) -> os.stat_result:
+        found = real(descriptor)
+        return os.stat_result((*found[:4], 4321, *found[5:])) if os.path.samestat(found, copy) else found
+
+    monkeypatch.setattr(os, "fstat", of_another_user)
+    cache.chmod(0o1777)
+    with pytest.raises(PermissionError, match="another user"):
+        stage(out, cache)
+    cache.chmod(0o2775)
+    assert stage(out, cache).num_copied == 1
 
 
 # --- a copy ----------------------------------------------------------------------------------------------------------

@@ -196,7 +196,8 @@ class Cache:
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 paths.folder.rename(trash)
             paths.remove_locks()
-        with contextlib.suppress(PermissionError):  # the copy is gone: what this user may not remove, another sweeps
+        # The copy is gone. What this user may not remove, another sweeps; what is no folder was not a copy.
+        with contextlib.suppress(PermissionError, NotADirectoryError):
             _remove_trash(trash)
         return True
 

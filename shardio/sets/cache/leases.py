@@ -31,8 +31,8 @@ from shardio.sets.cache.locks import (
     open_in_cache,
     open_lock,
 )
-from shardio.system.files import write_all
-from shardio.system.opening import OpenFile, kind_of, naming
+from shardio.system.files import make_folder, write_all
+from shardio.system.opening import FolderHandle, OpenFile, kind_of, naming
 
 _MAX_SOURCE_NBYTES = 1 << 16
 
@@ -179,8 +179,7 @@ class Lease(LockedFile):
                 filling.close()
                 return None
             if not allowed:
-                what = "another user has begun this copy, and only he may go on with it or evict it"
-                raise PermissionError(errno.EACCES, what, str(path))
+                raise _another_users(path)
             with contextlib.suppress(OSError):  # the disk is full: where the copy comes from is not worth a failure
                 os.ftruncate(lock.fileno(), 0)
                 write_all(lock.fileno(), json.dumps({"source": source}).encode())
@@ -188,6 +187,20 @@ class Lease(LockedFile):
             filling.close()
             raise
         return filling
+
+    def open_folder(self) -> FolderHandle:
+        """Makes the copy's folder if need be, and opens it for the process that has the right to fill the copy.
+
+        Raises CacheError if something else is there, PermissionError if the folder belongs to another user where only
+        he may go on with the copy: under a sticky bit.
+        """
+        make_folder(self.path)
+        _check_folder(self.path)
+        folder = FolderHandle(self.path)
+        owner, cache = os.fstat(folder.fileno()).st_uid, os.stat(self.path.parent)
+        if cache.st_mode & stat.S_ISVTX and owner not in (0, os.geteuid(), cache.st_uid):
+            raise _another_users(self.path)
+        return folder
 
     def filler(self) -> int | None:
         """Returns the process that fills the copy now, if there is one and /proc/locks tells."""
@@ -220,6 +233,11 @@ class Filling(LockedFile):
             # A process that was forked meanwhile has the open file too, and does not fill the copy.
             fcntl.flock(self._lock.fileno(), fcntl.LOCK_UN)
         super().close()
+
+
+def _another_users(path: Path) -> PermissionError:
+    what = "another user has begun this copy, and only he may go on with it or evict it"
+    return PermissionError(errno.EACCES, what, str(path))
 
 
 def _check_folder(path: Path) -> None:

@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from shardio.errors import CacheError, FormatError, SetNotFoundError
+from shardio.errors import CacheError, FormatError
 from shardio.format.entries import FileEntry
-from shardio.format.layout import SampleShape
-from shardio.format.manifest_file import load_manifest
+from shardio.format.layout import MANIFEST_NAME, SampleShape
+from shardio.format.manifest_file import read_manifest
 from shardio.format.opening import open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.cache.leases import CopyPaths
-from shardio.system.files import fsync_folder, make_folder
+from shardio.system.files import fsync_folder
+from shardio.system.opening import FileAt, FolderHandle, at
 
 _Inode = tuple[int, int]
 
@@ -67,17 +68,15 @@ def _files(folder: Path) -> Iterator[os.stat_result]:
                 yield entry.stat(follow_symlinks=False)
 
 
-def link_from_others(
-    cache: Path, digest: str, entries: Sequence[FileEntry], sample_shape: SampleShape
-) -> list[FileEntry]:
-    """Gives the copy of the set with this digest those of the files that another complete copy has. Returns them.
+def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape) -> list[FileEntry]:
+    """Gives the copy in `folder` those of the files that another complete copy in the cache has. Returns them.
 
     The caller has the right to fill the copy. Only copies and files of the same user are looked at: another user might
     write to his. Each file is checked as an opening does. Nothing is done if the filesystem has no hard links.
     """
     wanted = {(entry.sha256, entry.nbytes) for entry in entries}
     linked: list[FileEntry] = []
-    folder = CopyPaths(cache, digest).folder
+    cache, digest = folder.path.parent, folder.path.name
     with os.scandir(cache) as others:
         names = sorted(other.name for other in others if is_digest(other.name) and other.name != digest)
     for name in names:
@@ -87,25 +86,25 @@ def link_from_others(
         # What cannot be had from here is copied from the source: another copy is evicted, or damaged, or of a set of
         # other shapes, or the filesystem takes no more links.
         with (
-            contextlib.suppress(OSError, FormatError, SetNotFoundError, CacheError),
+            contextlib.suppress(OSError, FormatError, CacheError),
             CopyPaths(cache, name).kept() as kept,
+            FolderHandle(cache / name) as other,
         ):
-            if kept and os.lstat(cache / name).st_uid == os.geteuid():
-                manifest = load_manifest(cache / name, name)
+            if kept and os.fstat(other.fileno()).st_uid == os.geteuid():
+                manifest = read_manifest(other / MANIFEST_NAME, name)
                 have = {(entry.sha256, entry.nbytes): entry for entry in manifest.files}
                 if wanted.isdisjoint(have):
                     continue
-                make_folder(folder)
                 for entry in left:
                     there = have.get((entry.sha256, entry.nbytes))
-                    if there is not None and _link(cache / name / there.file, folder / entry.file, entry, sample_shape):
+                    if there is not None and _link(other / there.file, folder / entry.file, entry, sample_shape):
                         linked.append(entry)
     if linked:
         fsync_folder(folder)
     return linked
 
 
-def _link(source: Path, target: Path, entry: FileEntry, sample_shape: SampleShape) -> bool:
+def _link(source: FileAt, target: FileAt, entry: FileEntry, sample_shape: SampleShape) -> bool:
     """Gives a file a second name. Returns False if it is not what the entry says, or the system refuses."""
     try:
         with open_sound(source, entry, sample_shape) as file:
@@ -113,11 +112,12 @@ def _link(source: Path, target: Path, entry: FileEntry, sample_shape: SampleShap
             if status.st_uid != os.geteuid():
                 return False
             # Not in the place of a damaged file, which other processes may be about to open: a copy is renamed there.
-            os.link(source, target, follow_symlinks=False)
-            found = os.lstat(target)
+            (old, there), (new, here) = at(source), at(target)
+            os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+            found = os.lstat(new, dir_fd=here)
             if (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino):
                 return True
-            target.unlink()  # another file has taken the name since
+            os.unlink(new, dir_fd=here)  # another file has taken the name since
     except (OSError, FormatError):
         pass
     return False

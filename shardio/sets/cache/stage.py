@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from shardio.errors import FormatError, SpaceError
+from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry
+from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import commit_manifest
+from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.cache.folder import Cache, CachedCopy
@@ -27,7 +28,8 @@ from shardio.sets.cache.share import link_from_others
 from shardio.sets.fill import Filler
 from shardio.sets.local import hinting_at_order
 from shardio.sets.storage import Storage, open_storage
-from shardio.system.files import make_folder, remove_temporaries
+from shardio.system.files import remove_temporaries
+from shardio.system.opening import FileAt, FolderHandle
 from shardio.system.threads import Flag
 
 # A lock cannot be waited for so that another thread can end the waiting, so it is asked for again and again.
@@ -160,7 +162,7 @@ class Stager:
         self._cache = Cache(lease.path.parent)
         self._verify = verify
         self._stop = stop or Flag()
-        self._filler = Filler(storage, lease.path, workers, "shardio-stage", self._stop, self._progress)
+        self._filler = Filler(storage, workers, "shardio-stage", self._stop, self._progress)
         self._on_progress = on_progress
         self._on_wait = on_wait
         self._on_fill = on_fill
@@ -179,87 +181,111 @@ class Stager:
         self._cache.sweep()
         waiting = False
         while not self._stop.is_set():
-            if not self._verify and self._lease.manifest() is not None and not self._missing():
+            if not self._verify and self._lease.manifest() is not None and not self._missing(self._lease.path):
                 return True
             filling = self._lease.try_filling(_absolute(self._storage.name))
             if filling is not None:
                 with filling:
                     if self._on_fill is not None:
                         self._on_fill()
-                    return self._fill()
+                    with self._open_folder() as folder:
+                        return self._fill(folder)
             if not waiting and self._on_wait is not None:
                 self._on_wait(self._lease.filler())
             waiting = True
             self._stop.wait(_POLL_SECONDS)
         return False
 
-    def _missing(self) -> list[FileEntry]:
+    def _missing(self, folder: Path | FolderHandle) -> list[FileEntry]:
         """Returns the files that opening would not take."""
-        return [entry for entry in self.files if not self._is_there(entry)]
+        return [entry for entry in self.files if not self._is_there(folder / entry.file, entry)]
 
-    def _is_there(self, entry: FileEntry) -> bool:
+    def _is_there(self, path: Path | FileAt, entry: FileEntry) -> bool:
         try:
-            open_sound(f"{self._lease.path}/{entry.file}", entry, self._manifest.sample_shape).close()
+            open_sound(path, entry, self._manifest.sample_shape).close()
         except FormatError:
             return False
         return True
 
-    def _fill(self) -> bool:
-        """Does what `run` does, with the right to fill the copy."""
-        folder = self._lease.path
-        if was_there := folder.exists():
-            remove_temporaries(folder)  # no other process writes here: these are left of one that was killed
-        todo = self._link(self._missing())
+    def _open_folder(self) -> FolderHandle:
+        try:
+            return self._lease.open_folder()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._make_room(self.files)  # the disk is so full that it takes no folder
+            return self._lease.open_folder()
+
+    def _fill(self, folder: FolderHandle) -> bool:
+        """Does what `run` does, with the right to fill the copy.
+
+        The folder is open: in a cache of several users its name may lead to another set at any moment.
+        """
+        try:
+            return self._fill_open(folder)
+        finally:
+            # Nothing stays of a copy that was not begun: it would keep other users from making it.
+            with contextlib.suppress(OSError):
+                folder.path.rmdir()
+
+    def _fill_open(self, folder: FolderHandle) -> bool:
+        remove_temporaries(folder)  # no other process writes here: these are left of one that was killed
+        was_empty = not os.listdir(folder.fileno())
+        todo = self._link(folder, self._missing(folder))
         if self._verify:
             there = [entry for entry in self.files if entry not in todo]
             self._total += sum(entry.nbytes for entry in there)
-            todo += self._filler.find_damaged(there)
+            todo += self._filler.find_damaged(folder, there)
         if self._stop.is_set():
             return False
         try:
             self._make_room(todo)
         except SpaceError:
-            if not was_there:
+            if was_empty:
                 self._unlink(folder)
             raise
         self._total += sum(entry.nbytes for entry in todo)
         try:
-            make_folder(folder)
-            self._copy(todo)
+            self._copy(folder, todo)
             if self._stop.is_set():
                 return False
-            if self._lease.manifest() is None:
+            try:
+                read_manifest(folder / MANIFEST_NAME, self._lease.digest)
+            except FormatError:
                 commit_manifest(folder, self._manifest)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise self._cache.no_room(self._lease.digest, self._needed(todo), error.strerror) from error
+        if not folder.is_in_place():
+            raise CacheError(
+                f"{folder}: expected the folder that was filled, found that another process has put something else "
+                "there: look whose it is and remove it, or choose another cache"
+            )
         return True
 
-    def _link(self, todo: list[FileEntry]) -> list[FileEntry]:
+    def _link(self, folder: FolderHandle, todo: list[FileEntry]) -> list[FileEntry]:
         """Takes over what other copies have. Returns the files that are still to be copied."""
         if todo:
-            self.linked = link_from_others(self._cache.folder, self._lease.digest, todo, self._manifest.sample_shape)
+            self.linked = link_from_others(folder, todo, self._manifest.sample_shape)
         return [entry for entry in todo if entry not in self.linked]
 
-    def _unlink(self, folder: Path) -> None:
-        """Leaves nothing of a copy that has no file but those that were taken over: it would keep other users from
-        making it, and frees nothing."""
+    def _unlink(self, folder: FolderHandle) -> None:
+        """Leaves nothing of a copy that has no file but those that were taken over: they free nothing."""
         with contextlib.suppress(OSError):
             for entry in self.linked:
-                (folder / entry.file).unlink()
-            folder.rmdir()
+                os.unlink(entry.file, dir_fd=folder.fileno())
         self.linked = []
 
-    def _copy(self, todo: Sequence[FileEntry]) -> None:
+    def _copy(self, folder: FolderHandle, todo: Sequence[FileEntry]) -> None:
         try:
-            self._filler.copy(todo)
+            self._filler.copy(folder, todo)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             # Another process that found the same room has taken it: once more, with what can be evicted now.
             self._make_room(todo)
-            self._filler.copy(self._left(todo))
+            self._filler.copy(folder, self._left(todo))
 
     def _left(self, todo: Sequence[FileEntry]) -> list[FileEntry]:
         return [entry for entry in todo if entry not in self.copied]

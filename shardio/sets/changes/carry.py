@@ -236,7 +236,8 @@ class _Maker:
                 carrying.on_progress(nbytes, self.room.copied_nbytes)
 
         with contextlib.closing(_ParentStorage(self._to_copy)) as storage:
-            Filler(storage, self._folder, 2, "shardio-change", Flag(), progress).copy([new for _, new in self._to_copy])
+            filler = Filler(storage, 2, "shardio-change", Flag(), progress)
+            filler.copy(self._folder, [new for _, new in self._to_copy])
 
     # --- files that are new -------------------------------------------------------------------------------------------
 
