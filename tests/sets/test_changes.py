@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pictures import random_picture, sample_pixels, write_jpeg
 from places import CHAOS
 
+from shardio.conversion import append as append_module
 from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
@@ -987,19 +988,58 @@ def test_an_append_that_was_stopped_goes_on_and_one_that_cannot_be_merged_keeps_
     out = tmp_path / "out"
     convert(image_tree, out, size=16, workers=1)
     append(out, more, tmp_path / "first", workers=1)
-    with pytest.raises(ConvertError, match=r"--same-keys allow.*The converted images are kept in .*\.new\.added"):
+    with pytest.raises(ConvertError, match=r"(?s)--same-keys allow.*kept in .*\.new\.added"):
         append(tmp_path / "first", more, new, workers=1)
+    with pytest.raises(ConvertError, match=r"(?s)another conversion.*remove that folder"):
+        append(out, image_tree, new, workers=1)
     kept: list[Any] = []
     append(tmp_path / "first", more, new, workers=1, same_keys="allow", on_converted=kept.append)
     assert kept[0].num_converted == 0
     assert left_beside(tmp_path) == []
     # A call that is killed when all but the end is done.
-    monkeypatch.setattr(shutil, "rmtree", lambda *args, **options: None)
+    monkeypatch.setattr(append_module, "_remove", lambda *_: None)
     append(out, more, tmp_path / "second", workers=1)
     monkeypatch.undo()
     assert left_beside(tmp_path) == [".second.added"]
     with pytest.raises(ConvertError, match="expected nothing there"):
         append(out, more, tmp_path / "second", workers=1)
+    assert left_beside(tmp_path) == []
+
+
+KILLED_WHILE_IT_REMOVES = """
+import os, shutil, sys
+from pathlib import Path
+from shardio.conversion.append import append
+def remove(folder, **_):
+    if (Path(folder) / "manifest.json").exists():
+        (Path(folder) / "manifest.json").unlink()
+        os._exit(9)
+shutil.rmtree = remove
+append(*sys.argv[1:], workers=1)
+"""
+
+
+def test_an_append_that_was_killed_while_it_removed_its_images_leaves_nothing_for_ever(
+    image_tree: Path, more: Path, tmp_path: Path, new: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, size=16, workers=1)
+    killed = run_python("-c", KILLED_WHILE_IT_REMOVES, out, more, new)
+    assert (killed.returncode, len(load_manifest(new).splits)) == (9, 2), killed.stderr
+    assert left_beside(tmp_path) != []
+    shutil.rmtree(new)
+    append(out, more, new, workers=1)
+    assert left_beside(tmp_path) == []
+
+
+def test_of_two_appends_the_loser_does_not_promise_what_the_winner_has_removed(
+    image_tree: Path, more: Path, tmp_path: Path, new: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, size=16, workers=1)
+    with pytest.raises(ConvertError, match="expected nothing there") as caught:
+        append(out, more, new, workers=1, on_converted=lambda _: append(out, more, new, workers=1) and None)
+    assert "kept in" not in str(caught.value)
     assert left_beside(tmp_path) == []
 
 
