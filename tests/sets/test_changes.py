@@ -40,7 +40,7 @@ from shardio.sets.changes.diff import diff
 from shardio.sets.changes.merge import merge
 from shardio.sets.changes.relabel import relabel
 from shardio.sets.changes.select import drop, select
-from shardio.sets.changes.tables import open_array, read_keys, read_labels
+from shardio.sets.changes.tables import ArrayFile, read_keys, read_labels
 from shardio.sets.choice import Condition, parse_condition
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
@@ -645,13 +645,40 @@ def test_files_that_are_no_arrays_are_refused_by_name(out: Path, new: Path, tmp_
     assert not new.exists()
 
 
+@pytest.mark.parametrize("by", [False, True])
+def test_an_array_file_that_is_truncated_while_it_is_read_is_an_error_that_names_it(
+    by: bool, out: Path, new: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "big.npy", np.ones((25, 4 << 10), "<f8"))
+    given = [key(i) for i in range(24, -1, -1)] if by else None
+
+    def truncate(_: Room) -> None:
+        os.truncate(tmp_path / "big.npy", 1 << 14)
+
+    with pytest.raises(SourceError, match=r"big\.npy.*truncated"):
+        attach(out, new, {"a": tmp_path / "big.npy"}, by=given, on_room=truncate)
+    assert left_beside(tmp_path) == []
+
+
+def test_an_archive_or_table_that_unpacks_to_far_more_than_it_is_gets_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", keys=np.zeros(1 << 20, "S100"))
+    with pytest.raises(SourceError, match=r"bomb\.npz.*unpacked"):
+        read_keys(tmp_path / "bomb.npz")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"key": pyarrow.array(["k" * 100] * (1 << 20)), "label": pyarrow.array([0] * (1 << 20))}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "bomb.parquet")
+    with pytest.raises(SourceError, match=r"bomb\.parquet.*unpacked"):
+        read_labels(tmp_path / "bomb.parquet")
+
+
 def test_no_damage_of_a_file_is_anything_but_a_clear_error(tmp_path: Path) -> None:
     np.save(tmp_path / "array", np.zeros((25, 3), "<f4"))
     np.save(tmp_path / "keys", np.array([f"k{i}" for i in range(9)]))
     np.savez_compressed(tmp_path / "zip", keys=np.array([f"k{i}" for i in range(9)]))
     (tmp_path / "labels.csv").write_text("key,label\na,b\nc,d\n")
     readers: list[tuple[Callable[[Path], object], str]] = [
-        (open_array, "array.npy"),
+        (lambda path: ArrayFile(path)[:], "array.npy"),
         (read_keys, "keys.npy"),
         (read_keys, "zip.npz"),
         (read_labels, "labels.csv"),
@@ -690,7 +717,7 @@ def array_of(folder: Path, name: str, split: str = "train") -> NDArray[Any]:
     return found
 
 
-@pytest.mark.parametrize("how", ["file", "array", "blocks", "fortran", "keys", "lines"])
+@pytest.mark.parametrize("how", ["file", "array", "blocks", "fortran", "fortran file", "keys", "lines", "both files"])
 def test_an_array_has_the_value_of_each_sample(
     how: str, out: Path, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -705,11 +732,17 @@ def test_an_array_has_the_value_of_each_sample(
         given = (values[i : i + 4] for i in range(0, 25, 4))
     elif how == "fortran":
         given = np.asfortranarray(values)
-    elif how in ("keys", "lines"):
+    elif how == "fortran file":
+        given = tmp_path / "values.npy"
+        np.save(given, np.asfortranarray(values))
+    elif how in ("keys", "lines", "both files"):
         other = np.random.default_rng(1).permutation(25)
         given = np.concatenate([values[other], values[:1]])
         by = [*(key(i) for i in other), "another"]
-        if how == "lines":
+        if how == "both files":
+            np.save(tmp_path / "values.npy", given)
+            given = tmp_path / "values.npy"
+        if how != "keys":
             (tmp_path / "keys.txt").write_text("\n".join(by))
             by = tmp_path / "keys.txt"
     report = attach(out, new, {"clip": given}, by=by)
