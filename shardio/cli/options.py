@@ -164,11 +164,11 @@ def numbers_of(indices: list[int] | Path, count: int) -> NDArray[np.int64]:
     none."""
     import numpy as np
 
-    from shardio.sets.changes.tables import open_array
+    from shardio.sets.changes.tables import ArrayFile
     from shardio.sets.choice import check_numbers
 
     if isinstance(indices, Path):
-        return check_numbers(open_array(indices), count, str(indices))
+        return check_numbers(ArrayFile(indices)[:], count, str(indices))
     return check_numbers(np.array(indices, np.int64), count, "--indices")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,13 @@ from shardio.conversion.convert import convert
 from shardio.conversion.options import ConvertOptions, Src, read_options
 from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
-from shardio.errors import ConvertError
+from shardio.errors import ConvertError, ShardioError
 from shardio.sets.changes.carry import Carrying, ChangeReport, Room, check_target
 from shardio.sets.changes.history import conversions_of
 from shardio.sets.changes.merge import MergeOptions, SameImages, SameKeys, carry_out_merge
 from shardio.sets.changes.parents import Parent, open_parent
 from shardio.sets.local import looks_like_a_set
+from shardio.sets.new_folder import taken, temporary_folder
 
 
 def append(
@@ -54,38 +55,60 @@ def append(
     path = Path(os.path.abspath(new))
     added = path.with_name(f".{path.name}.added")
     if os.path.lexists(new) and looks_like_a_set(added):  # a call that was killed when all was done
-        shutil.rmtree(added, ignore_errors=True)
+        _remove(added, path)
     target = check_target(new, [parent])
     _check_parent(parent, options, has_columns=columns is not None)
     chosen = _options_of(parent)
-    report = convert(
-        src,
-        added,
-        source=source,
-        accept_layout=accept_layout,
-        empty_classes=empty_classes,
-        size=chosen.fit.size,
-        fit=chosen.fit.mode,
-        resample=chosen.fit.resample,
-        quality=chosen.quality,
-        shard_size=chosen.shard_nbytes,
-        order=chosen.order,
-        seed=chosen.seed,
-        exif_rotate=chosen.decode.exif_rotate,
-        background=chosen.decode.background,
-        workers=workers,
-        max_bad=max_bad,
-        columns=columns,
-        on_progress=on_progress,
-    )
+    with _told_of(added, path):
+        report = convert(
+            src,
+            added,
+            source=source,
+            accept_layout=accept_layout,
+            empty_classes=empty_classes,
+            size=chosen.fit.size,
+            fit=chosen.fit.mode,
+            resample=chosen.fit.resample,
+            quality=chosen.quality,
+            shard_size=chosen.shard_nbytes,
+            order=chosen.order,
+            seed=chosen.seed,
+            exif_rotate=chosen.decode.exif_rotate,
+            background=chosen.decode.background,
+            workers=workers,
+            max_bad=max_bad,
+            columns=columns,
+            on_progress=on_progress,
+        )
     if on_converted is not None:
         on_converted(report)
-    try:
+    with _told_of(added, path):
         made = carry_out_merge([parent, open_parent(added)], target, options, Carrying(copy, on_room), "append")
-    except ConvertError as error:
-        raise ConvertError(f"{error}. The converted images are kept in {added}") from None
-    shutil.rmtree(added, ignore_errors=True)
+    _remove(added, path)
     return replace(made, notes={"num_added": dict(report.num_samples), "refused": dict(report.refused)})
+
+
+@contextlib.contextmanager
+def _told_of(added: Path, new: Path) -> Iterator[None]:
+    """Adds to an error where the converted images are kept. They are gone where another call has made `new` of them."""
+    try:
+        yield
+    except (ShardioError, OSError) as error:
+        is_kept = looks_like_a_set(added)
+        if not is_kept and os.path.lexists(new):
+            raise taken(new) from None
+        if is_kept and isinstance(error, ShardioError):
+            kept = f"images are kept in {added}: give the same SRC to continue with them, or remove that folder"
+            error.args = (*error.args, kept)
+        raise
+
+
+def _remove(added: Path, new: Path) -> None:
+    """Removes the folder of converted images. It gets a name that sweeps know first: half of a folder that a killed
+    call has left could be neither continued nor removed by another call."""
+    # OSError: another call has just removed it.
+    with contextlib.suppress(OSError), temporary_folder(new) as (hidden, _):
+        added.rename(hidden)
 
 
 def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -> None:

@@ -12,6 +12,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from shardio.errors import SourceError
+from shardio.system.opening import check_unpacked
 
 # Memory is bounded, as columns are read in pieces of this size and nothing ahead of them. pyarrow would otherwise keep
 # every row group that was read until the last one is.
@@ -54,6 +55,20 @@ def open_parquet(path: Path) -> Iterator[Any]:
             raise  # the system's; pyarrow's errors about damage have no number
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(f"{path}: expected a sound parquet file, found: {first_line}") from None
+
+
+def read_table(path: Path, file: Any, columns: Sequence[str] | None = None) -> Any:
+    """Returns a pyarrow.Table of a file that `open_parquet` opened. Raises SourceError if that is a bomb."""
+    import pyarrow
+
+    batches = []
+    for batch in file.iter_batches(columns=columns, use_threads=False):
+        batches.append(batch)
+        check_unpacked(path, sum(one.nbytes for one in batches), refusal=SourceError)
+    schema = file.schema_arrow
+    return pyarrow.Table.from_batches(
+        batches, pyarrow.schema([schema.field(name) for name in columns]) if columns is not None else schema
+    )
 
 
 ParquetType = Literal["text", "bytes"] | np.dtype[Any]

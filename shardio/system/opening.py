@@ -19,6 +19,9 @@ from pathlib import Path
 
 from shardio.errors import FormatError, ShardioError
 
+_UNPACKED_TIMES = 100
+_UNPACKED_NBYTES = 64 << 20
+
 
 @contextlib.contextmanager
 def naming(path: str | Path | FileAt) -> Iterator[None]:
@@ -191,6 +194,16 @@ def open_untrusted(
         file.close()
         raise
     return file
+
+
+def check_unpacked(path: str | Path, nbytes: int, *, refusal: type[ShardioError] = FormatError) -> None:
+    """Raises `refusal` if a compressed file would take far more memory than it has bytes: text packs to a hundredth at
+    most, and a bomb to less than a thousandth."""
+    most = max(_UNPACKED_NBYTES, _UNPACKED_TIMES * os.path.getsize(path))
+    if nbytes > most:
+        raise refusal(
+            f"{path}: expected at most {most:,} bytes in it once it is unpacked, found {nbytes:,}; save it uncompressed"
+        )
 
 
 def kind_of(mode: int) -> str:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pictures import random_picture, sample_pixels, write_jpeg
 from places import CHAOS
 
+from shardio.conversion import append as append_module
 from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair
@@ -39,7 +40,7 @@ from shardio.sets.changes.diff import diff
 from shardio.sets.changes.merge import merge
 from shardio.sets.changes.relabel import relabel
 from shardio.sets.changes.select import drop, select
-from shardio.sets.changes.tables import open_array, read_keys, read_labels
+from shardio.sets.changes.tables import ArrayFile, read_keys, read_labels
 from shardio.sets.choice import Condition, parse_condition
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
@@ -644,13 +645,40 @@ def test_files_that_are_no_arrays_are_refused_by_name(out: Path, new: Path, tmp_
     assert not new.exists()
 
 
+@pytest.mark.parametrize("by", [False, True])
+def test_an_array_file_that_is_truncated_while_it_is_read_is_an_error_that_names_it(
+    by: bool, out: Path, new: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "big.npy", np.ones((25, 4 << 10), "<f8"))
+    given = [key(i) for i in range(24, -1, -1)] if by else None
+
+    def truncate(_: Room) -> None:
+        os.truncate(tmp_path / "big.npy", 1 << 14)
+
+    with pytest.raises(SourceError, match=r"big\.npy.*truncated"):
+        attach(out, new, {"a": tmp_path / "big.npy"}, by=given, on_room=truncate)
+    assert left_beside(tmp_path) == []
+
+
+def test_an_archive_or_table_that_unpacks_to_far_more_than_it_is_gets_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", keys=np.zeros(1 << 20, "S100"))
+    with pytest.raises(SourceError, match=r"bomb\.npz.*unpacked"):
+        read_keys(tmp_path / "bomb.npz")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"key": pyarrow.array(["k" * 100] * (1 << 20)), "label": pyarrow.array([0] * (1 << 20))}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "bomb.parquet")
+    with pytest.raises(SourceError, match=r"bomb\.parquet.*unpacked"):
+        read_labels(tmp_path / "bomb.parquet")
+
+
 def test_no_damage_of_a_file_is_anything_but_a_clear_error(tmp_path: Path) -> None:
     np.save(tmp_path / "array", np.zeros((25, 3), "<f4"))
     np.save(tmp_path / "keys", np.array([f"k{i}" for i in range(9)]))
     np.savez_compressed(tmp_path / "zip", keys=np.array([f"k{i}" for i in range(9)]))
     (tmp_path / "labels.csv").write_text("key,label\na,b\nc,d\n")
     readers: list[tuple[Callable[[Path], object], str]] = [
-        (open_array, "array.npy"),
+        (lambda path: ArrayFile(path)[:], "array.npy"),
         (read_keys, "keys.npy"),
         (read_keys, "zip.npz"),
         (read_labels, "labels.csv"),
@@ -689,7 +717,7 @@ def array_of(folder: Path, name: str, split: str = "train") -> NDArray[Any]:
     return found
 
 
-@pytest.mark.parametrize("how", ["file", "array", "blocks", "fortran", "keys", "lines"])
+@pytest.mark.parametrize("how", ["file", "array", "blocks", "fortran", "fortran file", "keys", "lines", "both files"])
 def test_an_array_has_the_value_of_each_sample(
     how: str, out: Path, new: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -704,11 +732,17 @@ def test_an_array_has_the_value_of_each_sample(
         given = (values[i : i + 4] for i in range(0, 25, 4))
     elif how == "fortran":
         given = np.asfortranarray(values)
-    elif how in ("keys", "lines"):
+    elif how == "fortran file":
+        given = tmp_path / "values.npy"
+        np.save(given, np.asfortranarray(values))
+    elif how in ("keys", "lines", "both files"):
         other = np.random.default_rng(1).permutation(25)
         given = np.concatenate([values[other], values[:1]])
         by = [*(key(i) for i in other), "another"]
-        if how == "lines":
+        if how == "both files":
+            np.save(tmp_path / "values.npy", given)
+            given = tmp_path / "values.npy"
+        if how != "keys":
             (tmp_path / "keys.txt").write_text("\n".join(by))
             by = tmp_path / "keys.txt"
     report = attach(out, new, {"clip": given}, by=by)
@@ -1060,19 +1094,58 @@ def test_an_append_that_was_stopped_goes_on_and_one_that_cannot_be_merged_keeps_
     out = tmp_path / "out"
     convert(image_tree, out, size=16, workers=1)
     append(out, more, tmp_path / "first", workers=1)
-    with pytest.raises(ConvertError, match=r"--same-keys allow.*The converted images are kept in .*\.new\.added"):
+    with pytest.raises(ConvertError, match=r"(?s)--same-keys allow.*kept in .*\.new\.added"):
         append(tmp_path / "first", more, new, workers=1)
+    with pytest.raises(ConvertError, match=r"(?s)another conversion.*remove that folder"):
+        append(out, image_tree, new, workers=1)
     kept: list[Any] = []
     append(tmp_path / "first", more, new, workers=1, same_keys="allow", same_images="keep", on_converted=kept.append)
     assert kept[0].num_converted == 0
     assert left_beside(tmp_path) == []
     # A call that is killed when all but the end is done.
-    monkeypatch.setattr(shutil, "rmtree", lambda *args, **options: None)
+    monkeypatch.setattr(append_module, "_remove", lambda *_: None)
     append(out, more, tmp_path / "second", workers=1)
     monkeypatch.undo()
     assert left_beside(tmp_path) == [".second.added"]
     with pytest.raises(ConvertError, match="expected nothing there"):
         append(out, more, tmp_path / "second", workers=1)
+    assert left_beside(tmp_path) == []
+
+
+KILLED_WHILE_IT_REMOVES = """
+import os, shutil, sys
+from pathlib import Path
+from shardio.conversion.append import append
+def remove(folder, **_):
+    if (Path(folder) / "manifest.json").exists():
+        (Path(folder) / "manifest.json").unlink()
+        os._exit(9)
+shutil.rmtree = remove
+append(*sys.argv[1:], workers=1)
+"""
+
+
+def test_an_append_that_was_killed_while_it_removed_its_images_leaves_nothing_for_ever(
+    image_tree: Path, more: Path, tmp_path: Path, new: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, size=16, workers=1)
+    killed = run_python("-c", KILLED_WHILE_IT_REMOVES, out, more, new)
+    assert (killed.returncode, len(load_manifest(new).splits)) == (9, 2), killed.stderr
+    assert left_beside(tmp_path) != []
+    shutil.rmtree(new)
+    append(out, more, new, workers=1)
+    assert left_beside(tmp_path) == []
+
+
+def test_of_two_appends_the_loser_does_not_promise_what_the_winner_has_removed(
+    image_tree: Path, more: Path, tmp_path: Path, new: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(image_tree, out, size=16, workers=1)
+    with pytest.raises(ConvertError, match="expected nothing there") as caught:
+        append(out, more, new, workers=1, on_converted=lambda _: append(out, more, new, workers=1) and None)
+    assert "kept in" not in str(caught.value)
     assert left_beside(tmp_path) == []
 
 

@@ -22,7 +22,7 @@ from shardio.conversion.sources.collection import Source
 from shardio.conversion.writing.shard_file import with_columns
 from shardio.errors import SourceError
 from shardio.format.layout import IndexColumns, check_columns
-from shardio.sets.arrow import check_installed, open_parquet
+from shardio.sets.arrow import check_installed, open_parquet, read_table
 
 PATH = "path"
 """The column whose cells are keys of sources."""
@@ -218,7 +218,7 @@ def _read_parquet(path: Path) -> tuple[list[bytes], list[tuple[str, _Numbers]]]:
     with open_parquet(path) as file:
         schema = file.schema_arrow
         at = _path_column(path, schema.names)
-        table = file.read()
+        table = read_table(path, file)
         kind = str(schema.types[at])
         if kind not in ("string", "large_string", "binary", "large_binary"):
             raise SourceError(f"{path}: expected text in the column {PATH!r}, found {kind}")

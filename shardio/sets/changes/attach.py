@@ -17,7 +17,7 @@ from shardio.format.layout import ArrayKind, RowType, check_array_name, check_ki
 from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
 from shardio.sets.changes.draft import Draft, GivenArray, SplitDraft
 from shardio.sets.changes.parents import choose_split, open_parent
-from shardio.sets.changes.tables import Keys, open_array, read_keys, some_keys
+from shardio.sets.changes.tables import ArrayFile, Keys, read_keys, some_keys
 
 Given = str | os.PathLike[str] | NDArray[Any] | Iterable[NDArray[Any]]
 
@@ -67,8 +67,8 @@ def _given(
     keys: list[bytes] | None,
 ) -> GivenArray:
     where = os.fspath(source) if isinstance(source, (str, os.PathLike)) else f"array {name!r}"
-    values = open_array(Path(where)) if isinstance(source, (str, os.PathLike)) else source
-    if isinstance(values, np.ndarray):
+    values = ArrayFile(Path(where)) if isinstance(source, (str, os.PathLike)) else source
+    if isinstance(values, (np.ndarray, ArrayFile)):
         expected = len(split) if keys is None else len(keys)
         found = len(values) if values.ndim else 0
         if found != expected:
@@ -96,7 +96,7 @@ def _given(
 
 
 def _row_type(where: str, values: object) -> RowType:
-    if not isinstance(values, np.ndarray):
+    if not isinstance(values, (np.ndarray, ArrayFile)):
         raise SourceError(f"{where}: expected arrays of NumPy, found {type(values).__name__}")
     if values.ndim == 0:
         raise SourceError(f"{where}: expected a row for each sample, found a single value")
@@ -108,7 +108,7 @@ def _row_type(where: str, values: object) -> RowType:
         raise SourceError(f"{where}: {error}{hint}") from None
 
 
-def _blocks(values: NDArray[Any], row: RowType, order: NDArray[np.int64] | None) -> Iterator[NDArray[Any]]:
+def _blocks(values: NDArray[Any] | ArrayFile, row: RowType, order: NDArray[np.int64] | None) -> Iterator[NDArray[Any]]:
     """Yields the rows of an array, some at a time, in this order."""
     count = max(1, _BLOCK_NBYTES // row.nbytes)
     num_rows = len(values) if order is None else len(order)
@@ -170,7 +170,7 @@ def attach(
     """Makes a new set in the folder `new` of the set in `out`, in which a split has more arrays: one value for each
     sample.
 
-    `arrays` has for each name an NPY file, which is mapped, an array, or blocks of rows one after the other. Row i is
+    `arrays` has for each name an NPY file, an array, or blocks of rows one after the other. Row i is
     of sample i of the split; with `by`, a file of keys (one in each line, or an NPY or NPZ file of them) or a sequence,
     row i is of the sample of the i-th key, and rows of other keys are left out. `kinds` says for each name, or for all,
     what its values are to the pictures: see `ArrayKind`. `replace` says that arrays of these names may be there

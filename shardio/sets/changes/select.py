@@ -15,7 +15,7 @@ from shardio.errors import ConvertError, SourceError
 from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
 from shardio.sets.changes.draft import Draft
 from shardio.sets.changes.parents import choose_split, choose_splits, open_parent
-from shardio.sets.changes.tables import Keys, as_key, hash_of, open_array, read_keys, some_keys
+from shardio.sets.changes.tables import ArrayFile, Keys, as_key, hash_of, read_keys, some_keys
 from shardio.sets.choice import Choice, check_numbers, parse_condition
 
 _MOST_TOLD = 1000
@@ -104,7 +104,7 @@ def _change(
             raise ValueError("indices say which samples are meant: leave the other conditions out")
         name = choose_split(parent, split, "indices are")
         is_file = isinstance(indices, (str, os.PathLike))
-        numbers = open_array(Path(os.fspath(indices))) if is_file else np.asarray(indices)  # type: ignore[arg-type]
+        numbers = ArrayFile(Path(os.fspath(indices)))[:] if is_file else np.asarray(indices)  # type: ignore[arg-type]
         made = plan_indices(draft, name, numbers, drop=drop, where=str(indices) if is_file else "indices")
         arguments = {"indices_sha256": hash_of([np.asarray(numbers).tobytes()]), "split": [name]}
         made = _without_empty(made, ())

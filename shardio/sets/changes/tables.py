@@ -7,6 +7,7 @@ import csv
 import errno
 import hashlib
 import io
+import math
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import ShardioError, SourceError
-from shardio.sets.arrow import open_parquet
-from shardio.system.opening import open_untrusted
+from shardio.sets.arrow import open_parquet, read_table
+from shardio.system.opening import check_unpacked, naming, open_untrusted
 
 KEY_COLUMNS = ("key", "path")
 LABEL_COLUMNS = ("label", "class")
@@ -66,14 +67,61 @@ def _refusing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def open_array(path: Path) -> NDArray[Any]:
-    """Returns the array in an NPY file, mapped. Raises SourceError if there is none; OSError."""
-    with open_untrusted(path, refusal=SourceError) as file:
-        if (file.read(len(_ZIP)) or b"").startswith(_ZIP):
+class ArrayFile:
+    """The array in an NPY file, whose rows are read when they are asked for.
+
+    They are not mapped: another process may truncate the file, which would kill this one. Raises SourceError if there
+    is no array, or it was truncated; OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = file = open_untrusted(path, refusal=SourceError)
+        if os.pread(file.fileno(), len(_ZIP), 0) == _ZIP:
             raise SourceError(f"{path}: expected an NPY file, found an archive: save each array by `np.save`")
-    with _refusing(path):
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        return array
+        with _refusing(path):
+            # Version 3 has names of fields in UTF-8, and no array of a set has fields.
+            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+            self.shape, by_columns, self.dtype = read_header[np.lib.format.read_magic(file)[0]](file)
+            if self.dtype.hasobject:
+                raise ValueError("Python objects")
+            self._start = file.tell()
+            self._row_nbytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+            nbytes = self._start + math.prod(self.shape) * self.dtype.itemsize
+            if min(self.shape, default=0) < 0 or os.fstat(file.fileno()).st_size < nbytes:
+                raise ValueError(f"fewer bytes than the {nbytes:,} of an array of shape {self.shape}")
+            file.seek(0)
+            # A row of an array that is stored by columns is nowhere in one piece.
+            in_memory = by_columns or not self.shape
+            self._whole: NDArray[Any] | None = np.load(file, allow_pickle=False) if in_memory else None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[Any]:
+        """Returns these rows: a range of them, or any, by their numbers."""
+        if self._whole is not None:
+            return self._whole[rows]
+        numbers = np.arange(len(self))[rows] if isinstance(rows, slice) else rows
+        found = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        into = memoryview(found.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        firsts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
+        for first, end in zip(firsts, [*firsts[1:], len(numbers)], strict=True):
+            self._read_into(into[first * self._row_nbytes : end * self._row_nbytes], int(numbers[first]))
+        return found
+
+    def _read_into(self, buffer: memoryview, row: int) -> None:
+        done = 0
+        with naming(self._path):
+            while done < len(buffer):
+                offset = self._start + row * self._row_nbytes + done
+                if not (count := os.preadv(self._file.fileno(), [buffer[done:]], offset)):
+                    raise SourceError(f"{self._path}: expected {len(self):,} rows, found it truncated at byte {offset}")
+                done += count
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
@@ -103,6 +151,9 @@ def _load(path: Path, file: IO[bytes]) -> NDArray[Any]:
         names = [name for name in loaded.files if name in ("keys", "key")] or loaded.files
         if len(names) != 1:
             raise SourceError(f"{path}: expected an array 'keys' in it, found {', '.join(loaded.files)[:200]}")
+        # Another archive than NumPy's may hold the name without its ending.
+        members = [one for one in loaded.zip.infolist() if one.filename.removesuffix(".npy") == names[0]]
+        check_unpacked(path, sum(one.file_size for one in members), refusal=SourceError)
         array: NDArray[Any] = loaded[names[0]]
         return array
 
@@ -191,7 +242,7 @@ def _parquet_rows(path: Path) -> Generator[tuple[str, bytes, str | int], None, N
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         at = _column(path, names, KEY_COLUMNS), _column(path, names, LABEL_COLUMNS)
-        table = file.read(columns=[names[number] for number in at])
+        table = read_table(path, file, [names[number] for number in at])
         keys = _values(path, table.column(names[at[0]]), ("string", "large_string", "binary", "large_binary"))
         labels = _values(path, table.column(names[at[1]]), None)
     for number, (key, label) in enumerate(zip(keys, labels, strict=True)):
