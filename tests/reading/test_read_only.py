@@ -6,15 +6,16 @@ import contextlib
 import ctypes
 import os
 import shutil
-import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from places import ROOT, SUPPORT
+from plain_sets import make_plain_set
 from reading import read_in_every_way
 
 from shardio.format.manifest_file import load_manifest
@@ -22,11 +23,13 @@ from shardio.loading.loader import ShardLoader
 
 # Reads in every way, in a process of its own that cannot write to the set. Gets the folder, and the user to become.
 _READ = """\
-import os, sys
+import os, shutil, sys
 from pathlib import Path
 from reading import read_in_every_way
 path, user = Path(sys.argv[1]), int(sys.argv[2])
 if user:
+    # Imports what is imported late: the user may not be able to enter the folders of the package.
+    read_in_every_way(shutil.copytree(path, path.with_name("copy")))
     os.chdir("/")
     os.setgroups([])
     os.setgid(user)
@@ -70,30 +73,18 @@ def test_a_set_on_a_read_only_mount_is_read_in_every_way(make_set: Callable[...,
     (path / "new").touch()  # the mount was gone with its process
 
 
-def test_another_users_set_without_write_permission_is_read_in_every_way(make_set: Callable[..., Path]) -> None:
+def test_another_users_set_without_write_permission_is_read_in_every_way() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    path = make_set(20)
-    with readable_for_all(path):
-        result = run(path, user=_NOBODY)
-    assert (result.returncode, result.stdout) == (0, "read\n"), result.stderr
-
-
-@contextlib.contextmanager
-def readable_for_all(path: Path) -> Iterator[None]:
-    """Makes the set readable, and the folders above it passable."""
-    modes = {folder: stat.S_IMODE(folder.stat().st_mode) for folder in (path, *path.parents)}
-    try:
-        for folder, mode in modes.items():
-            if not mode & stat.S_IXOTH:
-                folder.chmod(mode | stat.S_IXOTH)
+    # pytest's folders are for its user alone, and shared with other runs.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        path = make_plain_set(Path(folder), 20)
         path.chmod(0o555)
         for file in path.iterdir():
             file.chmod(0o444)
-        yield
-    finally:
-        for folder, mode in modes.items():
-            folder.chmod(mode)
+        result = run(path, user=_NOBODY)
+    assert (result.returncode, result.stdout) == (0, "read\n"), result.stderr
 
 
 # --- what happens in the folder --------------------------------------------------------------------------------------
