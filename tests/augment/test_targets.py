@@ -72,7 +72,7 @@ IMAGES = random_images()
 
 def moved(transform: Transform, images: Tensor, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Returns what a transform makes of images, and of its arrays."""
-    changed, arrays = transform(images, **options)
+    changed, arrays = transform(images, **{"seed": 0, "indices": range(len(images)), **options})
     assert isinstance(arrays, dict)
     return changed, arrays
 
@@ -244,7 +244,7 @@ def test_a_picture_is_its_own_mask_through_random_chains(seed: int) -> None:
 
 @each
 def test_masks_and_boxes_change_no_pixel(transform: Transform) -> None:
-    expected = transform(IMAGES, seed=3, epoch=1)
+    expected = transform(IMAGES, seed=3, epoch=1, indices=range(COUNT))
     masks, boxes = {"mask": IMAGES[:, 0]}, {"boxes": box_of([1, 2, 9, 8, 3], count=COUNT)}
     for given in ({"masks": masks}, {"boxes": boxes}, {"masks": masks, "boxes": boxes}):
         changed, arrays = moved(transform, IMAGES, seed=3, epoch=1, **given)
@@ -521,6 +521,7 @@ def test_a_batch_of_nothing(transform: Transform) -> None:
     images, arrays = moved(transform, IMAGES[:0], masks=masks, boxes=boxes)
     assert arrays["m"].shape == as_mask(images).shape
     assert arrays["b"].shape == (0, 1, 5)
+    assert images.shape == (0, *transform(IMAGES).shape[1:])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -474,11 +475,42 @@ def test_a_transform_is_given_masks_and_boxes_by_kind(loader_of: Callable[..., S
     assert transform.calls[1].keys() == {"indices", "seed", "epoch", "sizes"}
 
 
-def test_a_function_is_given_images_alone(loader_of: Callable[..., ShardLoader]) -> None:
-    with loader_of(arrays=["mask"], transform=lambda images: images.float()) as loader:
-        images, _, indices, more = next(iter(loader))
-    assert images.dtype == torch.float32
-    np.testing.assert_array_equal(more["mask"][0].numpy(), values_of("mask", int(indices[0])))
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda images: images.flip(-1),
+        partial(augment.RandomCrop(4, padding=2), mask_fill=255),
+        torch.nn.Sequential(torch.nn.Identity()),
+    ],
+)
+@pytest.mark.parametrize("name", ["mask", "boxes"])
+def test_a_function_of_the_pictures_alone_is_refused_beside_masks_and_boxes(
+    loader_of: Callable[..., ShardLoader], function: Callable[[Any], Any], name: str
+) -> None:
+    with pytest.raises(ValueError, match=name):
+        loader_of(arrays=["clip", name], transform=function)
+    with loader_of(arrays=[name]) as loader:
+        with pytest.raises(ValueError, match=name):
+            loader.transform = function
+        assert loader.transform is None
+    with loader_of(arrays=["clip"], transform=function) as loader:
+        assert len(next(iter(loader))) == 4
+
+
+def test_per_sample_moves_masks_with_their_pictures(loader_of: Callable[..., ShardLoader]) -> None:
+    class Mirror:
+        __module__ = "albumentations"
+
+        def __call__(self, **given: Any) -> Any:
+            return {name: value[:, ::-1] for name, value in given.items()}
+
+    with (
+        loader_of(arrays=["mask"], transform=augment.HorizontalFlip(p=1.0)) as one,
+        loader_of(arrays=["mask"], transform=augment.PerSample(Mirror())) as other,
+    ):
+        for (images, *_, more), (others, *_, found) in zip(one, other, strict=True):
+            assert torch.equal(images, others)
+            assert torch.equal(more["mask"], found["mask"])
 
 
 def test_flips_move_masks_and_boxes_with_their_pictures(loader_of: Callable[..., ShardLoader]) -> None:
