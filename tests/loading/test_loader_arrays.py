@@ -497,6 +497,37 @@ def test_a_function_of_the_pictures_alone_is_refused_beside_masks_and_boxes(
         assert len(next(iter(loader))) == 4
 
 
+@pytest.mark.parametrize("arrays", [[], ["mask", "depth", "boxes"]])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        augment.Compose([augment.Resize(5), augment.CenterCrop(4), augment.Normalize()]),
+        augment.Views([augment.RandomResizedCrop(4), augment.RandomCrop(3, padding=1)]),
+        augment.Compose([augment.CenterCrop(4), augment.RandomRotation(9), augment.ToDtype(torch.float16)]),
+        augment.Compose([augment.CenterCrop(4), augment.CutMix(7)]),
+        augment.PerSample(torch.Tensor.double),
+    ],
+)
+def test_a_rank_without_samples_gets_an_empty_batch_like_the_others(
+    path: Path, transform: augment.Transform, arrays: list[str]
+) -> None:
+    """Two ranks share 27 samples, 13 each in a step: the last step has one, for rank 1."""
+    if arrays and (transform.mixes or isinstance(transform, augment.PerSample)):
+        return
+    options: dict[str, Any] = {"device": "cpu", "arrays": arrays, "tail": "short", "world_size": 2}
+    with ShardLoader(path, 13, rank=0, transform=transform, **options) as loader:
+        first, last = loader
+    for full, empty in zip(tensors_in(first), tensors_in(last), strict=True):
+        assert empty.shape == (0, *full.shape[1:])
+        assert empty.dtype == full.dtype
+
+
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    return [tensor for part in (batch.values() if isinstance(batch, dict) else batch) for tensor in tensors_in(part)]
+
+
 def test_per_sample_moves_masks_with_their_pictures(loader_of: Callable[..., ShardLoader]) -> None:
     class Mirror:
         __module__ = "albumentations"
