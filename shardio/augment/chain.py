@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import numpy as np
@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws, FreshSeed, Loaded, loaded
-from shardio.augment.description import Described
-from shardio.augment.targets import Targets
+from shardio.augment.description import LATER, Described
+from shardio.augment.targets import MaskFill, Targets, check_mask_fill
 from shardio.system.eager import eager, is_recorded
 from shardio.system.kernels import warn_of_missing_kernels
 
@@ -48,7 +48,7 @@ class _Alone(_Samples, total=False):
 
     masks: None
     boxes: None
-    mask_fill: float | Mapping[str, float]
+    mask_fill: MaskFill | None
 
 
 class _WithArrays(_Samples, total=False):
@@ -56,11 +56,14 @@ class _WithArrays(_Samples, total=False):
 
     masks: Mapping[str, torch.Tensor] | None
     boxes: Mapping[str, torch.Tensor] | None
-    mask_fill: float | Mapping[str, float]
+    mask_fill: MaskFill | None
 
 
 class Transform(Described, ABC):
     """A change of each picture of a batch. Any number of threads may use one at the same time."""
+
+    mask_fill: MaskFill | None = None
+    """What calls fill masks with, unless they say."""
 
     @overload
     def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Alone]) -> Images: ...
@@ -84,7 +87,7 @@ class Transform(Described, ABC):
         *,
         masks: Mapping[str, torch.Tensor] | None = None,
         boxes: Mapping[str, torch.Tensor] | None = None,
-        mask_fill: float | Mapping[str, float] = 0,
+        mask_fill: MaskFill | None = None,
         indices: ArrayLike | None = None,
         seed: int | None = None,
         epoch: int | None = None,
@@ -102,7 +105,8 @@ class Transform(Described, ABC):
         pictures have. Colours, erasing and casts leave them as they are.
 
         - A mask, (B, H, W) or (B, H, W, C) of any dtype, is read by nearest neighbour, as torch's "nearest-exact".
-          Where the picture shows what is outside of it, masks are `mask_fill`: a number, or numbers by name.
+          Where the picture shows what is outside of it, masks are `mask_fill`: a number, or numbers by name; by default
+          that of the Compose or Views, or 0.
         - Boxes are float32 (B, K, 5): left, top, right and bottom in pixels of `images`, and the label, which is below
           0 where there is no box. Those of the result are in its pixels, around the four moved corners, inside of the
           picture. Row k is still row k: a box of which less than a pixel is left, in width or height, has become zeros
@@ -137,6 +141,7 @@ class Transform(Described, ABC):
         if labels is not None and labels.shape != (count,):
             raise ValueError(f"labels must be of shape {(count,)}; found {tuple(labels.shape)}")
         draws = _draws(count, given, indices, seed, epoch, view)
+        mask_fill = self.mask_fill if mask_fill is None else mask_fill
         targets = Targets.of(images, masks, boxes, mask_fill)
         if is_recorded(images):
             draws = _NoDraws(0, 0, draws.indices)
@@ -180,7 +185,15 @@ def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     for transform in parts:
         if not isinstance(transform, Transform) or isinstance(transform, Views):
             raise ValueError(f"expected a Transform, and Views only around all others; found {transform!r}")
+        if transform.mask_fill is not None:
+            raise ValueError(f"mask_fill must be an argument of the outermost Compose or Views; found {transform!r}")
     return parts
+
+
+def _check_parts(whole: Compose | Views) -> None:
+    object.__setattr__(whole, "transforms", checked(whole.transforms))
+    if whole.mask_fill is not None:
+        check_mask_fill(whole.mask_fill)
 
 
 def _draws(
@@ -231,12 +244,16 @@ def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
 
 @dataclass(frozen=True, repr=False)
 class Compose(Transform):
-    """One transform after the other."""
+    """One transform after the other.
+
+    Where pictures show what is outside of them, masks are `mask_fill`, a number, or numbers by name.
+    """
 
     transforms: Iterable[Transform]
+    mask_fill: MaskFill | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", checked(self.transforms))
+        _check_parts(self)
         super().__post_init__()
 
     @property
@@ -262,13 +279,15 @@ class Compose(Transform):
 class Views(Transform):
     """Several independent augmentations of each sample: a tuple of images, one for each of `transforms`.
 
-    Transforms that are the same give different views; labels come once, and as they were.
+    Transforms that are the same give different views; labels come once, and as they were. `mask_fill` is as for
+    Compose.
     """
 
     transforms: Sequence[Transform]
+    mask_fill: MaskFill | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", checked(self.transforms))
+        _check_parts(self)
         super().__post_init__()
         if not self.transforms:
             raise ValueError("Views takes one or more transforms; found none")

@@ -242,6 +242,25 @@ def test_a_picture_is_its_own_mask_through_random_chains(seed: int) -> None:
     is_its_own_mask(chain, images, seed=seed, sizes=sizes)
 
 
+@pytest.mark.parametrize("fill", [7, {"m": 7}])
+def test_a_chain_carries_what_masks_are_filled_with(fill: Any) -> None:
+    parts = [Pad(2), RandomRotation(40)]
+    masks = {"m": as_mask(IMAGES), "n": as_mask(IMAGES)} if fill == 7 else {"m": as_mask(IMAGES)}
+    expected = moved(Compose(parts), IMAGES, masks=masks, mask_fill=7)[1]
+    for name, found in moved(Compose(parts, mask_fill=fill), IMAGES, masks=masks)[1].items():
+        assert torch.equal(found, expected[name])
+    once, twice = (
+        moved(Views([Compose(parts), Pad(1)], **carried), IMAGES, masks=masks, **called)[1]["m"]
+        for carried, called in (({}, {"mask_fill": 7}), ({"mask_fill": fill}, {}))
+    )
+    assert all(map(torch.equal, once, twice))
+    assert (moved(Compose([Pad(1)], fill), IMAGES, masks={"m": masks["m"]}, mask_fill=3)[1]["m"][:, 0] == 3).all()
+    with pytest.raises(ValueError, match="outermost"):
+        Views([Compose(parts, mask_fill=fill)])
+    with pytest.raises(TypeError, match="mask_fill"):
+        Compose(parts, mask_fill={"m": "255"})  # type: ignore[dict-item]
+
+
 @each
 def test_masks_and_boxes_change_no_pixel(transform: Transform) -> None:
     expected = transform(IMAGES, seed=3, epoch=1, indices=range(COUNT))

@@ -497,6 +497,24 @@ def test_a_function_of_the_pictures_alone_is_refused_beside_masks_and_boxes(
         assert len(next(iter(loader))) == 4
 
 
+@pytest.mark.parametrize("fill", [255, {"mask": 255, "depth": 9}])
+@pytest.mark.parametrize(
+    "make", [augment.Compose, lambda parts, fill: augment.Views([augment.Compose(parts)] * 2, fill)]
+)
+@pytest.mark.parametrize("first", [augment.CenterCrop(4), augment.RandomCrop(5, padding=2)])
+def test_a_loader_fills_masks_with_what_its_transform_carries(
+    loader_of: Callable[..., ShardLoader], fill: Any, make: Callable[..., augment.Transform], first: augment.Transform
+) -> None:
+    parts = [first, augment.RandomRotation((30, 60))]
+    options: dict[str, Any] = {"arrays": ["mask", "depth"], "seed": 2}
+    with loader_of(**options) as plain, loader_of(transform=make(parts, fill), **options) as loader:
+        for (stored, _, indices, masks), (images, _, _, more) in zip(plain, loader, strict=True):
+            called = {"masks": masks, "mask_fill": fill, "indices": indices, "seed": 2, "epoch": 0}
+            pictures, filled = make(parts, None)(stored, **called)
+            assert all(map(torch.equal, tensors_in(images), tensors_in(pictures)))
+            assert all(map(torch.equal, tensors_in(more), tensors_in(filled)))
+
+
 @pytest.mark.parametrize("arrays", [[], ["mask", "depth", "boxes"]])
 @pytest.mark.parametrize(
     "transform",
