@@ -322,10 +322,10 @@ def measure_kernel(
     def fuse() -> None:
         kept.append(next(turns).finished().images)
 
-    epochs = count()
+    seeds = count()
 
     def transformed() -> None:
-        result = transform(next(turns).images, epoch=next(epochs))
+        result = transform(next(turns).images, seed=next(seeds))
         assert isinstance(result, torch.Tensor)
         kept.append(result)
 

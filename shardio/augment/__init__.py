@@ -33,6 +33,7 @@ from shardio.augment.colour import RandomPosterize as RandomPosterize
 from shardio.augment.colour import RandomSolarize as RandomSolarize
 from shardio.augment.description import from_dict as from_dict
 from shardio.augment.erasing import RandomErasing as RandomErasing
+from shardio.augment.foreign import PerSample as PerSample
 from shardio.augment.geometry import RandomAffine as RandomAffine
 from shardio.augment.geometry import RandomPerspective as RandomPerspective
 from shardio.augment.geometry import RandomRotation as RandomRotation

@@ -28,9 +28,10 @@ Arrays = dict[str, Images]
 class Batch:
     """Pictures of `sizes`, int64 (B, 2), height and width: those that `boxes` of `images`, (B, C, H, W), become.
 
-    A new batch is what the images show, which may be squashed. The filter sees no pixel outside of `within`. Pictures
-    are mirrored where `flips`, (B,), is true, go through `steps`, are normalised by `statistics`, mean and standard
-    deviation of each channel, and then cast to `dtype`. None leaves them as they are. `targets` are those of `images`.
+    There is at least one picture. A new batch is what the images show, which may be squashed. The filter sees no pixel
+    outside of `within`. Pictures are mirrored where `flips`, (B,), is true, go through `steps`, are normalised by
+    `statistics`, mean and standard deviation of each channel, and then cast to `dtype`. None leaves them as they are.
+    `targets` are those of `images`.
     """
 
     images: torch.Tensor
@@ -211,7 +212,7 @@ class Batch:
         if self.boxes is None:  # mirrored only: pictures have the size in which they were stored
             height, width = self.images.shape[2:]
             return height, width
-        height, width = self.sizes[0].tolist() if len(self) else (1, 1)
+        height, width = self.sizes[0].tolist()
         if (self.sizes != (height, width)).any():
             least, most = self.sizes.min(axis=0).tolist(), self.sizes.max(axis=0).tolist()
             raise ValueError(

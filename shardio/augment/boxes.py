@@ -6,8 +6,11 @@ All formulas are torchvision's, whose classes of the same names take one picture
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,12 +24,21 @@ _TRIES = 10
 MOST_DRAWS = 32
 
 
+class FreshSeed:
+    """A seed from torch's generator, taken when the first number is drawn: what draws nothing leaves the generator as
+    it was."""
+
+    @cached_property
+    def number(self) -> int:
+        return int(torch.randint(1 << 62, (), device="cpu"))
+
+
 @dataclass(frozen=True)
 class Draws:
     """Random numbers for the samples `indices`, int64 (B,). A sample's numbers do not depend on when, where and beside
     which samples they are drawn. Another `view` is another independent augmentation of the sample in one epoch."""
 
-    seed: int
+    seed: int | FreshSeed
     epoch: int
     indices: NDArray[np.int64]
     view: int = 0
@@ -41,7 +53,8 @@ class Draws:
     def _key(self, purpose: str) -> np.uint64:
         if not 0 <= self.view < 1 << 32:
             raise ValueError(f"view must be from 0 to 2**32 - 1; found {self.view}")
-        (key,) = make_keys(f"shardio augment 1 {purpose} {self.view}".encode(), self.seed, self.epoch, 1)
+        seed = self.seed.number if isinstance(self.seed, FreshSeed) else self.seed
+        (key,) = make_keys(f"shardio augment 1 {purpose} {self.view}".encode(), seed, self.epoch, 1)
         return key
 
     def keys(self, purpose: str) -> NDArray[np.int64]:
@@ -57,6 +70,43 @@ class Draws:
         shares = torch.from_numpy(self.uniform(purpose, count) + 2.0**-54)
         quantiles: NDArray[np.float64] = torch.special.ndtri(shares).numpy()
         return quantiles
+
+
+@dataclass
+class Loaded:
+    """A batch that a loader gives to a function. Transforms that the function calls draw for the samples of the batch.
+
+    Each of these calls has another view, since two calls of one transform must not draw the same.
+    """
+
+    images: torch.Tensor
+    draws: Draws
+    sizes: Callable[[], NDArray[np.int64]] | None = None
+    """The sizes that the pictures had before they were squashed."""
+    num_calls: int = 0
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """Makes this what `loaded()` returns, in this thread."""
+        token = _LOADED.set(self)
+        try:
+            yield
+        finally:
+            _LOADED.reset(token)
+
+    def next_view(self) -> int:
+        self.num_calls += 1
+        return self.num_calls - 1
+
+
+_LOADED: ContextVar[Loaded | None] = ContextVar("shardio_loaded", default=None)
+
+
+def loaded(count: int) -> Loaded | None:
+    """Returns the batch of the loader that calls the function in which this thread is; None without one, or if it has
+    fewer than `count` samples."""
+    found = _LOADED.get()
+    return found if found is not None and count <= len(found.draws.indices) else None
 
 
 @dataclass(frozen=True)

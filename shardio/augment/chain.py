@@ -5,17 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypedDict, overload
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from shardio.augment.batch import Arrays, Batch, Images, sizes_of
-from shardio.augment.boxes import Draws
-from shardio.augment.description import Described
-from shardio.augment.targets import Targets
+from shardio.augment.boxes import Draws, FreshSeed, Loaded, loaded
+from shardio.augment.description import LATER, Described
+from shardio.augment.targets import MaskFill, Targets, check_mask_fill
 from shardio.system.eager import eager, is_recorded
 from shardio.system.kernels import warn_of_missing_kernels
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class _NoDraws(Draws):
     """Refuses to draw while torch.export records a program, in which random numbers would be constants."""
 
-    def uniform(self, purpose: str, count: int) -> NDArray[np.float64]:
+    def _key(self, purpose: str) -> np.uint64:
         raise ValueError(
             f"torch.export: expected transforms without random numbers, found {purpose}: the exported program would "
             "draw the same for every batch; export Resize, CenterCrop, Normalize and ToDtype only"
@@ -37,9 +37,9 @@ class _Samples(TypedDict, total=False):
     """The arguments by which a ShardLoader tells a transform about the samples of a batch."""
 
     indices: ArrayLike | None
-    seed: int
-    epoch: int
-    view: int
+    seed: int | None
+    epoch: int | None
+    view: int | None
     sizes: ArrayLike | None
 
 
@@ -48,7 +48,7 @@ class _Alone(_Samples, total=False):
 
     masks: None
     boxes: None
-    mask_fill: float | Mapping[str, float]
+    mask_fill: MaskFill | None
 
 
 class _WithArrays(_Samples, total=False):
@@ -56,11 +56,14 @@ class _WithArrays(_Samples, total=False):
 
     masks: Mapping[str, torch.Tensor] | None
     boxes: Mapping[str, torch.Tensor] | None
-    mask_fill: float | Mapping[str, float]
+    mask_fill: MaskFill | None
 
 
 class Transform(Described, ABC):
     """A change of each picture of a batch. Any number of threads may use one at the same time."""
+
+    mask_fill: MaskFill | None = None
+    """What calls fill masks with, unless they say."""
 
     @overload
     def __call__(self, images: torch.Tensor, labels: None = None, **samples: Unpack[_Alone]) -> Images: ...
@@ -84,11 +87,11 @@ class Transform(Described, ABC):
         *,
         masks: Mapping[str, torch.Tensor] | None = None,
         boxes: Mapping[str, torch.Tensor] | None = None,
-        mask_fill: float | Mapping[str, float] = 0,
+        mask_fill: MaskFill | None = None,
         indices: ArrayLike | None = None,
-        seed: int = 0,
-        epoch: int = 0,
-        view: int = 0,
+        seed: int | None = None,
+        epoch: int | None = None,
+        view: int | None = None,
         sizes: ArrayLike | None = None,
     ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
         """Returns (B, C, *size) for uint8 images (B, C, H, W), on the same device, uint8 unless normalised or cast.
@@ -102,17 +105,21 @@ class Transform(Described, ABC):
         pictures have. Colours, erasing and casts leave them as they are.
 
         - A mask, (B, H, W) or (B, H, W, C) of any dtype, is read by nearest neighbour, as torch's "nearest-exact".
-          Where the picture shows what is outside of it, masks are `mask_fill`: a number, or numbers by name.
+          Where the picture shows what is outside of it, masks are `mask_fill`: a number, or numbers by name; by default
+          that of the Compose or Views, or 0.
         - Boxes are float32 (B, K, 5): left, top, right and bottom in pixels of `images`, and the label, which is below
           0 where there is no box. Those of the result are in its pixels, around the four moved corners, inside of the
           picture. Row k is still row k: a box of which less than a pixel is left, in width or height, has become zeros
           with the label -1.
 
-        Random numbers depend on `seed`, `epoch`, `view` and each sample's number in `indices`, (B,), by default 0 to
-        B - 1; another `view` is an independent augmentation of the same samples. `sizes`, (B, 2), are the heights and
-        widths that the pictures had before they were squashed to one shape: with them, they are treated as if they had
-        never been. Masks and boxes are those of the squashed pictures all the same. A ShardLoader gives samples and
-        sizes.
+        Random numbers depend on `seed`, `epoch`, `view` and each sample's number in `indices`, (B,); another `view` is
+        an independent augmentation of the same samples. Without `indices`, a call with a `seed` counts the samples from
+        0, and draws the same each time; a call without draws afresh, from torch's generator. `epoch` needs `indices`.
+        In a function that a ShardLoader calls, all of them are the loader's by default.
+
+        `sizes`, (B, 2), are the heights and widths that the pictures had before they were squashed to one shape: with
+        them, they are treated as if they had never been. Masks and boxes are those of the squashed pictures all the
+        same. A ShardLoader gives samples and sizes.
 
         All tensors are only read. Images and masks are returned themselves if nothing is to be done to them.
         """
@@ -124,21 +131,36 @@ class Transform(Described, ABC):
         if images.device.type == "cpu":
             warn_of_missing_kernels()
         count = len(images)
-        numbers = np.arange(count) if indices is None else np.asarray(_on_the_host(indices))
-        if numbers.shape != (count,) or numbers.dtype.kind not in "iu":
-            raise ValueError(f"indices must be integers of shape {(count,)}; found {numbers.dtype} {numbers.shape}")
+        given = loaded(count) if indices is None else None
+        if sizes is None and given is not None and given.images is images and given.sizes is not None:
+            sizes = given.sizes()
         found = sizes_of(images) if sizes is None else np.asarray(_on_the_host(sizes), np.int64)
         if found.shape != (count, 2) or (count and found.min() < 1):
             least = f", at least {found.min()}" if found.size else ""
             raise ValueError(f"sizes must be of shape {(count, 2)}, each at least 1; found {found.shape}{least}")
         if labels is not None and labels.shape != (count,):
             raise ValueError(f"labels must be of shape {(count,)}; found {tuple(labels.shape)}")
-        draws = (_NoDraws if is_recorded(images) else Draws)(seed, epoch, numbers.astype(np.int64), view)
+        draws = _draws(count, given, indices, seed, epoch, view)
+        mask_fill = self.mask_fill if mask_fill is None else mask_fill
         targets = Targets.of(images, masks, boxes, mask_fill)
+        if is_recorded(images):
+            draws = _NoDraws(0, 0, draws.indices)
+        elif not count:
+            return self._of_no_samples(images, labels, masks=masks, boxes=boxes, mask_fill=mask_fill)
         changed, labels, arrays = self._finish(Batch(images, draws, found, labels, targets))
         if arrays is None:
             return changed if labels is None else (changed, labels)
         return (changed, arrays) if labels is None else (changed, labels, arrays)
+
+    def _of_no_samples(
+        self, images: torch.Tensor, labels: torch.Tensor | None, **arrays: Any
+    ) -> Images | tuple[Images, torch.Tensor] | tuple[Images, Arrays] | tuple[Images, torch.Tensor, Arrays]:
+        """Returns what is left of a batch of one blank picture without it: tensors of the right sizes and types."""
+        for kind in ("masks", "boxes"):
+            if arrays[kind] is not None:
+                arrays[kind] = {name: _one(tensor) for name, tensor in arrays[kind].items()}
+        done: Images = _none(self(_one(images), None if labels is None else _one(labels), indices=[0], **arrays))
+        return done
 
     @property
     def mixes(self) -> bool:
@@ -163,7 +185,57 @@ def checked(transforms: Iterable[Transform]) -> tuple[Transform, ...]:
     for transform in parts:
         if not isinstance(transform, Transform) or isinstance(transform, Views):
             raise ValueError(f"expected a Transform, and Views only around all others; found {transform!r}")
+        if transform.mask_fill is not None:
+            raise ValueError(f"mask_fill must be an argument of the outermost Compose or Views; found {transform!r}")
     return parts
+
+
+def _check_parts(whole: Compose | Views) -> None:
+    object.__setattr__(whole, "transforms", checked(whole.transforms))
+    if whole.mask_fill is not None:
+        check_mask_fill(whole.mask_fill)
+
+
+def _draws(
+    count: int,
+    given: Loaded | None,
+    indices: ArrayLike | None,
+    seed: int | None,
+    epoch: int | None,
+    view: int | None,
+) -> Draws:
+    """Returns the draws of a call with these arguments: those of the batch that is `given`, where they are None."""
+    if given is not None:
+        draws = given.draws
+        view = given.next_view() if view is None else view
+        return Draws(
+            draws.seed if seed is None else seed,
+            draws.epoch if epoch is None else epoch,
+            draws.indices[:count],
+            view,
+        )
+    if indices is None:
+        if epoch is not None:
+            raise ValueError(
+                "epoch must come with indices, the numbers of the samples, or each batch of the epoch would draw the "
+                "same; leave out both and seed to draw afresh at each call"
+            )
+        return Draws(FreshSeed() if seed is None else seed, 0, np.arange(count), view or 0)
+    numbers = np.asarray(_on_the_host(indices))
+    if numbers.shape != (count,) or (count and numbers.dtype.kind not in "iu"):  # NumPy makes floats of no numbers
+        raise ValueError(f"indices must be integers of shape {(count,)}; found {numbers.dtype} {numbers.shape}")
+    return Draws(seed or 0, epoch or 0, numbers.astype(np.int64), view or 0)
+
+
+def _one(samples: torch.Tensor) -> torch.Tensor:
+    return samples.new_zeros((1, *samples.shape[1:]))
+
+
+def _none(made: Any) -> Any:
+    """Returns no rows of tensors, of all that are in a tuple or a dict."""
+    if isinstance(made, torch.Tensor):
+        return made[:0]
+    return {name: _none(part) for name, part in made.items()} if isinstance(made, dict) else tuple(map(_none, made))
 
 
 def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
@@ -172,12 +244,16 @@ def _on_the_host(values: ArrayLike | torch.Tensor) -> ArrayLike:
 
 @dataclass(frozen=True, repr=False)
 class Compose(Transform):
-    """One transform after the other."""
+    """One transform after the other.
+
+    Where pictures show what is outside of them, masks are `mask_fill`, a number, or numbers by name.
+    """
 
     transforms: Iterable[Transform]
+    mask_fill: MaskFill | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", checked(self.transforms))
+        _check_parts(self)
         super().__post_init__()
 
     @property
@@ -203,13 +279,15 @@ class Compose(Transform):
 class Views(Transform):
     """Several independent augmentations of each sample: a tuple of images, one for each of `transforms`.
 
-    Transforms that are the same give different views; labels come once, and as they were.
+    Transforms that are the same give different views; labels come once, and as they were. `mask_fill` is as for
+    Compose.
     """
 
     transforms: Sequence[Transform]
+    mask_fill: MaskFill | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", checked(self.transforms))
+        _check_parts(self)
         super().__post_init__()
         if not self.transforms:
             raise ValueError("Views takes one or more transforms; found none")

@@ -26,8 +26,6 @@ def chosen_of(base: Batch, alternatives: Sequence[Batch], numbers: Numbers) -> B
 
     If all of them have only noted what is wanted, so is the choice. Otherwise all are computed.
     """
-    if not len(base):
-        return alternatives[-1]
     first = alternatives[0]
     if not all(_are_alike(base, first, other) for other in alternatives):
         return _computed(alternatives, numbers)
@@ -129,8 +127,6 @@ class RandomChoice(Transform):
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.mixes:
             batch.check_no_targets("Mixup and CutMix make")
-        if not len(batch):
-            return self.transforms[0].apply(batch, purpose)
         shares = np.cumsum([1.0] * len(self.transforms) if self.p is None else self.p)
         draws = batch.draws.of_the_batch() if self.mixes else batch.draws
         found = np.searchsorted(shares, draws.uniform(purpose, 1)[0] * shares[-1], side="right")
@@ -158,8 +154,6 @@ class RandomOrder(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         order = batch.draws.uniform(purpose, len(self.transforms)).argsort(axis=0)
-        if not len(batch):
-            return Compose(self.transforms).apply(batch, purpose)
         for numbers in order:
             made = [transform.apply(batch, f"{purpose}/{number}") for number, transform in enumerate(self.transforms)]
             batch = chosen_of(batch, made, numbers)

@@ -198,7 +198,7 @@ class GaussianBlur(Transform):
     def apply(self, batch: Batch, purpose: str) -> Batch:
         width, height = self._sizes
         batch = batch.unsquashed()
-        if len(batch) and (width // 2 >= batch.size[1] or height // 2 >= batch.size[0]):
+        if width // 2 >= batch.size[1] or height // 2 >= batch.size[0]:
             raise ValueError(
                 f"kernel_size must be less than twice the picture's size, {batch.size}, height and width; found "
                 f"{self.kernel_size!r}"

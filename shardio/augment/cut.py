@@ -225,7 +225,7 @@ class Cut:
         """Does the rest of the transform. `images` are the results, (B, C, *size) in channels_last memory, which may be
         changed in place; `labels`, `masks` and `boxes` are those of `Transform.__call__`."""
         stand_in = torch.empty((), dtype=torch.uint8, device=images.device).expand(self.batch.images.shape)
-        head, targets = self.batch, Targets.of(stand_in, masks, boxes, 0)
+        head, targets = self.batch, Targets.of(stand_in, masks, boxes, self.split.transform.mask_fill)
         made = images if head.dtype is None else images.to(head.dtype)
         batch = replace(head, labels=labels, targets=targets).holding(made)
         for transform, purpose in self.split.rest:

@@ -15,6 +15,9 @@ import torch
 KIND = "transform"
 """The key of a dictionary under which the name of the class stands."""
 
+LATER = {"later": True}
+"""Metadata of an argument that came later: `to_dict` leaves it out if it is None, so digests stay what they were."""
+
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
@@ -28,7 +31,7 @@ class Described:
         Described._classes[_name_of(cls)] = cls
 
     def __post_init__(self) -> None:
-        """Makes plain values of the arguments: tuples of lists and arrays, so that equal arguments are equal values."""
+        """Makes tuples of lists and arrays, and sorted pairs of mappings, so that equal arguments are equal values."""
         for field in _arguments_of(self):
             object.__setattr__(self, field.name, _kept(getattr(self, field.name)))
 
@@ -53,7 +56,11 @@ class Described:
         """
         if not is_dataclass(self):
             raise TypeError(f"expected a dataclass, whose arguments are known; found {self!r}")
-        values = {field.name: _plain(getattr(self, field.name)) for field in _arguments_of(self)}
+        values = {}
+        for field in _arguments_of(self):
+            value = getattr(self, field.name)
+            if value is not None or field.metadata != LATER:
+                values[field.name] = _plain(value)
         return {KIND: _name_of(type(self)), **values}
 
     @property
@@ -95,6 +102,8 @@ def _arguments_of(described: Described) -> list[Field[Any]]:
 def _kept(value: object) -> object:
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         value = value.tolist()
+    if isinstance(value, Mapping):
+        value = sorted(value.items())
     return tuple(map(_kept, value)) if isinstance(value, list | tuple) else value
 
 

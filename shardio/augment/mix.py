@@ -82,8 +82,6 @@ class _Mix(Transform):
         if not batch.is_pointwise:
             batch = batch.finished()
         labels = _labels_of(batch)
-        if not len(batch):
-            return replace(batch.finished(), labels=self._smooth(labels))
         drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 4)
         shares = np.where(drawn[0] < self.p, beta_quantiles(self.alpha, drawn[1]), 1.0)
         shares = np.broadcast_to(shares, len(batch))

@@ -23,6 +23,8 @@ from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Step
 from shardio.system.eager import is_recorded
 
 Floats = NDArray[np.float64]
+MaskFill = float | Mapping[str, float]
+"""What masks get outside of their pictures: a number, or numbers by name, which may be pairs."""
 Places = NDArray[np.int32]
 """Numbers of rows or columns: (B, length), or (1, length) for all pictures. -1 is outside of the picture."""
 
@@ -142,7 +144,7 @@ class Targets:
         images: Tensor,
         masks: Mapping[str, Tensor] | None,
         boxes: Mapping[str, Tensor] | None,
-        mask_fill: float | Mapping[str, float],
+        mask_fill: MaskFill | None,
     ) -> Targets | None:
         """Returns those of `images`, or None if there are neither. Raises unless they fit."""
         if masks is None and boxes is None:
@@ -165,7 +167,7 @@ class Targets:
         exact = torch.float32 if images.device.type == "mps" else torch.float64
         size = height, width
         inside = {name: settled(some.to(exact), size, least=1e-9) for name, some in boxes.items()}
-        return cls(size, masks, _fills(masks, mask_fill), inside)
+        return cls(size, masks, _fills(masks, 0 if mask_fill is None else mask_fill), inside)
 
     def moved(
         self, boxes: Boxes | None, flips: NDArray[np.bool_] | None, size: tuple[int, int], steps: Steps
@@ -290,16 +292,27 @@ def _checked(kind: str, tensors: object, images: Tensor) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-def _fills(masks: Mapping[str, Tensor], mask_fill: float | Mapping[str, float]) -> dict[str, float]:
-    """Returns the fill of each mask. Raises unless its dtype can hold it."""
-    if isinstance(mask_fill, Mapping):
-        if unknown := [name for name in mask_fill if name not in masks]:
-            raise ValueError(f"mask_fill must name some of the masks {sorted(masks)}; found {unknown}")
-        fills = {name: mask_fill.get(name, 0) for name in masks}
-    else:
-        fills = dict.fromkeys(masks, mask_fill)
+def check_mask_fill(mask_fill: MaskFill | Sequence[tuple[str, float]]) -> float | dict[str, float]:
+    """Returns a number, or a dict of numbers by name. Raises TypeError for anything else."""
+    if isinstance(mask_fill, str) or not isinstance(mask_fill, Mapping | Sequence):
+        check_number("mask_fill", mask_fill)
+        return mask_fill
+    fills = dict(mask_fill)
     for name, fill in fills.items():
-        check_number("mask_fill", fill)
+        check_number(f"mask_fill[{name!r}]", fill)
+    return fills
+
+
+def _fills(masks: Mapping[str, Tensor], mask_fill: MaskFill) -> dict[str, float]:
+    """Returns the fill of each mask. Raises unless its dtype can hold it."""
+    found = check_mask_fill(mask_fill)
+    if isinstance(found, dict):
+        if unknown := [name for name in found if masks and name not in masks]:
+            raise ValueError(f"mask_fill must name some of the masks {sorted(masks)}; found {unknown}")
+        fills = {name: found.get(name, 0) for name in masks}
+    else:
+        fills = dict.fromkeys(masks, found)
+    for name, fill in fills.items():
         if not _holds(masks[name].dtype, fill):
             raise ValueError(
                 f"mask_fill must be a number that masks[{name!r}], {masks[name].dtype}, can hold; found {fill!r}: give "

@@ -131,11 +131,7 @@ class Pad(Transform):
             )
             padded[:, :, above : above + height, left : left + width] = images
         else:
-            if (
-                len(batch)
-                and self.padding_mode == "reflect"
-                and (max(above, below) >= height or max(left, right) >= width)
-            ):
+            if self.padding_mode == "reflect" and (max(above, below) >= height or max(left, right) >= width):
                 raise ValueError(f"padding must be less than the picture's size, {batch.size}; found {self.padding!r}")
             rows, columns = (
                 to_device(torch.from_numpy(places[0]), images.device) for places in self._places(height, width)

@@ -67,7 +67,9 @@ class ShardLoader(LikeDataLoader):
     too, if it mixes, and the masks and boxes of the batch as it changes the pictures. It draws random numbers by
     (`seed`, epoch, sample), or by the position in the epoch's order where samples may come more than once in an epoch
     (`weights`, or `indices` that has some twice). If the set was made with `--fit squash`, it is told how large the
-    pictures were before, and treats them as they were.
+    pictures were before, and treats them as they were. Any other function gets the images alone, and is a ValueError
+    beside masks and boxes, or if it draws random numbers once for all images of a batch, as torchvision does:
+    `shardio.augment.PerSample` calls it for each image.
 
     The first part of such a transform, its crops, resizes and flips, is known before a byte is read. So only what that
     sees of each picture is read: half of the bytes with RandomResizedCrop. The pixels are the same. This is so if

@@ -60,7 +60,9 @@ class Options:
             found = f"{self.num_threads}, {self.prefetch}"
             raise ValueError(f"num_threads must be at least 1 and prefetch at least 0; found {found}")
         if self.transform is not None and not callable(self.transform):
-            raise TypeError(f"transform must be something to call with each batch of images; found {self.transform!r}")
+            raise TypeError(
+                f"transform must be from shardio.augment, or a function of a batch of images; found {self.transform!r}"
+            )
         every = self.report_every
         if every is not None and (isinstance(every, bool) or not isinstance(every, (int, float)) or not every > 0):
             raise ValueError(f"report_every must be seconds above 0, or None; found {every!r}")

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shardio.augment.boxes import Draws
+from shardio.augment.boxes import Draws, Loaded
 from shardio.augment.chain import Transform
 from shardio.augment.cut import Cut, Split
+from shardio.augment.foreign import Watch, check_foreign
 from shardio.format.layout import RowType, SampleShape
 from shardio.loading.parts import Parts
 from shardio.loading.prefetch import Tensors
@@ -107,6 +108,10 @@ class TransformStep:
     @function.setter
     def function(self, function: Function | None) -> None:
         ours = _ours(function)
+        self._watch: Watch | None = None
+        if function is not None and ours is None:
+            check_foreign(function, (*self._masks, *self._boxes))
+            self._watch = Watch(function)
         self._function = function
         # For one that does the same, batches under way are still right.
         if self.split is None or self.split.transform != ours:
@@ -123,8 +128,8 @@ class TransformStep:
         return split if works else None
 
     def cutter(self, counters: NDArray[np.int64], epoch: int) -> Cutter | None:
-        """Returns what makes the cut of a batch; None if pictures are read whole."""
-        if self.split is None:
+        """Returns what makes the cut of a batch; None if pictures are read whole, or there are none."""
+        if self.split is None or not len(counters):
             return None
         draws, how = Draws(self._seed, epoch, counters), (self._gather_resamples, self._whole_lines)
         return Cutter(self.split, draws, self._shape, self._sizes, *how)
@@ -153,8 +158,12 @@ class TransformStep:
                     images = cut.resampled_on_cuda(images, *told) if told else cut.resampled(images)
                 finished, targets, moved = cut.finish(images, labels, **self._arrays(more))
                 return cast(torch.Tensor, finished), targets, {**more, **moved}
-            if (ours := _ours(function)) is None:
-                return function(images), labels, more
+            if self._watch is not None:
+                sizes_of = None if self._sizes is None else partial(self._sizes, drawn.indices)
+                batch = Loaded(images, Draws(self._seed, epoch, counters), sizes_of)
+                return self._watch(batch), labels, more
+            ours = _ours(function)
+            assert ours is not None
             sizes = drawn.sizes
             if sizes is None and self._sizes is not None:  # `function` was set while the batch was under way
                 sizes = self._sizes(drawn.indices)

@@ -51,7 +51,7 @@ def pictures(count: int = 6, height: int = 12, width: int = 10) -> torch.Tensor:
 
 
 def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
-    result = transform(images, **options)
+    result = transform(images, **{"seed": 0, "indices": range(len(images)), **options})
     assert isinstance(result, torch.Tensor)
     return result
 

@@ -76,7 +76,7 @@ def test_a_compiled_random_transform_gives_the_same_pixels(compiled: Compile) ->
 
 def test_a_compiled_function_calls_a_random_transform(compiled: Compile) -> None:
     def twice(batch: torch.Tensor, epoch: int) -> torch.Tensor:
-        changed = RANDOM(batch * 1, seed=1, epoch=epoch)
+        changed = RANDOM(batch * 1, seed=1, epoch=epoch, indices=range(len(batch)))
         assert isinstance(changed, torch.Tensor)
         return changed.float() * 2
 

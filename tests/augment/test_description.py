@@ -28,12 +28,14 @@ from shardio.augment import (
     RandomResizedCrop,
     Resize,
     ToDtype,
+    Views,
     from_dict,
 )
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
 
-every = pytest.mark.parametrize("transform", ALL, ids=lambda transform: type(transform).__name__)
+FILLED = [Compose([Resize(3)], mask_fill=255), Views([Resize(3), Resize(4)], {"b": 1, "a": 0.5})]
+every = pytest.mark.parametrize("transform", [*ALL, *FILLED], ids=lambda transform: type(transform).__name__)
 
 
 @every
@@ -85,6 +87,7 @@ def test_only_what_is_not_as_by_default_is_printed() -> None:
         (Mixup(np.int64(5), np.float64(0.2)), Mixup(5, 0.2)),  # type: ignore[arg-type]
         (RandomChoice([Resize(3)], [1]), RandomChoice((Resize(3),), (1.0,))),
         (RandomAffine([1, 2], fill=[1, 2, 3]), RandomAffine((1, 2), fill=(1.0, 2.0, 3.0))),  # type: ignore[arg-type]
+        (Compose([], {"b": 1, "a": 2}), Compose([], [("a", 2.0), ("b", 1)])),  # type: ignore[arg-type]
         (RandomErasing(1, count=[1, 2]), RandomErasing(1.0, count=(1, 2))),  # type: ignore[arg-type]
     ],
 )

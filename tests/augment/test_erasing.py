@@ -26,7 +26,7 @@ Numbers = NDArray[np.int64]
 
 
 def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
-    result = transform(images, **options)
+    result = transform(images, **{"seed": 0, "indices": range(len(images)), **options})
     assert isinstance(result, torch.Tensor)
     return result
 

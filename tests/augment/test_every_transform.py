@@ -15,7 +15,16 @@ from transforms import ALL, COLOURED, FIXED, RANDOM, SINGLE
 
 import shardio.augment
 from shardio import ShardLoader
-from shardio.augment import ColorJitter, Compose, HorizontalFlip, Normalize, RandAugment, RandomErasing, RandomInvert
+from shardio.augment import (
+    ColorJitter,
+    Compose,
+    HorizontalFlip,
+    Normalize,
+    PerSample,
+    RandAugment,
+    RandomErasing,
+    RandomInvert,
+)
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
@@ -37,7 +46,7 @@ def name_of(transform: object) -> str:
 
 
 def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
-    result = transform(images, **options)
+    result = transform(images, **{"seed": 0, "indices": range(len(images)), **options})
     assert isinstance(result, torch.Tensor)
     return result
 
@@ -50,7 +59,7 @@ def test_every_class_is_here() -> None:
     public = {
         value for value in vars(shardio.augment).values() if isinstance(value, type) and issubclass(value, Transform)
     }
-    assert public - {Transform} == {type(transform) for transform in ALL}
+    assert public - {Transform, PerSample} == {type(transform) for transform in ALL}
 
 
 @each
@@ -84,6 +93,28 @@ def test_another_seed_epoch_view_or_sample_is_another_change(transform: Transfor
         assert not (one == two).flatten(1).all(dim=1).all()
     again = changed(transform, images, indices=np.arange(1, 40 + 1))
     assert torch.equal(again[:-1], one[1:])
+
+
+@each_random
+def test_calls_without_samples_draw_afresh_from_torchs_generator(transform: Transform) -> None:
+    images = IMAGES[:1].expand(40, -1, -1, -1)
+    torch.manual_seed(1)
+    one, two = transform(images), transform(images)
+    assert not torch.equal(one, two)
+    torch.manual_seed(1)
+    assert torch.equal(transform(images), one)
+
+
+@pytest.mark.parametrize("transform", FIXED, ids=name_of)
+def test_what_draws_nothing_leaves_torchs_generator_alone(transform: Transform) -> None:
+    before = torch.get_rng_state()
+    transform(IMAGES)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_epoch_needs_the_numbers_of_the_samples() -> None:
+    with pytest.raises(ValueError, match="indices"):
+        HorizontalFlip()(IMAGES, seed=1, epoch=2)
 
 
 @each
@@ -142,7 +173,7 @@ def test_noting_what_is_wanted_changes_nothing(transform: Transform) -> None:
 def test_empty_batches_and_batches_of_one(transform: Transform) -> None:
     whole = changed(transform, IMAGES)
     empty = changed(transform, IMAGES[:0])
-    assert empty.shape[:2] == (0, 3)
+    assert empty.shape == (0, *whole.shape[1:])
     assert empty.dtype == whole.dtype
     assert torch.equal(changed(transform, IMAGES[:1]), whole[:1])
 

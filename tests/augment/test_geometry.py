@@ -28,7 +28,7 @@ def pictures(count: int = 4, height: int = 9, width: int = 9, channels: int = 3)
 
 
 def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
-    result = transform(images, **options)
+    result = transform(images, **{"seed": 0, "indices": range(len(images)), **options})
     assert isinstance(result, torch.Tensor)
     return result
 

@@ -24,7 +24,7 @@ def batch(count: int = 12, height: int = 20, width: int = 30) -> tuple[torch.Ten
 
 
 def mixed(transform: Transform, *tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = transform(*tensors, **options)
+    images, labels = transform(*tensors, **{"seed": 0, "indices": range(len(tensors[0])), **options})
     assert isinstance(images, torch.Tensor)
     assert isinstance(labels, torch.Tensor)
     return images, labels

@@ -46,7 +46,7 @@ def pictures(count: int = 12, height: int = 16, width: int = 16, channels: int =
 
 
 def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch.Tensor:
-    result = transform(images, **options)
+    result = transform(images, **{"seed": 0, "indices": range(len(images)), **options})
     assert isinstance(result, torch.Tensor)
     return result
 

@@ -72,7 +72,7 @@ IMAGES = random_images()
 
 def moved(transform: Transform, images: Tensor, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Returns what a transform makes of images, and of its arrays."""
-    changed, arrays = transform(images, **options)
+    changed, arrays = transform(images, **{"seed": 0, "indices": range(len(images)), **options})
     assert isinstance(arrays, dict)
     return changed, arrays
 
@@ -242,9 +242,28 @@ def test_a_picture_is_its_own_mask_through_random_chains(seed: int) -> None:
     is_its_own_mask(chain, images, seed=seed, sizes=sizes)
 
 
+@pytest.mark.parametrize("fill", [7, {"m": 7}])
+def test_a_chain_carries_what_masks_are_filled_with(fill: Any) -> None:
+    parts = [Pad(2), RandomRotation(40)]
+    masks = {"m": as_mask(IMAGES), "n": as_mask(IMAGES)} if fill == 7 else {"m": as_mask(IMAGES)}
+    expected = moved(Compose(parts), IMAGES, masks=masks, mask_fill=7)[1]
+    for name, found in moved(Compose(parts, mask_fill=fill), IMAGES, masks=masks)[1].items():
+        assert torch.equal(found, expected[name])
+    once, twice = (
+        moved(Views([Compose(parts), Pad(1)], **carried), IMAGES, masks=masks, **called)[1]["m"]
+        for carried, called in (({}, {"mask_fill": 7}), ({"mask_fill": fill}, {}))
+    )
+    assert all(map(torch.equal, once, twice))
+    assert (moved(Compose([Pad(1)], fill), IMAGES, masks={"m": masks["m"]}, mask_fill=3)[1]["m"][:, 0] == 3).all()
+    with pytest.raises(ValueError, match="outermost"):
+        Views([Compose(parts, mask_fill=fill)])
+    with pytest.raises(TypeError, match="mask_fill"):
+        Compose(parts, mask_fill={"m": "255"})  # type: ignore[dict-item]
+
+
 @each
 def test_masks_and_boxes_change_no_pixel(transform: Transform) -> None:
-    expected = transform(IMAGES, seed=3, epoch=1)
+    expected = transform(IMAGES, seed=3, epoch=1, indices=range(COUNT))
     masks, boxes = {"mask": IMAGES[:, 0]}, {"boxes": box_of([1, 2, 9, 8, 3], count=COUNT)}
     for given in ({"masks": masks}, {"boxes": boxes}, {"masks": masks, "boxes": boxes}):
         changed, arrays = moved(transform, IMAGES, seed=3, epoch=1, **given)
@@ -521,6 +540,7 @@ def test_a_batch_of_nothing(transform: Transform) -> None:
     images, arrays = moved(transform, IMAGES[:0], masks=masks, boxes=boxes)
     assert arrays["m"].shape == as_mask(images).shape
     assert arrays["b"].shape == (0, 1, 5)
+    assert images.shape == (0, *transform(IMAGES).shape[1:])
 
 
 @pytest.mark.parametrize(

@@ -643,8 +643,8 @@ def test_the_gpu_augments_as_the_cpu_does(name: str, fused: bool, monkeypatch: p
     stored = random_pictures(rng, BATCH, 96, 96)
     images = torch.from_numpy(stored).permute(0, 3, 1, 2)
     sizes = rng.integers(60, 300, (BATCH, 2)) if name in ("usual", "evaluation") else None
-    expected = AUGMENTS[name](images, seed=3, epoch=2, sizes=sizes)
-    found = AUGMENTS[name](images.cuda(), seed=3, epoch=2, sizes=sizes)
+    expected = AUGMENTS[name](images, seed=3, sizes=sizes)
+    found = AUGMENTS[name](images.cuda(), seed=3, sizes=sizes)
     assert isinstance(expected, torch.Tensor)
     assert isinstance(found, torch.Tensor)
     assert found.is_cuda
@@ -676,8 +676,8 @@ def test_a_transform_on_the_device_is_not_waited_for(transform: Transform, busy:
     torch.cuda.synchronize()
     busy(100)
     before = torch.cuda.current_stream().record_event()
-    for epoch in range(10):
-        transform(images, labels, epoch=epoch)
+    for seed in range(10):
+        transform(images, labels, seed=seed)
     assert not before.query()
     torch.cuda.synchronize()
 
@@ -803,7 +803,10 @@ def test_the_gpu_mixes_as_the_cpu_does(before: list[Transform], partner: Any) ->
     labels = torch.arange(BATCH) % 10
     for mix in (Mixup(10, per_sample=True, partner=partner), CutMix(10, per_sample=True, partner=partner)):
         transform = Compose([*before, Normalize("imagenet"), ToDtype(torch.bfloat16), mix])
-        (expected, targets), (found, there) = transform(images, labels), transform(images.cuda(), labels.cuda())
+        (expected, targets), (found, there) = (
+            transform(images, labels, seed=1),
+            transform(images.cuda(), labels.cuda(), seed=1),
+        )
         assert isinstance(expected, torch.Tensor)
         assert isinstance(found, torch.Tensor)
         assert found.is_contiguous(memory_format=torch.channels_last)
@@ -822,15 +825,15 @@ STEPPED: dict[str, Transform] = {
 def test_steps_on_the_device_are_not_waited_for(name: str, busy: Busy) -> None:
     images = torch.zeros(BATCH, 3, 96, 96, dtype=torch.uint8, device="cuda")
     images = images.contiguous(memory_format=torch.channels_last)
-    for epoch in range(3):  # compiles
-        made = STEPPED[name](images, epoch=epoch)
+    for seed in range(3):  # compiles
+        made = STEPPED[name](images, seed=seed)
         assert isinstance(made, torch.Tensor)
         assert made.is_contiguous(memory_format=torch.channels_last)
     torch.cuda.synchronize()
     busy(100)
     before = torch.cuda.current_stream().record_event()
-    for epoch in range(3):
-        STEPPED[name](images, epoch=epoch)
+    for seed in range(3):
+        STEPPED[name](images, seed=seed)
     assert not before.query()
     torch.cuda.synchronize()
 
@@ -839,7 +842,7 @@ def test_steps_on_the_device_are_not_waited_for(name: str, busy: Busy) -> None:
 def test_the_gpu_erases_as_the_cpu_does(value: Any) -> None:
     images = torch.randint(0, 256, (BATCH, 3, 40, 50), dtype=torch.uint8)
     transform = Compose([Normalize("imagenet"), RandomErasing(0.7, value=value, count=(1, 3))])
-    expected, found = transform(images), transform(images.cuda())
+    expected, found = transform(images, seed=1), transform(images.cuda(), seed=1)
     assert isinstance(expected, torch.Tensor)
     assert isinstance(found, torch.Tensor)
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)

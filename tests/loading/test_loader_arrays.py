@@ -9,6 +9,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -474,11 +475,91 @@ def test_a_transform_is_given_masks_and_boxes_by_kind(loader_of: Callable[..., S
     assert transform.calls[1].keys() == {"indices", "seed", "epoch", "sizes"}
 
 
-def test_a_function_is_given_images_alone(loader_of: Callable[..., ShardLoader]) -> None:
-    with loader_of(arrays=["mask"], transform=lambda images: images.float()) as loader:
-        images, _, indices, more = next(iter(loader))
-    assert images.dtype == torch.float32
-    np.testing.assert_array_equal(more["mask"][0].numpy(), values_of("mask", int(indices[0])))
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda images: images.flip(-1),
+        partial(augment.RandomCrop(4, padding=2), mask_fill=255),
+        torch.nn.Sequential(torch.nn.Identity()),
+    ],
+)
+@pytest.mark.parametrize("name", ["mask", "boxes"])
+def test_a_function_of_the_pictures_alone_is_refused_beside_masks_and_boxes(
+    loader_of: Callable[..., ShardLoader], function: Callable[[Any], Any], name: str
+) -> None:
+    with pytest.raises(ValueError, match=name):
+        loader_of(arrays=["clip", name], transform=function)
+    with loader_of(arrays=[name]) as loader:
+        with pytest.raises(ValueError, match=name):
+            loader.transform = function
+        assert loader.transform is None
+    with loader_of(arrays=["clip"], transform=function) as loader:
+        assert len(next(iter(loader))) == 4
+
+
+@pytest.mark.parametrize("fill", [255, {"mask": 255, "depth": 9}])
+@pytest.mark.parametrize(
+    "make", [augment.Compose, lambda parts, fill: augment.Views([augment.Compose(parts)] * 2, fill)]
+)
+@pytest.mark.parametrize("first", [augment.CenterCrop(4), augment.RandomCrop(5, padding=2)])
+def test_a_loader_fills_masks_with_what_its_transform_carries(
+    loader_of: Callable[..., ShardLoader], fill: Any, make: Callable[..., augment.Transform], first: augment.Transform
+) -> None:
+    parts = [first, augment.RandomRotation((30, 60))]
+    options: dict[str, Any] = {"arrays": ["mask", "depth"], "seed": 2}
+    with loader_of(**options) as plain, loader_of(transform=make(parts, fill), **options) as loader:
+        for (stored, _, indices, masks), (images, _, _, more) in zip(plain, loader, strict=True):
+            called = {"masks": masks, "mask_fill": fill, "indices": indices, "seed": 2, "epoch": 0}
+            pictures, filled = make(parts, None)(stored, **called)
+            assert all(map(torch.equal, tensors_in(images), tensors_in(pictures)))
+            assert all(map(torch.equal, tensors_in(more), tensors_in(filled)))
+
+
+@pytest.mark.parametrize("arrays", [[], ["mask", "depth", "boxes"]])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        augment.Compose([augment.Resize(5), augment.CenterCrop(4), augment.Normalize()]),
+        augment.Views([augment.RandomResizedCrop(4), augment.RandomCrop(3, padding=1)]),
+        augment.Compose([augment.CenterCrop(4), augment.RandomRotation(9), augment.ToDtype(torch.float16)]),
+        augment.Compose([augment.CenterCrop(4), augment.CutMix(7)]),
+        augment.PerSample(torch.Tensor.double),
+    ],
+)
+def test_a_rank_without_samples_gets_an_empty_batch_like_the_others(
+    path: Path, transform: augment.Transform, arrays: list[str]
+) -> None:
+    """Two ranks share 27 samples, 13 each in a step: the last step has one, for rank 1."""
+    if arrays and (transform.mixes or isinstance(transform, augment.PerSample)):
+        return
+    options: dict[str, Any] = {"device": "cpu", "arrays": arrays, "tail": "short", "world_size": 2}
+    with ShardLoader(path, 13, rank=0, transform=transform, **options) as loader:
+        first, last = loader
+    for full, empty in zip(tensors_in(first), tensors_in(last), strict=True):
+        assert empty.shape == (0, *full.shape[1:])
+        assert empty.dtype == full.dtype
+
+
+def tensors_in(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    return [tensor for part in (batch.values() if isinstance(batch, dict) else batch) for tensor in tensors_in(part)]
+
+
+def test_per_sample_moves_masks_with_their_pictures(loader_of: Callable[..., ShardLoader]) -> None:
+    class Mirror:
+        __module__ = "albumentations"
+
+        def __call__(self, **given: Any) -> Any:
+            return {name: value[:, ::-1] for name, value in given.items()}
+
+    with (
+        loader_of(arrays=["mask"], transform=augment.HorizontalFlip(p=1.0)) as one,
+        loader_of(arrays=["mask"], transform=augment.PerSample(Mirror())) as other,
+    ):
+        for (images, *_, more), (others, *_, found) in zip(one, other, strict=True):
+            assert torch.equal(images, others)
+            assert torch.equal(more["mask"], found["mask"])
 
 
 def test_flips_move_masks_and_boxes_with_their_pictures(loader_of: Callable[..., ShardLoader]) -> None:
