@@ -16,7 +16,7 @@ from shardio.format.manifest import Manifest
 from shardio.order.permutation import Permutation
 from shardio.reading.shardset import ShardSet
 from shardio.sets.changes.history import conversions_of
-from shardio.sets.levels import Levels, chosen_samples, measure_levels, stored_levels
+from shardio.sets.levels import Levels, chosen_samples, measure_levels, sound_pictures, stored_levels
 from shardio.viewing.alike import hash_picture
 from shardio.viewing.pictures import read_pictures
 from shardio.viewing.repeats import Repeats, Seen, find_repeats
@@ -108,7 +108,9 @@ def _choose(splits: Mapping[str, ShardSet], num_pictures: int) -> dict[str, NDAr
 
 def _compute(splits: Mapping[str, ShardSet]) -> Levels:
     name, shards = next(iter(splits.items()))
-    return measure_levels(name, read_pictures(shards, chosen_samples(len(shards))))
+    chosen = chosen_samples(len(shards))
+    pictures, crc32s = read_pictures(shards, chosen), shards.column_of("crc32", chosen)
+    return measure_levels(name, sound_pictures(shards.path, name, chosen, pictures, crc32s))
 
 
 def _fit(manifest: Manifest) -> str:
