@@ -7,7 +7,7 @@ that have their crc32 count: no digest covers the result, so nothing would find 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,15 +107,17 @@ def _shares(levels: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def sound_pictures(
-    folder: Path, split: str, chosen: NDArray[np.int64], pictures: Iterable[NDArray[np.uint8]], crc32s: NDArray[Any]
+    chosen: NDArray[np.int64],
+    pictures: Iterable[NDArray[np.uint8]],
+    crc32s: NDArray[np.uint32],
+    path_of: Callable[[int], str],
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yields the pictures of the samples `chosen`. Raises FormatError if one has another crc32 than it should."""
+    """Yields the pictures of the samples `chosen`. Raises FormatError if one has another crc32 than it should, with the
+    sample's file from `path_of`."""
     for number, picture, crc in zip(chosen.tolist(), pictures, crc32s.tolist(), strict=True):
         if (found := crc32(picture)) != crc:
-            raise FormatError(
-                f"{folder}: sample {number} of {split}: crc32: expected {crc:08x}, found {found:08x}; the disk may be "
-                "failing"
-            )
+            place = f"{path_of(number)}: sample {number}"
+            raise FormatError(f"{place}: crc32: expected {crc:08x}, found {found:08x}; the disk may be failing")
         yield picture
 
 
@@ -125,14 +127,22 @@ def measure_shards(
     """Returns the levels of a split that has no order, whose samples have these crc32. Raises OSError if its shards
     cannot be read, and FormatError if they are damaged."""
     chosen = chosen_samples(len(crc32s))
-    pictures = _read(folder, shards, shape, chosen)
-    return measure_levels(split, sound_pictures(folder, split, chosen, pictures, crc32s[chosen]))
+    ends = np.cumsum([shard.num_samples for shard in shards])
+
+    def path_of(sample: int) -> str:
+        return str(folder / shards[int(np.searchsorted(ends, sample, "right"))].file)
+
+    pictures = _read(folder, shards, shape, chosen, ends)
+    return measure_levels(split, sound_pictures(chosen, pictures, crc32s[chosen], path_of))
 
 
 def _read(
-    folder: Path, shards: Sequence[ShardEntry], shape: SampleShape, chosen: NDArray[np.int64]
+    folder: Path,
+    shards: Sequence[ShardEntry],
+    shape: SampleShape,
+    chosen: NDArray[np.int64],
+    ends: NDArray[np.int64],
 ) -> Iterator[NDArray[np.uint8]]:
-    ends = np.cumsum([shard.num_samples for shard in shards])
     picture = np.empty(shape, np.uint8)
     with closing(FolderStorage(folder)) as storage:
         for number, place in zip(chosen.tolist(), np.searchsorted(ends, chosen, "right").tolist(), strict=True):

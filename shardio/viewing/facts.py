@@ -110,7 +110,11 @@ def _compute(splits: Mapping[str, ShardSet]) -> Levels:
     name, shards = next(iter(splits.items()))
     chosen = chosen_samples(len(shards))
     pictures, crc32s = read_pictures(shards, chosen), shards.column_of("crc32", chosen)
-    return measure_levels(name, sound_pictures(shards.path, name, chosen, pictures, crc32s))
+
+    def path_of(sample: int) -> str:
+        return shards.path_of(shards.locate_one(sample)[0])
+
+    return measure_levels(name, sound_pictures(chosen, pictures, crc32s, path_of))
 
 
 def _fit(manifest: Manifest) -> str:
