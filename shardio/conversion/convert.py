@@ -33,6 +33,7 @@ from shardio.conversion.records import (
     ShardRecord,
     discard_record,
     find_shard,
+    load_array,
     load_records,
     refused_so_far,
     without_record,
@@ -41,15 +42,18 @@ from shardio.conversion.report import ConvertReport, Monitor, Progress, TooManyB
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
-from shardio.errors import ConvertError, SpaceError
-from shardio.format.entries import ArrayEntry
+from shardio.errors import ConvertError, FormatError, SpaceError
+from shardio.format.entries import ArrayEntry, FileEntry
 from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME
 from shardio.format.manifest import Manifest
-from shardio.sets.levels import LEVELS, first_split, measure_shards
+from shardio.sets.fill import Filler
+from shardio.sets.levels import LEVELS, Levels, first_split, measure_shards
 from shardio.sets.local import check_local
 from shardio.sets.rows import write_crc32s
+from shardio.sets.storage import FolderStorage
 from shardio.system.files import write_atomic
 from shardio.system.machine import usable_cores
+from shardio.system.threads import Flag
 
 
 def convert(
@@ -224,7 +228,22 @@ class Conversion:
                 self._shards[task.name] = shard
             elif task.name in found or task.name not in undone:
                 discard_record(task)
+        self._discard_damaged(records)
+        self._discard_damaged(self._shards)
         return records
+
+    def _discard_damaged(self, records: dict[str, ShardRecord]) -> None:
+        """Removes the records of shards, or of files of their arrays, that are not what was written."""
+        files: dict[FileEntry, ShardTask] = {}
+        for task in self._plan.tasks:
+            if (record := records.get(task.name)) is not None and record.entry is not None:
+                parts = [record.arrays.get(spec.name) or load_array(task, spec, record) for spec in task.arrays]
+                files |= dict.fromkeys([record.entry, *(part.entry for part in parts if part is not None)], task)
+        out, workers = self._plan.out, self._engine.workers or usable_cores()
+        filler = Filler(FolderStorage(out), out, workers, "shardio-compare", Flag(), lambda nbytes: None)
+        for task in {files[entry].name: files[entry] for entry in filler.find_damaged(list(files))}.values():
+            discard_record(task)
+            del records[task.name]
 
     def _check_space(self, todo: Sequence[ShardTask], left: Mapping[str, Left]) -> None:
         plan = self._plan
@@ -266,10 +285,18 @@ class Conversion:
         rejects = (reject for task in plan.tasks for reject in self._records[task.name].rejects)
         shape, class_names = plan.options.sample_shape, collection.class_names
         name = first_split(splits)
-        levels = measure_shards(plan.out, name, splits[name].shards, shape)
+        levels = self._measure(name, splits[name])
         provenance = {"conversion": plan.describe(), "libraries": library_versions(), LEVELS: levels.describe()}
         classes = collection.classes or _numbers(splits.values())
         return publish_set(plan.out, shape, classes, splits, rejects, provenance, class_names)
+
+    def _measure(self, split: str, content: SplitContent) -> Levels:
+        plan = self._plan
+        try:
+            return measure_shards(plan.out, split, content.shards, plan.options.sample_shape, content.rows["crc32"])
+        except FormatError as error:
+            self._discard_damaged(self._records)
+            raise ConvertError(f"{error}. Run the same command again, which makes the shard again") from None
 
     def _publish_array(self, split: str, spec: ArraySpec, records: Iterable[ShardRecord]) -> ArrayEntry:
         parts = [record.arrays[spec.name] for record in records if record.entry is not None]

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.conversion.arrays import ArraySpec
-from shardio.conversion.duplicates import HASH_NBYTES
 from shardio.conversion.plan import ShardTask
 from shardio.conversion.sources.collection import UNREADABLE, digest
 from shardio.conversion.writing.set_writer import Reject
@@ -175,16 +175,32 @@ def refused_so_far(task: ShardTask) -> list[bytes]:
 
 
 def _dump_record(record: ShardRecord, **more: object) -> bytes:
-    document = {
-        "entry": record.entry and asdict(record.entry),
-        "rows": base64.b64encode(record.rows.tobytes()).decode("ascii"),
-        "rejects": [[r.split, os.fsdecode(r.key), r.reason, r.detail] for r in record.rejects],
-        "mended": [[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
-        "sources_sha256": record.sources_sha256,
-        "hashes": record.hashes and base64.b64encode(record.hashes).decode("ascii"),
+    return _seal(
+        entry=record.entry and asdict(record.entry),
+        rows=base64.b64encode(record.rows.tobytes()).decode("ascii"),
+        rejects=[[r.split, os.fsdecode(r.key), r.reason, r.detail] for r in record.rejects],
+        mended=[[m.split, os.fsdecode(m.key), m.warning] for m in record.mended],
+        sources_sha256=record.sources_sha256,
+        hashes=record.hashes and base64.b64encode(record.hashes).decode("ascii"),
         **more,
-    }
-    return json.dumps(document).encode("ascii")
+    )
+
+
+def _seal(**fields: object) -> bytes:
+    """Returns a record as JSON. It has a checksum: a label or a crc32 in it is published as it is."""
+    text = json.dumps(fields)
+    return json.dumps({**fields, "sha256": hashlib.sha256(text.encode()).hexdigest()}).encode("ascii")
+
+
+def _read_sealed(path: Path) -> dict[str, Any]:
+    """Returns the fields of a record. Raises OSError or ValueError if there is none, or a damaged one."""
+    fields = json.loads(read_untrusted(path))
+    if not isinstance(fields, dict):
+        raise ValueError
+    seal = fields.pop("sha256", None)
+    if seal != hashlib.sha256(json.dumps(fields).encode()).hexdigest():
+        raise ValueError
+    return fields
 
 
 def load_records(tasks: Sequence[ShardTask]) -> dict[str, ShardRecord]:
@@ -206,25 +222,24 @@ def load_record(task: ShardTask) -> ShardRecord | None:
 
 def save_array(task: ShardTask, spec: ArraySpec, record: ShardRecord, part: ArrayPart) -> None:
     """Writes the record of an array's file, made for the shard that has this record."""
-    document = {
-        "shard": _identify_shard(record),
-        "row": [spec.row.dtype, list(spec.row.shape)],
-        "entry": part.entry.content(),
-        "crc32s": base64.b64encode(part.crc32s.astype("<u4").tobytes()).decode("ascii"),
-    }
-    write_atomic(_array_path(task, spec), json.dumps(document).encode("ascii"))
+    document = _seal(
+        shard=_identify_shard(record),
+        row=[spec.row.dtype, list(spec.row.shape)],
+        entry=part.entry.content(),
+        crc32s=base64.b64encode(part.crc32s.astype("<u4").tobytes()).decode("ascii"),
+    )
+    write_atomic(_array_path(task, spec), document)
 
 
 def save_no_array(task: ShardTask, spec: ArraySpec, record: ShardRecord) -> None:
     """Writes that a shard without samples, which has this record, needs no file of the array."""
-    document = {"shard": _identify_shard(record), "entry": None}
-    write_atomic(_array_path(task, spec), json.dumps(document).encode("ascii"))
+    write_atomic(_array_path(task, spec), _seal(shard=_identify_shard(record), entry=None))
 
 
 def load_array(task: ShardTask, spec: ArraySpec, record: ShardRecord) -> ArrayPart | None:
     """Returns the file of an array that goes with the shard that has this record; None if it must be made."""
     try:
-        document = json.loads(read_untrusted(_array_path(task, spec)))
+        document = _read_sealed(_array_path(task, spec))
         entry = ArrayShard(**document["entry"], row=spec.row)
         crc32s = np.frombuffer(base64.b64decode(document["crc32s"]), "<u4")
         if (
@@ -254,7 +269,7 @@ def load_shard_record(task: ShardTask) -> ShardRecord | None:
     """Returns what `load_record` does, without the arrays: the shard is done, and they may have to be made."""
     _adopt_ahead(task)
     try:
-        document = json.loads(read_untrusted(_path(task, "json")))
+        document = _read_sealed(_path(task, "json"))
         entry = document["entry"] and ShardEntry(**document["entry"])
         record = ShardRecord(
             entry,
@@ -264,8 +279,6 @@ def load_shard_record(task: ShardTask) -> ShardRecord | None:
             document["sources_sha256"],
             document["hashes"] and base64.b64decode(document["hashes"]),
         )
-        if record.hashes and len(record.hashes) != len(task.sources) * HASH_NBYTES:
-            return None
         if entry and (task.out / entry.file).stat().st_size != entry.nbytes:
             return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -199,7 +200,11 @@ class ResidentFlow:
 
 
 class LoaderIterator(Iterator[tuple[Any, ...]]):
-    """Gives the batches of one epoch, once."""
+    """Gives the batches of one epoch, once.
+
+    Threads may take turns, if one call of `next` ends before another begins. A call while another thread's call is
+    under way, be it for another iterator of the loader, raises RuntimeError and changes nothing.
+    """
 
     def __init__(self, pipeline: Pipeline, position: Position, *, prefetch: int, return_indices: bool) -> None:
         self._pipeline = pipeline
@@ -244,15 +249,28 @@ class LoaderIterator(Iterator[tuple[Any, ...]]):
 
     def __len__(self) -> int:
         """Batches still to come."""
-        if not self._flow:
-            self._take_place()
-        return self._remaining
+        return self._remaining if self._flow else self._position.rest().num_batches
 
     @eager
     def __next__(self) -> tuple[Any, ...]:
-        pipeline, flow = self._pipeline, self._flow
+        pipeline = self._pipeline
         if os.getpid() != pipeline.pid:
             raise RuntimeError("this ShardLoader was made before fork(): make it in the process that uses it")
+        # No lock: an exception of a signal handler may come before the `finally` is over, and what it leaves here does
+        # not stop this thread.
+        me = threading.get_ident()
+        if pipeline.consumer.setdefault("thread", me) != me:
+            raise RuntimeError(
+                "next() of a ShardLoader was called in two threads at the same time, which could give samples twice: "
+                "call it in one thread and hand batches to the others, or give each thread a loader"
+            )
+        try:
+            return self._next()
+        finally:
+            pipeline.consumer.pop("thread", None)
+
+    def _next(self) -> tuple[Any, ...]:
+        pipeline, flow = self._pipeline, self._flow
         if flow is None and not pipeline.closed:
             flow = self._begin()
         if not self._remaining:

@@ -126,8 +126,10 @@ class ShardLoader(LikeDataLoader):
 
     Opening raises SetNotFoundError, or FormatError for a damaged set or another one than `digest` says. What storage
     fails to give is asked for again for a second; then OSError names file, byte and sample. An error in a gather thread
-    is raised where its batch was due. An iterator belongs to one thread. `close()`, leaving the `with` block, or
-    forgetting the loader ends the threads. A loader survives neither fork() nor pickling: make it in the process that
+    is raised where its batch was due. One thread at a time asks for batches, of all iterators of a loader: `next()` in
+    a second one is a RuntimeError. `state_dict()`, `stats()`, `report()` and `close()` may be called in any thread; a
+    state is that of the batch returned last. `close()`, leaving the `with` block, or forgetting the loader ends the
+    threads. A loader survives neither fork() nor pickling: make it in the process that
     uses it. It takes the place of torch's DataLoader, and is not to be given to one.
     """
 

@@ -85,6 +85,8 @@ class Pipeline:
     ) -> None:
         """`num_samples` of the split will be read: those that are in `indices`, or all."""
         self.pid = os.getpid()
+        self.consumer: dict[str, int] = {}
+        """The thread that is asking for a batch, while one is."""
         parts = options.parts_of(shards)
         self.crop = self._crop_to_read = crop = options.crop_of(parts.image_shape)
         self.image_shape = shape = crop.cropped_shape if crop else parts.image_shape

@@ -1,12 +1,13 @@
 """Mean and standard deviation of a split's pixels, for each channel, as `Normalize` takes them.
 
 They are those of at most NUM_SAMPLES samples, which the number of samples alone decides, and of some lines of each. The
-sums are whole numbers, so that the result depends neither on how the samples are read nor on the machine.
+sums are whole numbers, so that the result depends neither on how the samples are read nor on the machine. Only pixels
+that have their crc32 count: no digest covers the result, so nothing would find it wrong later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.errors import FormatError
+from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry
 from shardio.format.layout import HEADER_NBYTES, SampleShape, sample_nbytes
 from shardio.order.permutation import Permutation
@@ -76,7 +79,8 @@ def chosen_samples(num_samples: int) -> NDArray[np.int64]:
 
 
 def measure_levels(split: str, pictures: Iterable[NDArray[np.uint8]]) -> Levels:
-    """Returns the levels of pictures (height, width, channels), of which there is at least one, all of one shape."""
+    """Returns the levels of pictures (height, width, channels), of which there is at least one, all of one shape. They
+    are sound: see `sound_pictures`."""
     total = squares = np.zeros(1, np.int64)
     num_samples = num_values = 0
     for picture in pictures:
@@ -102,14 +106,43 @@ def _shares(levels: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(round(float(level) / 255, 6) for level in levels)
 
 
-def measure_shards(folder: Path, split: str, shards: Sequence[ShardEntry], shape: SampleShape) -> Levels:
-    """Returns the levels of a split that has no order. Raises OSError or FormatError if its shards cannot be read."""
-    return measure_levels(split, _read(folder, shards, shape))
+def sound_pictures(
+    chosen: NDArray[np.int64],
+    pictures: Iterable[NDArray[np.uint8]],
+    crc32s: NDArray[np.uint32],
+    path_of: Callable[[int], str],
+) -> Iterator[NDArray[np.uint8]]:
+    """Yields the pictures of the samples `chosen`. Raises FormatError if one has another crc32 than it should, with the
+    sample's file from `path_of`."""
+    for number, picture, crc in zip(chosen.tolist(), pictures, crc32s.tolist(), strict=True):
+        if (found := crc32(picture)) != crc:
+            place = f"{path_of(number)}: sample {number}"
+            raise FormatError(f"{place}: crc32: expected {crc:08x}, found {found:08x}; the disk may be failing")
+        yield picture
 
 
-def _read(folder: Path, shards: Sequence[ShardEntry], shape: SampleShape) -> Iterator[NDArray[np.uint8]]:
+def measure_shards(
+    folder: Path, split: str, shards: Sequence[ShardEntry], shape: SampleShape, crc32s: NDArray[np.uint32]
+) -> Levels:
+    """Returns the levels of a split that has no order, whose samples have these crc32. Raises OSError if its shards
+    cannot be read, and FormatError if they are damaged."""
+    chosen = chosen_samples(len(crc32s))
     ends = np.cumsum([shard.num_samples for shard in shards])
-    chosen = chosen_samples(int(ends[-1]))
+
+    def path_of(sample: int) -> str:
+        return str(folder / shards[int(np.searchsorted(ends, sample, "right"))].file)
+
+    pictures = _read(folder, shards, shape, chosen, ends)
+    return measure_levels(split, sound_pictures(chosen, pictures, crc32s[chosen], path_of))
+
+
+def _read(
+    folder: Path,
+    shards: Sequence[ShardEntry],
+    shape: SampleShape,
+    chosen: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> Iterator[NDArray[np.uint8]]:
     picture = np.empty(shape, np.uint8)
     with closing(FolderStorage(folder)) as storage:
         for number, place in zip(chosen.tolist(), np.searchsorted(ends, chosen, "right").tolist(), strict=True):

@@ -16,7 +16,7 @@ from shardio.format.manifest import Manifest
 from shardio.order.permutation import Permutation
 from shardio.reading.shardset import ShardSet
 from shardio.sets.changes.history import conversions_of
-from shardio.sets.levels import Levels, chosen_samples, measure_levels, stored_levels
+from shardio.sets.levels import Levels, chosen_samples, measure_levels, sound_pictures, stored_levels
 from shardio.viewing.alike import hash_picture
 from shardio.viewing.pictures import read_pictures
 from shardio.viewing.repeats import Repeats, Seen, find_repeats
@@ -111,7 +111,13 @@ def _choose(splits: Mapping[str, ShardSet], num_pictures: int) -> dict[str, NDAr
 
 def _compute(splits: Mapping[str, ShardSet]) -> Levels:
     name, shards = next(iter(splits.items()))
-    return measure_levels(name, read_pictures(shards, chosen_samples(len(shards))))
+    chosen = chosen_samples(len(shards))
+    pictures, crc32s = read_pictures(shards, chosen), shards.column_of("crc32", chosen)
+
+    def path_of(sample: int) -> str:
+        return shards.path_of(shards.locate_one(sample)[0])
+
+    return measure_levels(name, sound_pictures(chosen, pictures, crc32s, path_of))
 
 
 def _fit(manifest: Manifest) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import gc
+import json
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -36,7 +38,7 @@ from conversions import (
 from deadlines import must_not_block
 from disks import FailingDisk
 from filters import RESAMPLES
-from folders import everything, hashes, stamps
+from folders import everything, flip, hashes, stamps
 from pictures import random_picture, write_jpeg
 from PIL import Image
 
@@ -940,7 +942,13 @@ def test_a_shard_whose_source_changed_since_is_done_again(image_tree: Path, out:
     assert hashes(out) == hashes(tmp_path / "reference")
 
 
-@pytest.mark.parametrize("spoil", ["record lost", "record cut", "record of nonsense", "shard lost", "shard cut"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *("record lost", "record cut", "record of nonsense", "record of another label"),
+        *("shard lost", "shard cut", "shard of another bit", "shard of zeros"),
+    ],
+)
 def test_a_shard_without_a_sound_record_is_done_again(
     image_tree: Path, out: Path, finished: dict[str, str], spoil: str
 ) -> None:
@@ -953,11 +961,35 @@ def test_a_shard_without_a_sound_record_is_done_again(
             record.write_bytes(record.read_bytes()[:-30])
         case "record of nonsense":
             record.write_bytes(b'{"entry": [1, 2]}')
+        case "record of another label":
+            fields = json.loads(record.read_bytes())
+            rows = bytearray(base64.b64decode(fields["rows"]))
+            rows[0] ^= 1
+            record.write_text(json.dumps({**fields, "rows": base64.b64encode(rows).decode()}))
         case "shard lost":
             shard.unlink()
+        case "shard of another bit":
+            flip(shard)
+        case "shard of zeros":
+            shard.write_bytes(shard.read_bytes()[:4096] + bytes(shard.stat().st_size - 4096))
         case _:
             os.truncate(shard, shard.stat().st_size - 1)
     assert convert(image_tree, out, **OPTIONS).num_converted == 6
+    assert hashes(out) == finished
+
+
+def test_a_shard_that_changes_while_others_are_made_is_not_published(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    shard = out / "train-00000.npy"
+
+    def spoil(progress: Progress) -> None:
+        if progress.done == 12:
+            shard.write_bytes(shard.read_bytes()[:4096] + bytes(shard.stat().st_size - 4096))
+
+    with pytest.raises(ConvertError, match=r"train-00000\.npy: sample"):
+        convert(image_tree, out, **OPTIONS, on_progress=spoil)
+    assert convert(image_tree, out, **OPTIONS).num_converted == PER_SHARD
     assert hashes(out) == finished
 
 

@@ -178,21 +178,6 @@ def test_hashes_of_finished_shards_are_in_their_records_and_sources_are_not_read
     assert keys(report(tree, tmp_path / "out").duplicates) == EXPECTED
 
 
-def test_a_record_with_too_few_hashes_is_no_record(tree: Path, tmp_path: Path) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.done == 26:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        report(tree, tmp_path / "out", on_progress=interrupt)
-    path = tmp_path / "out" / ".convert" / "train-00001.npy.json"
-    record = json.loads(path.read_bytes())
-    path.write_text(json.dumps({**record, "hashes": record["hashes"][:24]}))
-    found = report(tree, tmp_path / "out")
-    assert found.num_converted > 3
-    assert keys(found.duplicates) == EXPECTED
-
-
 def test_duplicates_of_a_finished_set_are_found_without_converting_again(tree: Path, tmp_path: Path) -> None:
     report(tree, tmp_path / "out", report_duplicates=False)
     again = report(tree, tmp_path / "out")

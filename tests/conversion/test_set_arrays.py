@@ -185,6 +185,27 @@ def test_a_file_of_an_array_that_is_gone_or_cut_is_made_again_without_its_shard(
     assert again <= {"train-mask-00001.npy", "train-image8-00002.npy", "train-mask-00000.npy"}
 
 
+@pytest.mark.parametrize("interrupt_at", [5, 15])
+def test_a_file_of_an_array_that_has_changed_is_made_again(
+    with_masks: tuple[Path, dict[str, Any]],
+    undisturbed: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupt_at: int,
+) -> None:
+    """All arrays of its shard are finished, or one is missing."""
+    src, options = with_masks
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(array_files, "make_array", InterruptedAt(interrupt_at, array_files.make_array))
+        with pytest.raises(KeyboardInterrupt):
+            convert(src, out, **options)
+    for record in (out / ".convert").glob("*-*-*.npy.json"):
+        flip(out / record.stem)
+    convert(src, out, **options)
+    assert hashes(out) == undisturbed
+
+
 def test_damage_of_a_shard_that_its_arrays_meet_has_the_shard_made_again(
     with_masks: tuple[Path, dict[str, Any]],
     undisturbed: dict[str, str],

@@ -16,6 +16,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -469,6 +470,41 @@ def test_ranks_without_a_sample_get_empty_batches(loader_of: MakeLoader) -> None
             assert labels.shape == indices.shape == (len(images),)
             sizes.append(len(images))
     assert sorted(sizes) == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("own_iterator", [False, True])
+def test_a_second_thread_at_the_same_time_is_an_error_and_takes_no_batch(
+    loader_of: MakeLoader, own_iterator: bool
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(images: torch.Tensor) -> torch.Tensor:
+        begun.set()
+        assert go_on.wait(60)
+        return images
+
+    seen: list[Batch] = []
+    with loader_of(4, num_threads=2, transform=hold, tail="short") as loader:
+        iterator = iter(loader)
+        thread = threading.Thread(target=lambda: seen.extend(iterator))
+        thread.start()
+        try:
+            assert begun.wait(60)
+            state = loader.state_dict()
+            with pytest.raises(RuntimeError, match="threads"):
+                next(iter(loader) if own_iterator else iterator)
+            assert loader.state_dict() == state
+        finally:
+            go_on.set()
+            thread.join()
+        assert order_of(seen) == order_expected(loader, 0)
+
+
+def test_threads_that_take_turns_get_each_batch_once(loader_of: MakeLoader) -> None:
+    with loader_of(4, num_threads=2) as loader, ThreadPoolExecutor(3) as pool:
+        iterator = iter(loader)
+        seen = [pool.submit(next, iterator).result() for _ in range(len(loader))]
+        assert order_of(seen) == order_expected(loader, 0)
 
 
 def test_two_iterators_at_once_are_two_epochs(loader_of: MakeLoader, poison: None) -> None:

@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from folders import flip
 from pictures import random_picture, write_jpeg
 
-from shardio import convert
+from shardio import ShardWriter, convert
+from shardio.errors import FormatError
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets import levels as levels_module
 from shardio.sets.changes.select import select
 from shardio.sets.levels import Levels, chosen_samples, first_split, measure_levels, stored_levels
+from shardio.viewing.facts import find_facts
+from shardio.viewing.pictures import open_splits
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 3), (64, 3, 1), (100, 4, 4)])
@@ -63,6 +67,14 @@ def test_a_conversion_tells_the_levels_of_its_pixels_whatever_its_shards(
     assert told == [expected.describe()] * 2
     assert stored_levels(shards.manifest.provenance, 3) == expected
     assert expected.num_samples == 20
+
+
+def test_a_report_tells_no_levels_of_damaged_pixels(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "out", (8, 8, 3)) as writer:
+        writer.append(np.zeros((8, 8, 3), np.uint8), 0)
+    flip(tmp_path / "out" / "train-00000.npy")
+    with pytest.raises(FormatError, match=r"train-00000\.npy: sample 0"):
+        find_facts(open_splits(tmp_path / "out"), num_pictures=1)
 
 
 def test_a_changed_set_does_not_tell_the_levels_of_other_pixels(tmp_path: Path) -> None:
