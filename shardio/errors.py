@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Literal
 
+# Of a message. What is longer repeats a value that another program has written, or a list of thousands of names.
+LONGEST_LINE = 1000
 # Comparing a name with more than these would take seconds.
 _MOST_COMPARED = 20_000
 
@@ -36,6 +38,15 @@ def shortened(text: str, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
 
 
+def show(value: object) -> str:
+    """Returns a value as it may stand in a message, however long it is."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a deep {type(value).__name__}"
+    return text[:160] + "..." if len(text) > 160 else text
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns ": did you mean a, b?" with the known names that are most like `name`; "" if none is."""
     import difflib
@@ -47,11 +58,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 class ShardioError(Exception):
     """Base of every error that shardio raises about the world outside the program.
 
-    Its arguments are the lines of its message. None of them can become two, whatever name is in it.
+    Its arguments are the lines of its message. None of them can become two, whatever name is in it, nor longer than
+    `LONGEST_LINE`.
     """
 
     def __str__(self) -> str:
-        return "\n  ".join(printable(str(line)) for line in self.args)
+        return "\n  ".join(shortened(str(line), LONGEST_LINE) for line in self.args)
 
 
 class FormatError(ShardioError, ValueError):
@@ -75,7 +87,7 @@ class DecodeError(ShardioError, ValueError):
         self.detail = detail
 
     def __str__(self) -> str:
-        return printable(f"{self.reason}: {self.detail}")
+        return shortened(f"{self.reason}: {self.detail}", LONGEST_LINE)
 
 
 class ConvertError(ShardioError, RuntimeError):

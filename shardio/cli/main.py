@@ -52,8 +52,10 @@ from shardio.cli.tune import tune
 from shardio.cli.verify import verify
 from shardio.cli.view import view
 from shardio.cli.warm import warm
-from shardio.errors import ShardioError, did_you_mean, printable
+from shardio.errors import LONGEST_LINE, ShardioError, did_you_mean, printable, shortened
 from shardio.version import __version__
+
+_LIMITS_HINT = ": raise the limits of memory and processes (`ulimit -v`, `ulimit -u`) or use fewer workers"
 
 
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -180,12 +182,19 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """The console script. Turns every expected error into a line on stderr and an exit code."""
+    # The next file that is opened gets the number of a standard descriptor that is closed, and what goes there.
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: names may have characters that a terminal lacks
     codes: list[int] = []
     # The function that is registered first runs last, when threads, files and semaphores are done with.
     atexit.register(_end_at_once, codes)
-    codes.append(_run())
+    if sys.stdout is None:
+        codes.append(_fail("expected an open stdout, found it closed: redirect it to a file or /dev/null"))
+    else:
+        codes.append(_run())
     sys.exit(codes[0])
 
 
@@ -194,8 +203,14 @@ def _end_at_once(codes: Sequence[int]) -> None:
     if codes:  # or there is a traceback to be printed
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
-                stream.flush()
+                if stream is not None:  # it was closed from the beginning
+                    stream.flush()
         os._exit(codes[0])
+
+
+def _fail(text: object, hint: str = "") -> int:
+    say(f"shardio: error: {shortened(str(text), LONGEST_LINE)}{hint}", err=True)
+    return 1
 
 
 def _run() -> int:
@@ -220,12 +235,16 @@ def _run() -> int:
         return 1
     except OSError as error:
         hint = ": raise the limit (`ulimit -n`) or use fewer workers" if error.errno == errno.EMFILE else ""
-        say(f"shardio: error: {error}{hint}", err=True)
-        return 1
+        return _fail(error, hint)
     except ImportError as error:  # a library that is missing or broken, or a kernel that is not here
-        say(f"shardio: error: {error}", err=True)
-        return 1
+        return _fail(error)
+    except MemoryError as error:
+        return _fail(str(error) or "out of memory", _LIMITS_HINT)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in ("start new thread", "allocate memory")):  # the latter is torch's
+            raise
+        return _fail(error, _LIMITS_HINT)
     except ValueError as error:  # an option's value that only the code behind it can judge
-        say(f"shardio: error: {error}", err=True)
+        _fail(error)
         return 2
     return 0

@@ -86,9 +86,13 @@ def replay(
     if there is not None:
         options |= {name: there[name] for name in ("seed", "shuffle", "block_size", "window_blocks") if name in there}
         split = there.get("split", split)
-    with ShardLoader(
-        out, split=split, device="cpu", prefetch=0, num_threads=1, return_indices=True, **options
-    ) as loader:
+    try:
+        opened = ShardLoader(out, split=split, device="cpu", prefetch=0, num_threads=1, return_indices=True, **options)
+    except TypeError as error:
+        if state is None:
+            raise
+        raise ValueError(f"{state}: {error}") from None
+    with opened as loader:
         if chain is not None:
             loader.transform = read_chain(chain, len(loader.shards.classes))
         _go_to(loader, there, epoch, step or 0, consumed)
@@ -124,6 +128,9 @@ def _read_state(path: Path) -> Mapping[str, Any]:
 def _load_checkpoint(path: Path) -> Any:
     import torch
 
+    from shardio.system.opening import open_untrusted
+
+    open_untrusted(os.path.realpath(path)).close()  # torch opens it by its name, which may be a link to the last one
     try:
         return torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except OSError:

@@ -20,6 +20,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.errors import show
+
 FORMAT_NAME = "shardio"
 # A set that has neither arrays nor orders is of version 1, and every other of version 2.
 FORMAT_VERSIONS = (1, 2)
@@ -75,10 +77,11 @@ class RowType:
 
     def __post_init__(self) -> None:
         if self.dtype not in ARRAY_TYPES:
-            raise ValueError(f"an array's type must be one of {', '.join(ARRAY_TYPES)}; found {self.dtype!r}")
+            raise ValueError(f"an array's type must be one of {', '.join(ARRAY_TYPES)}; found {show(self.dtype)}")
         if len(self.shape) > MAX_ARRAY_SIDES or not all(type(n) is int and 0 < n <= MAX_SIDE for n in self.shape):
             raise ValueError(
-                f"an array's shape must be at most {MAX_ARRAY_SIDES} numbers from 1 to {MAX_SIDE}; found {self.shape!r}"
+                f"an array's shape must be at most {MAX_ARRAY_SIDES} numbers from 1 to {MAX_SIDE}; found "
+                f"{show(self.shape)}"
             )
         if self.nbytes > MAX_COUNT:
             raise ValueError(f"a row must have at most {MAX_COUNT} bytes; found {self.nbytes}")
@@ -104,7 +107,7 @@ CRC32_ROW = RowType("<u4", ())
 def check_kind(kind: object, row: RowType, sample_shape: SampleShape) -> ArrayKind:
     """Returns `kind` if an array of such rows may have it, beside such samples. Raises ValueError otherwise."""
     if kind not in get_args(ArrayKind):
-        raise ValueError(f"an array's kind must be one of {', '.join(get_args(ArrayKind))}; found {kind!r}")
+        raise ValueError(f"an array's kind must be one of {', '.join(get_args(ArrayKind))}; found {show(kind)}")
     if kind == "mask" and (len(row.shape) not in (2, 3) or row.shape[:2] != sample_shape[:2]):
         raise ValueError(
             f"a mask must have the samples' height and width {sample_shape[:2]}, and perhaps channels; found "
@@ -144,7 +147,7 @@ def check_array_name(name: object) -> str:
         found = str(name)[:80]
         raise ValueError(f"an array's name must be [A-Za-z_][A-Za-z0-9_]*, at most 64 characters; found {found!r}")
     if name in RESERVED_NAMES:
-        raise ValueError(f"an array's name must not be that of another part of a sample; found {name!r}")
+        raise ValueError(f"an array's name must not be that of another part of a sample; found {show(name)}")
     return name
 
 
@@ -177,7 +180,7 @@ def is_split_name(name: str) -> bool:
 def check_split_name(name: object) -> None:
     """Raises ValueError if no split may have the name."""
     if not isinstance(name, str) or not is_split_name(name):
-        raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {name!r}")
+        raise ValueError(f"split must match [A-Za-z0-9][A-Za-z0-9._-]* and be shorter, found {show(name)}")
 
 
 def index_name(split: str) -> str:
@@ -201,7 +204,7 @@ def check_sample_shape(sample_shape: tuple[int, ...]) -> SampleShape:
     """Returns `sample_shape` if a set may have it. Raises ValueError otherwise."""
     if len(sample_shape) != 3 or not all(type(n) is int and 0 < n <= MAX_SIDE for n in sample_shape):
         raise ValueError(
-            f"sample shape must be (height, width, channels), each from 1 to {MAX_SIDE}; found {sample_shape!r}"
+            f"sample shape must be (height, width, channels), each from 1 to {MAX_SIDE}; found {show(sample_shape)}"
         )
     height, width, channels = sample_shape
     return height, width, channels
@@ -265,7 +268,7 @@ def check_columns(columns: Sequence[Sequence[object]]) -> IndexColumns:
             found = "which every index has" if name in _FIELD_NAMES else "twice"
             raise ValueError(f"columns must be named apart; found {name!r} {found}")
         if not isinstance(kind, str) or kind not in COLUMN_TYPES:
-            raise ValueError(f"column {name!r} must be of type {' or '.join(COLUMN_TYPES)}; found {kind!r}")
+            raise ValueError(f"column {show(name)} must be of type {' or '.join(COLUMN_TYPES)}; found {show(kind)}")
         checked[name] = kind
     return tuple(checked.items())
 

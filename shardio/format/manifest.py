@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, show
 from shardio.format import parse
 from shardio.format.entries import (
     ArrayEntry,
@@ -66,7 +66,7 @@ class Manifest:
         if not self.splits:
             raise FormatError("splits: expected at least one, found none")
         if (repeated := parse.first_repeated(self.classes)) is not None:
-            raise FormatError(f"classes: expected distinct names, found {parse.show(repeated)} twice")
+            raise FormatError(f"classes: expected distinct names, found {show(repeated)} twice")
         if self.class_names and len(self.class_names) != len(self.classes):
             raise FormatError(
                 f"class_names: expected one for each of the {len(self.classes)} classes, found {len(self.class_names)}"

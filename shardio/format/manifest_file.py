@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardio.errors import ConvertError, FormatError, SetNotFoundError, did_you_mean
-from shardio.format import parse
+from shardio.errors import ConvertError, FormatError, SetNotFoundError, did_you_mean, show
 from shardio.format.layout import MANIFEST_NAME, MAX_MANIFEST_NBYTES, WORK_FOLDER
 from shardio.format.manifest import Manifest, parse_manifest
 from shardio.system.files import write_atomic
@@ -68,7 +67,7 @@ def check_digest(manifest: Manifest, digest: str | None) -> None:
     if not isinstance(digest, str) or not _PINNED.fullmatch(digest):
         raise ValueError(
             "digest must be the 64 lower-case hexadecimal digits that `shardio info` prints, or the first 12 or more "
-            f"of them; found {parse.show(digest)}"
+            f"of them; found {show(digest)}"
         )
     if not manifest.digest.startswith(digest):
         raise FormatError(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence, Set
 from itertools import chain
 from typing import Any, AnyStr
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, show
 from shardio.format.layout import MAX_COUNT, is_safe_name
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -72,12 +72,6 @@ def first_repeated(names: Iterable[AnyStr]) -> AnyStr | None:
 
 
 # --- single values ----------------------------------------------------------------------------------------------------
-
-
-def show(value: object) -> str:
-    """Returns a value as it may stand in a message, however long it is."""
-    text = repr(value)
-    return text[:160] + "..." if len(text) > 160 else text
 
 
 def fault(where: str, expected: str, found: object) -> FormatError:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardio.errors import shortened, show
 from shardio.order.orders import Subset, WeightedDraws, as_integer
 from shardio.order.permutation import MAX_EPOCH
 from shardio.order.permutation import VERSION as ORDER_VERSION
@@ -81,7 +82,7 @@ class Position:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):
-            raise TypeError(f"expected a dict that state_dict() has given; found {state!r}")
+            raise TypeError(f"expected a dict that state_dict() has given; found {show(state)}")
         self._check_identity(state)
         epoch: Any = state.get("epoch")
         consumed: Any = state.get("consumed")
@@ -89,7 +90,7 @@ class Position:
         if not integers or not 0 <= epoch < MAX_EPOCH or not 0 <= consumed <= self.sampler.num_samples:
             raise ValueError(
                 f"expected an epoch from 0 to 2**64 - 1 and from 0 to {self.sampler.num_samples} samples consumed; "
-                f"found epoch {epoch!r}, {consumed!r} consumed"
+                f"found epoch {show(epoch)}, {show(consumed)} consumed"
             )
         self.go_to(Place(epoch, consumed))
 
@@ -99,17 +100,17 @@ class Position:
         if lacking and not {"shuffle", *Place._fields} <= state.keys():
             raise ValueError(f"this is not the state of a ShardLoader: it lacks {', '.join(lacking)}")
         for name in ("digest", "split"):
-            if state.get(name) != identity[name]:
+            if not _equal(state.get(name), identity[name]):
                 raise ValueError(
-                    f"the state belongs to other data: its {name} is {state.get(name)!r}, that of "
+                    f"the state belongs to other data: its {name} is {show(state.get(name))}, that of "
                     f"{self._shards.path} is {identity[name]!r}; open the set and the split that it was taken from"
                 )
         for name in [*identity, *(state.keys() - identity.keys() - set(Place._fields))]:
             here, there = identity.get(name), state.get(name)
-            if there != here:
+            if name not in identity or not _equal(there, here):
                 raise ValueError(
-                    f"the state belongs to another order: its {name} is {there!r}, this loader's {here!r}; make the "
-                    "loader with the options with which the state was taken"
+                    f"the state belongs to another order: its {shortened(str(name))} is {show(there)}, this loader's "
+                    f"{here!r}; make the loader with the options with which the state was taken"
                 )
 
     def _identity(self) -> dict[str, Any]:
@@ -120,3 +121,8 @@ class Position:
             "order_version": ORDER_VERSION,
             **self.sampler.order.describe(),
         }
+
+
+def _equal(there: object, here: object) -> bool:
+    """Returns whether a state has this value. What a checkpoint holds may compare in ways of its own, as arrays do."""
+    return type(there) is type(here) and bool(there == here)

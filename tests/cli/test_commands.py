@@ -21,6 +21,7 @@ from command import assert_one_clear_error, shardio
 from folders import drop
 from pictures import random_picture, write_jpeg
 
+from shardio.cli import main
 from shardio.conversion.convert import convert
 from shardio.conversion.report import Progress
 from shardio.system.progress import Bar
@@ -399,6 +400,43 @@ def test_output_into_a_closed_pipe_ends_quietly(converted: Path) -> None:
     command = f"{sys.executable} -m shardio info {converted} | true"
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "word"),
+    [
+        ("info {out} >&-", 1, "stdout"),
+        ("info {out} >&- 2>&-", 1, ""),
+        ("convert {images} {tmp}/a --size 16 >/dev/null 2>&-", 0, ""),
+        ("info {tmp}/" + "x" * 5000, 1, "too long"),
+    ],
+    ids=["no stdout", "no stdout and no stderr", "no stderr", "a long path"],
+)
+def test_a_closed_stream_and_a_long_path_are_errors_of_one_line(
+    converted: Path, image_tree: Path, tmp_path: Path, command: str, code: int, word: str
+) -> None:
+    words = f"{sys.executable} -m shardio {command.format(out=converted, images=image_tree, tmp=tmp_path)}"
+    result = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == code
+    assert word in result.stderr
+    assert len(result.stderr) < 1100
+    assert result.stderr.count("\n") <= bool(word)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 9 GiB"), RuntimeError("can't start new thread"), OSError(24, "Too many")]
+)
+def test_a_limit_of_the_machine_is_an_error_of_one_line_that_names_it(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "cli", fail)
+    assert main._run() == 1
+    said = capsys.readouterr().err
+    assert "ulimit" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -172,7 +173,15 @@ def test_replay_tells_what_is_wrong(out: Path, words: list[str], parts: list[str
 def test_a_file_without_a_state_is_refused(out: Path, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"epoch": 3}')
     (tmp_path / "state.pt").write_bytes(b"no checkpoint")
-    for name, part in (("state.json", "found none"), ("state.pt", "expected JSON, or a checkpoint of torch")):
+    os.mkfifo(tmp_path / "fifo.pt")
+    with ShardLoader(out, 4, device="cpu") as loader:
+        (tmp_path / "seed.json").write_text(json.dumps({**loader.state_dict(), "seed": "x" * 10**6}))
+    for name, part in {
+        "state.json": "found none",
+        "state.pt": "expected JSON, or a checkpoint of torch",
+        "fifo.pt": "FIFO",
+        "seed.json": "seed",
+    }.items():
         assert_one_clear_error(shardio("replay", out, "--batch-size", "4", "--state", tmp_path / name), 2, name, part)
 
 

@@ -36,7 +36,7 @@ from manifests import (
 from places import DATA
 
 from shardio.conversion.writing.set_writer import ShardWriter
-from shardio.errors import FormatError
+from shardio.errors import LONGEST_LINE, FormatError
 from shardio.format.layout import ARRAY_TYPES, HEADER_NBYTES, RESERVED_NAMES, ArrayKind, RowType
 from shardio.format.manifest import Manifest, parse_manifest
 from shardio.format.manifest_file import commit_manifest, load_manifest
@@ -310,6 +310,17 @@ def test_wrong_values_are_refused_by_field(path: JsonPath) -> None:
         message = refused(dump(seal(changed)))
         field = path[:-1] if path[-1] in ("kind", "dtype", "shape") else path
         assert message.startswith(name_of(field)), f"{value!r}: {message}"
+
+
+@pytest.mark.parametrize("path", [path for path in paths(document()) if path], ids=name_of)
+def test_messages_stay_short_whatever_was_found(path: JsonPath) -> None:
+    for value in ("x" * 100_000, ["x" * 100_000] * 2, ["x"] * 100_000, {"x" * 100_000: 0}, int("1" * 4000)):
+        changed = document()
+        put(changed, path, value)
+        try:  # some values are any text
+            parse_manifest(dump(seal(changed)))
+        except FormatError as error:
+            assert len(str(error)) <= LONGEST_LINE  # noqa: PT017
 
 
 def expect(change: Callable[[Document], object], text: str) -> None:

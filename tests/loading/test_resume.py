@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from check_order import check_resumed_jobs
 
 from shardio.errors import FormatError
@@ -230,9 +231,21 @@ def test_a_state_with_other_keys_is_refused(loader_of: Callable[..., ShardLoader
     for state in ({}, {"loader": loader.state_dict()}):
         with pytest.raises(ValueError, match="this is not the state of a ShardLoader: it lacks digest, split, "):
             loader.load_state_dict(state)
-    with pytest.raises(ValueError, match="its more is 1, this loader's None"):
-        loader.load_state_dict({**loader.state_dict(), "more": 1})
+    for more in (1, None):
+        with pytest.raises(ValueError, match=f"its more is {more}, this loader's None"):
+            loader.load_state_dict({**loader.state_dict(), "more": more})
     assert len(indices_of(loader)) == 61
+
+
+@pytest.mark.parametrize("value", [np.arange(2), torch.arange(2), np.array(0), [torch.arange(2)], "x" * 10**6, None])
+def test_a_state_with_any_other_value_in_a_field_is_refused_in_few_words(
+    value: Any, loader_of: Callable[..., ShardLoader]
+) -> None:
+    loader = loader_of(8)
+    for name in loader.state_dict():
+        with pytest.raises(ValueError, match=name) as caught:
+            loader.load_state_dict({**loader.state_dict(), name: value})
+        assert len(str(caught.value)) < 1000
 
 
 def test_a_state_is_json_also_where_numpys_integers_were_given(loader_of: Callable[..., ShardLoader]) -> None:

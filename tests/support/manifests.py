@@ -64,7 +64,7 @@ def paths(value: object, prefix: JsonPath = ()) -> Iterator[JsonPath]:
         yield from paths(child, (*prefix, step))
 
 
-def refused(data: bytes, most_characters: int = 2000) -> str:
+def refused(data: bytes, most_characters: int = 1001) -> str:
     """The message with which parse_manifest refuses these bytes: what was expected and what was found, in few words."""
     with pytest.raises(FormatError) as caught:
         parse_manifest(data)
