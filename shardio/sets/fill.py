@@ -106,7 +106,7 @@ class Filler:
             self._progress(-entry.nbytes)
         raise FormatError(
             f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
-            f"`shardio verify {self._storage.name}` names the samples, `shardio repair` mends it"
+            f"`shardio verify {self._storage.name}` names the samples, and says how to repair it"
         )
 
     def _pour(self, storage: Storage, entry: FileEntry, write: Callable[[memoryview], object] | None = None) -> str:

@@ -55,7 +55,7 @@ def _read_checked(storage: Storage, entry: FileEntry) -> NDArray[np.uint8]:
     storage.read_into(entry, 0, data.data)
     if (found := hashlib.sha256(data.data).hexdigest()) != entry.sha256:
         raise FormatError(
-            f"{storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: `shardio verify` tells what "
-            "else is damaged, `shardio repair` mends it"
+            f"{storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: `shardio verify` says what "
+            "else is damaged, and how to repair it"
         )
     return data

@@ -93,8 +93,8 @@ def read_held(held: Held[FileEntry], sample_shape: SampleShape) -> bytes:
         data = file.readall()
     if (found := hashlib.sha256(data).hexdigest()) != held.entry.sha256:
         raise FormatError(
-            f"{held.path}: sha256: expected {held.entry.sha256}, found {found}: `shardio verify` tells what else is "
-            "damaged, `shardio repair` mends it"
+            f"{held.path}: sha256: expected {held.entry.sha256}, found {found}: `shardio verify` says what else is "
+            "damaged, and how to repair it"
         )
     return data
 
