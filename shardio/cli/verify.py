@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardio.cli.options import json_option, parsed, set_argument, workers_option
-from shardio.cli.output import next_step, say, show
+from shardio.cli.output import next_step, show
 from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
@@ -54,8 +54,27 @@ def verify(out: Path, quick: bool, as_json: bool, **options: Any) -> None:
         report = verifier.verify(out, quick=quick, on_progress=bar.add, **options)
     show({**dataclasses.asdict(report), "ok": report.ok} if as_json else _summary(report, out, quick))
     if not as_json:
-        say(next_step("bench", out) if report.ok else next_step("repair", out, "SRC"))
+        show([next_step("bench", out)] if report.ok else _way_out(report, out))
     sys.exit(0 if report.ok else 1)
+
+
+def _way_out(report: VerifyReport, out: Path) -> Iterator[str]:
+    """Yields what to do about a damaged set. `shardio repair` takes only sets that `convert` has made."""
+    from shardio.format.layout import MANIFEST_NAME
+    from shardio.format.manifest_file import load_manifest
+
+    if any(problem.file == MANIFEST_NAME for problem in report.problems):
+        yield "no command repairs a manifest: copy the right set here, or convert again"
+        return
+    provenance = load_manifest(out).provenance
+    if "conversion" in provenance:
+        yield next_step("repair", out, "SRC")
+        return
+    if "change" in provenance:
+        yield "the set was made from others: verify and repair those, then make it again"
+    else:
+        yield "`convert` did not make the set: copy it again, or write it again"
+    yield next_step("info", "-v", out)
 
 
 def _summary(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:

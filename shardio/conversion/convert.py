@@ -240,8 +240,8 @@ class Conversion:
                 parts = [record.arrays.get(spec.name) or load_array(task, spec, record) for spec in task.arrays]
                 files |= dict.fromkeys([record.entry, *(part.entry for part in parts if part is not None)], task)
         out, workers = self._plan.out, self._engine.workers or usable_cores()
-        filler = Filler(FolderStorage(out), out, workers, "shardio-compare", Flag(), lambda nbytes: None)
-        for task in {files[entry].name: files[entry] for entry in filler.find_damaged(list(files))}.values():
+        filler = Filler(FolderStorage(out), workers, "shardio-compare", Flag(), lambda nbytes: None)
+        for task in {files[entry].name: files[entry] for entry in filler.find_damaged(out, list(files))}.values():
             discard_record(task)
             del records[task.name]
 

@@ -89,8 +89,8 @@ def check_sha256(path: str | Path | FileAt, entry: FileEntry, found: str) -> Non
     """Raises FormatError unless `found`, the sha256 of the file's bytes, is what the manifest says."""
     if found != entry.sha256:
         raise FormatError(
-            f"{path}: sha256: expected {entry.sha256}, found {found}; `shardio verify` finds what else is damaged, "
-            "`shardio repair` makes it again"
+            f"{path}: sha256: expected {entry.sha256}, found {found}; `shardio verify` says what else is "
+            "damaged, and how to repair it"
         )
 
 

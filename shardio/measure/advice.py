@@ -149,7 +149,7 @@ def _about_set(facts: SetFacts, cached: bool) -> Iterator[Advice]:
             "no job can read the set",
             f"shardio stage {quoted} CACHE"
             if is_url(facts.path)
-            else f"shardio verify {quoted}, and then shardio repair {quoted} SRC; or shardio convert SRC OUT",
+            else f"shardio verify {quoted}, which says how to repair it; or shardio convert SRC OUT",
         )
     if facts.free_nbytes is not None and facts.free_nbytes < _ENOUGH_DISK:
         yield Advice(

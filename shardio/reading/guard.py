@@ -168,8 +168,8 @@ class GuardedReader:
         what = f"the {array} of sample" if array else "sample"
         return FormatError(
             f"{self._shards.path_of(shard)}: {what} {index} ({os.fsdecode(key)}) at byte {offset}: crc32: expected "
-            f"{expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, `shardio "
-            f"repair` makes it again{way_out}"
+            f"{expected:08x}, found {found:08x} in two reads; `shardio verify` finds what else is damaged, and says "
+            f"how to repair it{way_out}"
         )
 
     def _read(

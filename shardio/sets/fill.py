@@ -45,7 +45,7 @@ class Filler:
         """Copies the files, or some of them if `stop` is set."""
         self._each(lambda entry: self._copy(folder / entry.file, entry), entries)
 
-    def find_damaged(self, folder: FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
+    def find_damaged(self, folder: Path | FolderHandle, entries: Sequence[FileEntry]) -> list[FileEntry]:
         """Returns the files of the copy whose sha256 is another, or that the disk no longer gives."""
         copy = FolderStorage(folder)
         damaged: list[FileEntry] = []
@@ -104,7 +104,7 @@ class Filler:
             self._progress(-entry.nbytes)
         raise FormatError(
             f"{self._storage.path_of(entry)}: sha256: expected {entry.sha256}, found {found}: the source is damaged; "
-            f"`shardio verify {self._storage.name}` names the samples, `shardio repair` mends it"
+            f"`shardio verify {self._storage.name}` names the samples, and says how to repair it"
         )
 
     def _pour(self, storage: Storage, entry: FileEntry, write: Callable[[memoryview], object] | None = None) -> str:

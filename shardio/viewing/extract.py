@@ -84,8 +84,8 @@ def _pixels(shards: ShardSet, index: int, expected: int) -> NDArray[np.uint8]:
     shards.gather(np.array([index]), pixels[None])
     if (found := crc32(pixels.reshape(-1))) != expected:
         raise FormatError(
-            f"{shards.path}: sample {index}: crc32: expected {expected}, found {found}: `shardio verify` tells what "
-            "else is damaged, `shardio repair` mends it"
+            f"{shards.path}: sample {index}: crc32: expected {expected}, found {found}: `shardio verify` says what "
+            "else is damaged, and how to repair it"
         )
     return pixels
 

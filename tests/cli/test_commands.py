@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -24,6 +25,7 @@ from pictures import random_picture, write_jpeg
 from shardio.cli import main
 from shardio.conversion.convert import convert
 from shardio.conversion.report import Progress
+from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.system.progress import Bar
 
 
@@ -200,6 +202,25 @@ def test_info_does_not_load_torch(converted: Path) -> None:
     code = "import sys, shardio.cli.main as c; sys.argv = ['shardio', 'info', sys.argv[1]]\n"
     code += "try:\n    c.main()\nexcept SystemExit as e:\n    assert e.code == 0\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(converted)], check=True, capture_output=True, timeout=60)
+
+
+def test_the_next_step_after_damage_is_one_that_works(converted: Path, tmp_path: Path) -> None:
+    shardio("drop", converted, tmp_path / "changed", "--split", "val")
+    with ShardWriter(tmp_path / "written", (4, 4, 3)) as writer:
+        writer.append(np.zeros((4, 4, 3), np.uint8), 0)
+    for out, expected in (
+        (converted, f"next: shardio repair {converted} SRC"),
+        (tmp_path / "changed", f"next: shardio info -v {tmp_path / 'changed'}"),
+        (tmp_path / "written", f"next: shardio info -v {tmp_path / 'written'}"),
+    ):
+        (out / "rejects.jsonl").unlink()
+        (out / "rejects.jsonl").write_bytes(b"damaged")
+        result = shardio("verify", out, "--quick")
+        assert (result.returncode, result.stdout.splitlines()[-1]) == (1, expected)
+        if "repair" not in expected:
+            assert shardio(*shlex.split(expected)[2:]).returncode == 0
+    (converted / "manifest.json").write_bytes(b"{}")
+    assert "next: " not in shardio("verify", converted).stdout
 
 
 def test_verify_names_the_damaged_sample_and_exits_with_1(converted: Path) -> None:

@@ -99,7 +99,7 @@ def test_each_fault_of_a_machine_is_named_with_its_cure(
 @pytest.mark.parametrize(
     ("change", "severity", "figure", "cure"),
     [
-        ({"fault": "a shard is missing"}, "error", "a shard is missing", "shardio repair '/data/a set' SRC"),
+        ({"fault": "a shard is missing"}, "error", "a shard is missing", "shardio verify '/data/a set'"),
         ({"free_nbytes": 0}, "warning", "0 B of free space", "make room"),
         ({"filesystem": "tmpfs"}, "warning", "20 GB are memory", "a folder on a disk"),
         ({"filesystem": "overlay"}, "hint", "overlay", "mount a volume"),

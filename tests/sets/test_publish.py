@@ -262,7 +262,7 @@ def test_damage_is_found_while_copying_and_nothing_is_published(out: Path, root:
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(FormatError, match=r"train-00001.npy: sha256: expected .*`shardio repair` mends it"):
+    with pytest.raises(FormatError, match=r"train-00001.npy: sha256: expected .*`shardio verify"):
         publish(out, root / "small")
     os.truncate(shard, 5000)
     for move in (False, True):
