@@ -697,6 +697,29 @@ def test_every_image_is_read_with_and_without_the_spool_also_elsewhere(
         assert direct.read(source) == spooled.read(source) == sent.read(source) == expected
 
 
+@pytest.mark.parametrize("harm", ["images", "table", "cut", "empty"])
+def test_an_image_whose_copy_is_damaged_is_read_from_the_parquet_file(
+    image_tree: Path, origin: tuple[ParquetOrigin, list[Source]], tmp_path: Path, harm: str
+) -> None:
+    direct, sources = origin
+    spooled = replace(direct, spool=tmp_path)
+    spooled.prepare(lambda count: None)
+    for path in tmp_path.glob("*.images"):
+        data = np.fromfile(path, np.uint8)
+        match harm:
+            case "images":
+                data[: len(data) // 2] ^= 1
+            case "table":
+                data[-400:] ^= 1
+            case "cut":
+                data = data[:-7]
+            case _:
+                data = data[:0]
+        path.write_bytes(data.tobytes())
+    for source in sources:
+        assert spooled.read(source) == (image_tree / os.fsdecode(source.key)).read_bytes()
+
+
 def test_a_spool_that_was_removed_is_no_fault_of_the_images(
     origin: tuple[ParquetOrigin, list[Source]], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from shardio.conversion.images.decode import MAX_SOURCE_NBYTES
 from shardio.conversion.sources.collection import Item, Origin, Source, check_source_nbytes, identify
 from shardio.errors import DecodeError, SourceError
+from shardio.format.checksum import crc32
 from shardio.sets.arrow import open_parquet
 from shardio.system.files import AtomicFile, write_all
 from shardio.system.opening import naming, open_untrusted
@@ -27,8 +28,8 @@ from shardio.system.opening import naming, open_untrusted
 # So few images at a time, as each may be MAX_SOURCE_NBYTES long.
 _IMAGES_AT_ONCE = 16
 
-# At the end of a spool file, for each row: the first byte of its image and how many it has, or _NO_IMAGE.
-_ENTRY = struct.Struct("<qq")
+# At the end of a spool file, for each row: the first byte of its image, how many it has or _NO_IMAGE, and their crc32.
+_ENTRY = struct.Struct("<qqI")
 _NO_IMAGE = -1
 
 
@@ -56,9 +57,14 @@ class ParquetOrigin(Origin):
     spool: Path | None = None
 
     def read(self, source: Source) -> bytes:
-        """Does what Origin.read does. Raises FileNotFoundError if a process published the set and removed the spool."""
+        """Does what Origin.read does. Raises FileNotFoundError if a process published the set and removed the spool.
+
+        An image whose copy is damaged is read from the parquet file.
+        """
         where, number = _item(source)
-        image = self._read_row_group(where, number) if self.spool is None else self._read_spool(where, number)
+        is_sound, image = (False, None) if self.spool is None else self._read_spool(where, number)
+        if not is_sound:
+            image = self._read_row_group(where, number)
         if image is None:
             raise DecodeError("empty", "the row has no image: expected its bytes, found null")
         return image
@@ -123,7 +129,7 @@ class ParquetOrigin(Origin):
             for images in _images(file, self.image):
                 for image in images:
                     nbytes = _NO_IMAGE if image is None else len(image)
-                    entries += _ENTRY.pack(offset, nbytes)
+                    entries += _ENTRY.pack(offset, nbytes, crc32(image or b""))
                     if image is not None and nbytes <= MAX_SOURCE_NBYTES:
                         with naming(target):
                             write_all(out.descriptor, image)
@@ -135,15 +141,21 @@ class ParquetOrigin(Origin):
                 write_all(out.descriptor, bytes(entries))
             out.commit()
 
-    def _read_spool(self, where: bytes, number: int) -> bytes | None:
+    def _read_spool(self, where: bytes, number: int) -> tuple[bool, bytes | None]:
+        """Returns whether the copy of an image is there and sound, and the image; None if the row has none."""
         path = self._spool_path(where)
         with naming(path), open_untrusted(path) as file:
             start = os.fstat(file.fileno()).st_size - _ENTRY.size * (self.files[where].num_rows - number)
-            offset, nbytes = _ENTRY.unpack(os.pread(file.fileno(), _ENTRY.size, start))
+            entry = os.pread(file.fileno(), _ENTRY.size, max(0, start))
+            if len(entry) < _ENTRY.size:
+                return False, None
+            offset, nbytes, crc = _ENTRY.unpack(entry)
             if nbytes == _NO_IMAGE:
-                return None
-            check_source_nbytes(nbytes)
-            return os.pread(file.fileno(), nbytes, offset)
+                return crc == 0, None
+            if offset < 0 or not 0 <= nbytes <= MAX_SOURCE_NBYTES:  # larger ones are not copied
+                return False, None
+            image = os.pread(file.fileno(), nbytes, offset)
+            return crc32(image) == crc, image
 
 
 def _item(source: Source) -> Item:
