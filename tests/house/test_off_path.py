@@ -1,0 +1,52 @@
+"""A small step off the documented path gives the right samples or an error: a short form of off_path.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from command import run_python
+from places import CHAOS, ROOT
+
+
+def test_random_combinations_deliver_what_the_reference_has_or_are_refused_for_a_known_reason(tmp_path: Path) -> None:
+    result = run_python(CHAOS / "off_path.py", "--combinations", "200", "--seed", "3", TMPDIR=str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "violations=[]" in result.stdout
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("careless", "told"),
+    [
+        ("Split.squashed = property(lambda self: False, lambda self, value: None)", "other images"),
+        ("draft.Stored.take = lambda self, samples: take(self, np.sort(samples))", "other"),
+        ("targets._fills = lambda masks, fill: dict.fromkeys(masks, 0)", "other arrays"),
+        ("merge._check_same_images = lambda *some: None", "not refused"),
+    ],
+)
+def test_a_careless_step_is_noticed(careless: str, told: str, tmp_path: Path) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+import numpy as np
+import off_path
+from shardio.augment import targets
+from shardio.format.entries import Split
+from shardio.sets.changes import draft, merge
+take = draft.Stored.take
+{careless}
+counts = off_path.off_path(Path(sys.argv[1]), 60, 1, say=lambda text: None)
+print("\\n".join(counts.violations))
+"""
+    result = run_python("-c", script, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert told in result.stdout
+
+
+def test_the_guide_announces_each_reason_for_a_refusal() -> None:
+    from off_path import REASONS
+
+    for name, reason in REASONS.items():
+        assert reason.announced in (ROOT / "docs" / reason.page).read_text(), name
