@@ -238,13 +238,14 @@ if triton is not None:
             grey = grey + 12582912.0
             there = ((picture * out_height + ys) * (out_width * CHANNELS))[:, None] + lane[None, :]
             inside = (ys < out_height)[:, None] & (lane < out_width * CHANNELS)[None, :]
-            if out.dtype.element_ty == tl.uint8 and not NORMALIZE:
+            # A comparison of types is a plain bool before Triton 3.4, and the `and` of a kernel does not take it.
+            if NORMALIZE:
+                grey = (grey - 12582912.0) * factor[None, :] + offset[None, :]
+                tl.store(out + there, grey.to(out.dtype.element_ty), mask=inside)
+            elif out.dtype.element_ty == tl.uint8:
                 tl.store(out + there, grey.to(tl.int32, bitcast=True).to(tl.uint8), mask=inside)
             else:
-                grey = grey - 12582912.0
-                if NORMALIZE:
-                    grey = grey * factor[None, :] + offset[None, :]
-                tl.store(out + there, grey.to(out.dtype.element_ty), mask=inside)
+                tl.store(out + there, (grey - 12582912.0).to(out.dtype.element_ty), mask=inside)
 
 
 def resample_fused(
@@ -385,6 +386,9 @@ def _launch_of(
             num_warps=1 if 0 < taps <= 4 else 2,
             # Normalised pixels are rounded after the product, as torch's operations do it; the sums say where not.
             enable_fp_fusion=False,
+            # Sixteen programs on a multiprocessor: some releases of Triton take 163 registers without need. Four taps
+            # would not fit, and AMD's Triton does not know the option.
+            **({"maxnreg": 128} if 0 < taps < 4 and torch.version.hip is None else {}),
         )
     return out.permute(0, 3, 1, 2)
 

@@ -42,7 +42,7 @@ from shardio.conversion.report import ConvertReport, Monitor, Progress, TooManyB
 from shardio.conversion.sources.datasets import Dataset
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES, SplitContent, publish_set, read_rejects
-from shardio.errors import ConvertError, FormatError, SpaceError
+from shardio.errors import ConvertError, FormatError, SpaceError, shortened
 from shardio.format.entries import ArrayEntry, FileEntry
 from shardio.format.layout import MANIFEST_NAME, REJECTS_NAME
 from shardio.format.manifest import Manifest
@@ -136,6 +136,10 @@ def _plan(
     return make_plan(out, collection, options, columns, hash_sources=hash_sources, arrays=arrays)
 
 
+# Refused images that the error names; rejects.jsonl has all.
+_MOST_NAMED = 20
+
+
 class Conversion:
     """One call of `convert` after its plan: shards are found or made, and the set is published. Not thread safe."""
 
@@ -207,11 +211,13 @@ class Conversion:
         if todo:
             self._plan.collection.origin.prepare(self._monitor.report_spooled)
         made = self._engine.run(todo, self._monitor.report)
+        self._monitor.check()
         records |= {task.name: record for task, record in zip(todo, made, strict=True)}
         self._missing = without_record(self._others)
         if not self._missing:
             found = load_records(self._others)
             self._monitor.count_others(found.values())
+            self._monitor.check()
             records |= found
             self._missing = [task for task in self._others if task.name not in found]
         self._records = records
@@ -336,12 +342,17 @@ class Conversion:
         """Writes down which images are refused so far, and returns the error that says so."""
         plan, monitor, now = self._plan, self._monitor, self._monitor.progress
         write_atomic(plan.out / REJECTS_NAME, *(line for task in plan.tasks for line in refused_so_far(task)))
+        rejects = read_rejects(plan.out / REJECTS_NAME)
+        texts = (f"{os.fsdecode(reject.key)}: {reject.reason}: {reject.detail}" for reject in rejects[:_MOST_NAMED])
+        named = [shortened(text, 240) for text in texts]
+        if len(rejects) > _MOST_NAMED:
+            named.append(f"and {len(rejects) - _MOST_NAMED:,} more")
         whose = f", {monitor.refused_by_others} of them by other parts," if monitor.refused_by_others else ""
         return ConvertError(
             f"{plan.out}: expected at most {monitor.most_bad} refused images of {plan.collection.num_sources}, found "
-            f"{now.refused + monitor.refused_by_others}{whose} after {now.done}; nothing is published. "
-            f"{plan.out / REJECTS_NAME} lists them so far: mend them and run the same command again, or allow more "
-            "with --max-bad"
+            f"{monitor.num_refused}{whose} after {now.done}; nothing is published. {plan.out / REJECTS_NAME} lists "
+            "them: mend them and run the same command again, or allow more with --max-bad",
+            *named,
         )
 
 

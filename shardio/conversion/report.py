@@ -73,12 +73,20 @@ class ConvertReport:
     """The state of the set if other parts have still something to do; None if it is published."""
 
 
+# A caller who mends images wants all of them in one list; but who chose the wrong folder should not wait for its end.
+_MOST_REFUSED = 100
+_MOST_DONE = 10_000
+
+
 class TooManyBad(Exception):
     """More sources are refused than the caller accepts."""
 
 
 class Monitor:
-    """Counts sources, tells the caller, and stops the work when too many are refused."""
+    """Counts sources, tells the caller, and stops the work when too many are refused.
+
+    It stops at the hundredth refused source or the ten thousandth source: a small collection is first done to its end.
+    """
 
     def __init__(self, total: int, most_bad: int, on_progress: Callable[[Progress], None] | None) -> None:
         self.progress = Progress(0, 0, total)
@@ -97,7 +105,8 @@ class Monitor:
     def report(self, done: int, refused: int, kept: int = 0, /) -> None:
         now = self.progress
         self._tell(replace(now, done=now.done + done, refused=now.refused + refused, kept=now.kept + kept))
-        self._check()
+        if self.num_refused >= _MOST_REFUSED or self.progress.done >= _MOST_DONE:
+            self.check()
 
     def expect_kept(self, found: int) -> None:
         """Notes how many sources earlier calls have done."""
@@ -106,10 +115,14 @@ class Monitor:
     def count_others(self, records: Iterable[ShardRecord]) -> None:
         """Counts what other parts have refused; `records` are all that they have finished."""
         self.refused_by_others = sum(len(record.rejects) for record in records)
-        self._check()
 
-    def _check(self) -> None:
-        if self.progress.refused + self.refused_by_others > self.most_bad:
+    @property
+    def num_refused(self) -> int:
+        return self.progress.refused + self.refused_by_others
+
+    def check(self) -> None:
+        """Raises TooManyBad if more sources are refused than the caller accepts."""
+        if self.num_refused > self.most_bad:
             raise TooManyBad
 
 

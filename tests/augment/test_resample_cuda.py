@@ -6,6 +6,7 @@ fast.
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from interpreted import assert_compiles, assert_interprets, needs_triton
 from pictures import random_picture
+from places import ROOT
 
 from shardio.augment import resample_cuda
 from shardio.augment.boxes import Boxes
@@ -211,6 +213,19 @@ assert len(inner_loop(compile_packed(90, (256, 256, 3), (224, 224), *usual))) <=
 assert made.metadata.num_warps == 1 and registers(made) <= 128, registers(made)
 print("compiled")
 """
+
+
+def test_kernels_join_no_conditions() -> None:
+    """Triton before 3.4 compiles no `and` of plain bools, such as comparisons of types. Its interpreter takes them."""
+    kernels = [
+        function
+        for path in sorted((ROOT / "shardio" / "augment").glob("*_cuda.py"))
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef) and "triton.jit" in " ".join(map(ast.unparse, function.decorator_list))
+    ]
+    assert len(kernels) > 10
+    joined = [node for kernel in kernels for node in ast.walk(kernel) if isinstance(node, ast.BoolOp)]
+    assert list(map(ast.unparse, joined)) == []
 
 
 def test_the_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:

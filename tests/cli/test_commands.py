@@ -71,7 +71,7 @@ def test_another_conversion_into_the_same_folder_is_refused(image_tree: Path, co
 def test_too_many_refused_images_publish_nothing(image_tree: Path, tmp_path: Path) -> None:
     (image_tree / "val" / "n02" / "page.JPEG").write_bytes(b"<html>404</html>")
     result = shardio("convert", image_tree, tmp_path / "out", "--size", "16")
-    assert_one_clear_error(result, 1, "at most 0 refused images of 19", "rejects.jsonl", "--max-bad")
+    assert_one_clear_error(result, 1, "at most 0 refused images of 19", "--max-bad", "page.JPEG")
     assert not (tmp_path / "out" / "manifest.json").exists()
     (line,) = (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
     assert json.loads(line)["key"] == "val/n02/page.JPEG"

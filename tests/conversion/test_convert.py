@@ -519,7 +519,7 @@ def test_past_the_limit_nothing_is_published_and_mending_redoes_only_the_shards_
     assert not (out / "manifest.json").exists()
     assert [(line["key"], line["reason"]) for line in rejects(out)] == [(name, "empty") for name in names]
     before = stamps(out)
-    assert set(before) == {"train-00000.npy", "train-00001.npy", "train-00002.npy", "train-00003.npy", "val-00000.npy"}
+    assert set(before) == {*(f"train-0000{number}.npy" for number in range(4)), "val-00000.npy", "val-00001.npy"}
 
     for name in names:
         shutil.copyfile(sound / name, image_tree / name)
@@ -527,7 +527,7 @@ def test_past_the_limit_nothing_is_published_and_mending_redoes_only_the_shards_
     assert report.num_converted == 6
     assert sum(report.refused.values()) == 0
     after = stamps(out)
-    assert {name for name in before if after[name] != before[name]} == {"train-00000.npy"}
+    assert {name for name in before if after[name] != before[name]} == {"train-00000.npy", "val-00001.npy"}
     assert hashes(out) == hashes(tmp_path / "reference")
 
 
@@ -538,7 +538,7 @@ def test_allowing_more_publishes_without_doing_finished_shards_again(image_tree:
         convert(image_tree, out, **options, max_bad=1)
     before = stamps(out)
     report = convert(image_tree, out, **options, max_bad=2)
-    assert report.num_converted == 3
+    assert report.num_converted == 0
     assert report.refused == {"empty": 2}
     assert [line["key"] for line in rejects(out)] == names
     assert {name: stamp for name, stamp in stamps(out).items() if name in before} == before
@@ -552,8 +552,29 @@ def test_refusals_of_finished_shards_count_when_the_same_call_goes_on(image_tree
         with pytest.raises(ConvertError, match="expected at most 1 refused images of 18, found 2 after 18"):
             convert(image_tree, out, **options)
         assert [line["key"] for line in rejects(out)] == names
-    with pytest.raises(ConvertError, match="expected at most 0 refused images of 18, found 1 after"):
+    with pytest.raises(ConvertError, match="expected at most 0 refused images of 18, found 2 after"):
         convert(image_tree, out, **{**options, "max_bad": 0})
+
+
+def test_all_refused_images_of_a_small_collection_are_named_at_once(image_tree: Path, out: Path) -> None:
+    names = sorted(str(path.relative_to(image_tree)) for path in image_tree.rglob("*_1.JPEG"))
+    damage(image_tree, *names)
+    with pytest.raises(ConvertError, match="found 6 after 18") as caught:
+        convert(image_tree, out, **OPTIONS, max_bad=0)
+    assert sorted(line["key"] for line in rejects(out)) == names
+    named = str(caught.value).splitlines()[1:]
+    assert sorted(line.split(":")[0].strip() for line in named) == names
+    assert all(": empty: " in line for line in named)
+
+
+@pytest.mark.parametrize(("limit", "most"), [("_MOST_REFUSED", 4), ("_MOST_DONE", 5)])
+def test_a_large_collection_is_not_converted_to_its_end_for_nothing(
+    limit: str, most: int, image_tree: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(image_tree, *(str(path.relative_to(image_tree)) for path in image_tree.rglob("*.JPEG")))
+    monkeypatch.setattr(f"shardio.conversion.report.{limit}", most)
+    with pytest.raises(ConvertError, match=f"found {most} after {most};"):
+        convert(image_tree, out, **{**OPTIONS, "workers": 1}, max_bad=0)
 
 
 def test_the_advice_of_the_error_can_be_followed(image_tree: Path, out: Path) -> None:
