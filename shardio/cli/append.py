@@ -12,6 +12,7 @@ from shardio.cli.merge import merge_options
 from shardio.cli.options import columns_option, cores_option, folder, max_bad_option, set_argument, source_option
 from shardio.cli.output import say
 from shardio.errors import shortened
+from shardio.system.amounts import counted
 
 if TYPE_CHECKING:
     from shardio.conversion.report import ConvertReport
@@ -50,7 +51,7 @@ def append(out: Path, src: Path, new: Path, as_json: bool, **options: Any) -> No
         def tell(report: ConvertReport) -> None:
             bar.close()
             if not as_json:
-                say(f"converted {sum(report.num_samples.values()):,} images in {report.seconds:,.1f} s")
+                say(f"converted {counted(sum(report.num_samples.values()), 'image')} in {report.seconds:,.1f} s")
 
         try:
             report = append_images(

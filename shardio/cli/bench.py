@@ -14,6 +14,7 @@ from shardio.cli.completion import complete_split
 from shardio.cli.options import each, json_option, parse_count, set_argument
 from shardio.cli.output import Column, show, table
 from shardio.conversion.amounts import parse_size
+from shardio.system.amounts import counted
 
 if TYPE_CHECKING:
     from shardio.measure.report import LimitKind, LimitResult, Report, Speed
@@ -125,7 +126,7 @@ def summary(report: Report) -> Iterator[str]:
 def _about(report: Report) -> Iterator[str]:
     shape, machine = " x ".join(map(str, report.sample_shape)), report.machine
     cached = "" if report.resident_share is None else f", {report.resident_share:.0%} in the page cache before"
-    yield f"{report.path}, {report.split}: {report.num_samples:,} samples of {shape}"
+    yield f"{report.path}, {report.split}: {counted(report.num_samples, 'sample')} of {shape}"
     devices = "".join(f", {device}: {name}" for device, name in machine["devices"].items())
     rounds = f"medians of {report.rounds} round{'s' * (report.rounds > 1)}, {report.seconds:g} s each"
     yield f"{machine['filesystem']}{cached}; {machine['cores']} cores, kernel {machine['kernel']}{devices}"

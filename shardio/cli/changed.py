@@ -11,7 +11,7 @@ import click
 from shardio.cli.completion import complete_split
 from shardio.cli.options import Command, folder, json_option
 from shardio.cli.output import next_step, say, show
-from shardio.system.amounts import bytes_text
+from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.sets.changes.carry import ChangeReport, Room
@@ -55,9 +55,10 @@ def show_change(report: ChangeReport, *, as_json: bool) -> None:
 
 
 def _summary(report: ChangeReport) -> Iterator[str]:
-    yield f"made {report.path}: {report.num_files:,} files, {bytes_text(report.nbytes)}, digest {report.digest[:16]}"
+    files = f"{counted(report.num_files, 'file')}, {bytes_text(report.nbytes)}"
+    yield f"made {report.path}: {files}, digest {report.digest[:16]}"
     for name, count in report.num_samples.items():
-        yield f"  {name:<8}{count:>12,} samples"
+        yield f"  {name:<8}{counted(count, 'sample'):>20}"
     amounts = {
         "shared with the old set": report.linked_nbytes + report.cloned_nbytes,
         "copied": report.copied_nbytes,
@@ -65,9 +66,9 @@ def _summary(report: ChangeReport) -> Iterator[str]:
     }
     yield "  " + ", ".join(f"{bytes_text(nbytes)} {what}" for what, nbytes in amounts.items() if nbytes)
     if report.notes.get("num_relabelled"):
-        yield f"  {sum(report.notes['num_relabelled'].values()):,} samples have other labels"
+        yield f"  {counted(sum(report.notes['num_relabelled'].values()), 'sample')} relabelled"
     if "new_classes" in report.notes:
-        yield f"  {len(report.classes):,} classes{_some(report.notes['new_classes'])}"
+        yield f"  {counted(len(report.classes), 'class')}{_some(report.notes['new_classes'])}"
     if report.notes.get("refused"):
         yield f"  refused {sum(report.notes['refused'].values()):,} of the new images, listed in rejects.jsonl"
     yield next_step("info", report.path)

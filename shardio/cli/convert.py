@@ -14,7 +14,7 @@ import click
 from shardio.cli.options import columns_option, folder, image_options, json_option, max_bad_option, parsed
 from shardio.cli.output import counts_text, next_step, say, show, some
 from shardio.conversion.amounts import parse_part
-from shardio.system.amounts import bytes_text
+from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.conversion.report import ConvertReport
@@ -131,16 +131,17 @@ def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | Non
     show(_summary(report, src, out))
     if report.duplicates is not None:
         say(
-            f"  duplicates: {len(report.duplicates):,} images are there more than once, "
+            f"  duplicates: {counted(len(report.duplicates), 'image')} found more than once, "
             f"{sum(group.labels_differ for group in report.duplicates):,} of them under different labels, "
             f"{sum(group.splits_differ for group in report.duplicates):,} in different splits, "
             f"listed in {duplicates_file}"
         )
     if report.unfinished:
         k, n = options["part"]
+        shards = counted(report.unfinished.num_shards, "shard")
         say(
-            f"part {k}/{n} done: {report.unfinished.num_finished:,} of {report.unfinished.num_shards:,} shards are "
-            f"finished; the last part to finish publishes. Missing: {some(report.unfinished.parts)}"
+            f"part {k}/{n} done: {report.unfinished.num_finished:,} of {shards} finished; the last "
+            f"part to finish publishes. Missing: {some(report.unfinished.parts)}"
         )
     elif report.digest:
         say(next_step("view", out))
@@ -151,14 +152,14 @@ def _summary(report: ConvertReport, src: Path, out: Path) -> Iterator[str]:
 
     if report.num_converted:
         rate = report.num_converted / report.seconds
-        yield f"converted {report.num_converted:,} images in {report.seconds:,.1f} s ({rate:,.0f} images/s)"
+        yield f"converted {counted(report.num_converted, 'image')} in {report.seconds:,.1f} s ({rate:,.0f} images/s)"
     else:
         yield f"nothing to do: {'this part is finished' if report.unfinished else 'the set is published'}"
     yield f"  source  {report.source}, {src}"
     for name, count in report.num_samples.items():
-        yield f"  {name:<8}{count:>12,} samples"
+        yield f"  {name:<8}{counted(count, 'sample'):>20}"
     digest = f", digest {report.digest[:16]}" if report.digest else ""
-    yield f"  {report.num_shards:,} shards, {bytes_text(report.nbytes)} in {out}{digest}"
+    yield f"  {counted(report.num_shards, 'shard')}, {bytes_text(report.nbytes)} in {out}{digest}"
     for what, counts, where in (
         ("refused", report.refused, f", listed in {out / 'rejects.jsonl'}" if report.digest else ""),
         ("mended", {JUNK: len(report.mended)} if report.mended else {}, ""),

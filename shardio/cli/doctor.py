@@ -15,7 +15,7 @@ from shardio.cli.completion import complete_set
 from shardio.cli.options import json_option
 from shardio.cli.output import say, show
 from shardio.errors import printable
-from shardio.system.amounts import bytes_text
+from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.measure.advice import Advice, CacheFacts, MachineFacts, SetFacts
@@ -118,7 +118,7 @@ def _set_lines(facts: SetFacts) -> Iterator[str]:
 
     resident = facts.reading.resident_share
     share = "share in the page cache unknown" if resident is None else f"{resident:.0%} in the page cache"
-    yield from _fact("", f"{bytes_text(facts.nbytes)} in {facts.num_files:,} files; {facts.split}: {share}")
+    yield from _fact("", f"{bytes_text(facts.nbytes)} in {counted(facts.num_files, 'file')}; {facts.split}: {share}")
     choice = choose(facts.reading)
     yield from _fact("reader", f"{choice.engine}: {choice.reason}")
     if facts.reads_per_second is not None:

@@ -18,6 +18,7 @@ from shardio.cli.options import (
     where_option,
 )
 from shardio.cli.output import next_step, say
+from shardio.system.amounts import counted
 
 
 @click.command(short_help="Write samples as PNGs.")
@@ -60,6 +61,6 @@ def extract(
         return
     with Bar(unit=" samples") as bar:
         num_files = extract(shards, chosen.tolist(), output, bar.reach)
-    say(f"{output}: {len(chosen):,} samples in {num_files:,} files; {LABELS_NAME} says what each is")
+    say(f"{output}: {counted(len(chosen), 'sample')} in {counted(num_files, 'file')}; {LABELS_NAME} says what each is")
     words = [] if split == "train" else ["--split", split]
     say(next_step("view", out, *words, "--indices", ",".join(map(str, chosen[:12].tolist()))))

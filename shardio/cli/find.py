@@ -13,6 +13,7 @@ from shardio.cli.completion import complete_set
 from shardio.cli.options import class_option, json_option, key_option, splits_option, where_option
 from shardio.cli.output import next_step, say, telling_of_servers
 from shardio.errors import printable, shortened
+from shardio.system.amounts import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,7 +87,7 @@ def _print_lines(out: str, indexed: IndexedSet, found: Sequence[NDArray[np.int64
             )
         )
     total, of = sum(map(len, found)), sum(len(split.rows) for split in indexed.splits)
-    say(f"{total:,} of {of:,} samples")
+    say(f"{total:,} of {counted(of, 'sample')}")
     split, samples = next((s, f) for s, f in zip(indexed.splits, found, strict=True) if len(f))
     words = [] if split.name == "train" else ["--split", split.name]
     say(next_step("view", out, *words, "--indices", ",".join(map(str, samples[:_MOST_SHOWN].tolist()))))

@@ -14,7 +14,7 @@ from shardio.cli.completion import complete_set
 from shardio.cli.options import json_option
 from shardio.cli.output import Column, levels_text, next_step, show, table, telling_of_servers
 from shardio.errors import printable, shortened
-from shardio.system.amounts import bytes_text
+from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.format.entries import ArrayEntry, Split
@@ -142,21 +142,22 @@ def _summary(
 
     height, width, channels = manifest.sample_shape
     num_samples = sum(split.num_samples for split in manifest.splits.values())
-    classes = f"{len(manifest.classes):,} classes, " if manifest.classes else ""
-    yield f"{name}: {num_samples:,} samples, {bytes_text(manifest.nbytes)}, {classes}{_state(fault)}"
+    classes = f"{counted(len(manifest.classes), 'class')}, " if manifest.classes else ""
+    yield f"{name}: {counted(num_samples, 'sample')}, {bytes_text(manifest.nbytes)}, {classes}{_state(fault)}"
     if fault:
         yield f"  state   {_state(fault)}: {fault}"
     yield f"  sample  {height} x {width} x {channels} uint8"
     for split_name, split in manifest.splits.items():
         squashed = ", squashed" if split.squashed else ""
-        yield f"  {split_name:<7} {split.num_samples:,} samples in {len(split.shards):,} shards{squashed}"
+        held = f"{counted(split.num_samples, 'sample')} in {counted(len(split.shards), 'shard')}"
+        yield f"  {split_name:<7} {held}{squashed}"
         if columns := ", ".join(column for column, _ in split.index.columns):
             yield from _wrapped("", f"columns {columns}", verbose)
         if split.order is not None:
             yield f"          order {_stored(split.order, split.num_rows, in_use.get(split_name))} samples in use"
         yield from _arrays(split, in_use.get(split_name))
     yield from _classes(manifest, counts)
-    yield f"  refused {manifest.rejects.num_rejects:,} images when it was made"
+    yield f"  refused {counted(manifest.rejects.num_rejects, 'image')} when it was made"
     if made := describe_making(manifest):
         yield from _wrapped("made by", made, verbose)
     if levels := stored_levels(manifest.provenance, channels):
@@ -178,7 +179,10 @@ def _classes(manifest: Manifest, counts: ClassCounts | str) -> Iterator[str]:
             yield f"  classes {counts}"
         return
     split, each = first_split(manifest.splits), counts.range
-    yield f"  classes {split} has {each.least:,} to {each.most:,} samples of each, median {each.median:,}"
+    spread = f"{each.least:,} to {each.most:,} samples of each, median {each.median:,}"
+    if each.least == each.most:
+        spread = f"{counted(int(each.least), 'sample')} of each"
+    yield f"  classes {split} has {spread}"
     shown = counts.first(_MOST_CLASSES)
     names, called = manifest.classes, manifest.class_names
     cells = [

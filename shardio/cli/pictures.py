@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +34,7 @@ def sheet_options(command: Command) -> Command:
     """Adds what all commands that draw a sheet have alike."""
     for option in reversed(
         [
-            click.option("--columns", type=click.IntRange(1), help="Pictures in a row.  [default: at most 8]"),
+            click.option("--columns", type=click.IntRange(1), help="Pictures in a row.  [default: at most 8 that fit]"),
             click.option("--side", type=click.IntRange(1, 4096), help="Longer side of a picture on the sheet."),
             output_option,
         ]
@@ -91,18 +91,39 @@ def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint
     return levels
 
 
-def show_sheet(image: Image.Image, output: Path | None) -> None:
-    """Writes the sheet, or draws it in the terminal. Raises ValueError if there is neither a file nor a terminal."""
-    from shardio.drawing.terminal import graphics_of, in_terminal
+def show_sheet(
+    pictures: Sequence[NDArray[np.uint8]],
+    captions: Sequence[str],
+    output: Path | None,
+    *,
+    columns: int | None,
+    side: int | None,
+    group: int = 1,
+    per_row: int | None = None,
+) -> None:
+    """Writes a sheet of pictures, or draws it in the terminal.
 
+    `per_row` is the number of columns of a sheet if `columns` is not given. In a terminal pictures of a group of
+    `group` stay together. Raises ValueError if there is neither a file nor a terminal.
+    """
+    from shardio.drawing.sheet import sheet
+    from shardio.drawing.terminal import graphics_of, in_blocks, in_terminal
+
+    graphics = graphics_of(os.environ)
+    if output is None and not sys.stdout.isatty():
+        raise ValueError("expected a terminal, or a file for the sheet: --output sheet.png")
+    if output is None and graphics == "blocks":
+        width = shutil.get_terminal_size().columns
+        for line in in_blocks(pictures, captions, width, columns=columns, group=group):
+            click.echo(line)
+        return
+    image = sheet(pictures, captions, columns=columns or per_row, side=side)
     if output is not None:
         write_png(image, output)
         say(f"{output}: {image.width} x {image.height} pixels")
-    elif sys.stdout.isatty():
-        for line in in_terminal(image, graphics_of(os.environ), shutil.get_terminal_size().columns):
+    elif graphics != "blocks":
+        for line in in_terminal(image, graphics):
             click.echo(line)
-    else:
-        raise ValueError("expected a terminal, or a file for the sheet: --output sheet.png")
 
 
 def write_png(image: Image.Image, path: Path) -> None:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from shardio.cli.options import columns_option, cores_option, folder, image_options, json_option, max_bad_option
 from shardio.cli.output import counts_text, next_step, say, show
-from shardio.system.amounts import bytes_text
+from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.conversion.estimate import Estimate
@@ -58,23 +58,26 @@ def plan(src: Path, out: Path | None, as_json: bool, **options: Any) -> None:
 
 
 def _summary(report: Estimate, src: Path, out: Path | None) -> Iterator[str]:
-    yield f"{src}: {report.source}, {report.num_sources:,} images of {report.num_classes:,} classes"
+    yield f"{src}: {report.source}, {counted(report.num_sources, 'image')} of {counted(report.num_classes, 'class')}"
     for name, split in report.splits.items():
-        sizes = f"{split.smallest.num_sources:,} ({split.smallest.name}) to {split.largest.num_sources:,}"
-        yield f"  {name:<8}{split.num_sources:>12,} images, {sizes} ({split.largest.name}) of a class"
+        least, most = split.smallest, split.largest
+        sizes = f"{least.num_sources:,} ({least.name}) to {most.num_sources:,} ({most.name}) of a class"
+        if least.num_sources == most.num_sources:
+            sizes = f"{most.num_sources:,} of each class"
+        yield f"  {name:<8}{counted(split.num_sources, 'image'):>19}, {sizes}"
     if report.ignored:
         yield f"  ignored {counts_text(report.ignored)}"
     if report.refused:
         yield f"  refused, of {report.num_measured:,} that were tried: {counts_text(report.refused)}"
         yield f"  bad     {_verdict_on_bad(report)}"
     yield f"  source  {'of unknown size' if report.source_nbytes is None else bytes_text(report.source_nbytes)}"
-    yield f"  set     {bytes_text(report.nbytes)} in {report.num_shards:,} shards"
+    yield f"  set     {bytes_text(report.nbytes)} in {counted(report.num_shards, 'shard')}"
     if report.spool_nbytes:
         yield f"  copies  {bytes_text(report.spool_nbytes)} of images out of parquet, until the set is published"
     if report.free_nbytes is not None:
         yield f"  room    {bytes_text(report.free_nbytes)} at {out}: {'enough' if report.fits else 'TOO LITTLE'}"
     rate = f"{report.images_per_second:,.0f} images/s"
-    yield f"  time    {_duration(report.seconds)} with {report.workers} workers, at {rate}"
+    yield f"  time    {_duration(report.seconds)} with {counted(report.workers, 'worker')}, at {rate}"
     without = "copying out of parquet or " if report.spool_nbytes else ""
     yield f"          as measured on {report.num_measured:,}, without {without}writing"
 

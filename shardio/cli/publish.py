@@ -11,7 +11,7 @@ import click
 
 from shardio.cli.options import folder, json_option, set_argument, workers_option
 from shardio.cli.output import next_step, show
-from shardio.system.amounts import bytes_text
+from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.sets.publish import PublishReport
@@ -39,7 +39,7 @@ def publish(out: Path, target: Path, as_json: bool, **options: Any) -> None:
 
 
 def _summary(report: PublishReport, done: str) -> Iterator[str]:
-    yield f"{done} {report.num_files:,} files, {bytes_text(report.nbytes)}, digest {report.digest[:16]}"
+    yield f"{done} {counted(report.num_files, 'file')}, {bytes_text(report.nbytes)}, digest {report.digest[:16]}"
     yield f"  published as {report.path}"
     if report.readable_by != "all":
         whom = {"owner": "its owner", "group": "its owner and group"}[report.readable_by]

@@ -18,6 +18,7 @@ from shardio.cli.options import (
     source_option,
 )
 from shardio.cli.output import next_step, say, show
+from shardio.system.amounts import counted
 
 
 @click.command(short_help="Make the damaged files of a set again.")
@@ -44,5 +45,5 @@ def repair(out: Path, src: Path, as_json: bool, **options: Any) -> None:
         show(dataclasses.asdict(report))
     else:
         show(f"repaired: {out / file}" for file in report.repaired)
-        say(f"{out}: intact, {len(report.repaired):,} files repaired")
+        say(f"{out}: intact, {counted(len(report.repaired), 'file')} repaired")
         say(next_step("verify", out))

@@ -76,7 +76,6 @@ def replay(
     shardio replay out/ --batch-size 256 --state checkpoint.pt \\
         --transform deit3 -o batch.png
     """
-    from shardio.drawing.sheet import sheet
     from shardio.loading.loader import ShardLoader
 
     if [step, consumed, state].count(None) < 2:
@@ -108,7 +107,7 @@ def replay(
             views = images if isinstance(images, tuple) else (images,)
             pictures = [picture for view in views for picture in levels_of(view, loader.transform)]
             captions = loader.shards.captions(numbers) * len(views)
-            show_sheet(sheet(pictures, captions, columns=columns, side=side), output)
+            show_sheet(pictures, captions, output, columns=columns, side=side)
         _tell(loader, found, numbers, as_json)
 
 

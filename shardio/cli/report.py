@@ -9,7 +9,7 @@ import click
 
 from shardio.cli.options import folder, set_argument
 from shardio.cli.output import say
-from shardio.system.amounts import bytes_text
+from shardio.system.amounts import bytes_text, counted
 
 
 @click.command(short_help="Write a page about a set.")
@@ -64,7 +64,8 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
         )
     write_atomic(output, made.page)
     say(
-        f"{output}: {bytes_text(len(made.page))}, {made.facts.num_samples:,} samples, {made.facts.num_seen:,} looked at"
+        f"{output}: {bytes_text(len(made.page))}, {counted(made.facts.num_samples, 'sample')}, "
+        f"{made.facts.num_seen:,} looked at"
     )
     for line in normalize_lines(made.facts).split("\n"):
         say(line)

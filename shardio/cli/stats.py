@@ -12,6 +12,7 @@ from shardio.cli.completion import complete_set
 from shardio.cli.options import json_option, splits_option
 from shardio.cli.output import Column, levels_text, next_step, show, table, telling_of_servers
 from shardio.errors import shortened
+from shardio.system.amounts import counted
 
 if TYPE_CHECKING:
     from shardio.format.manifest import Manifest
@@ -85,7 +86,8 @@ def _summary(
     for name, statistics in found.items():
         classes = statistics.classes
         empty = f", {classes.num_empty:,} of them without a sample" if classes.num_empty else ""
-        yield f"{place}, {name}: {statistics.num_samples:,} samples of {len(classes.labels):,} classes{empty}"
+        samples = counted(statistics.num_samples, "sample")
+        yield f"{place}, {name}: {samples} of {counted(len(classes.labels), 'class')}{empty}"
         yield from _ranges(statistics)
         if classes.range.least < classes.range.most:
             yield from _classes(manifest, classes)

@@ -13,7 +13,7 @@ import click
 
 from shardio.cli.options import json_option, parsed, set_argument, workers_option
 from shardio.cli.output import next_step, show
-from shardio.system.amounts import bytes_text
+from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:
     from shardio.sets.verify import VerifyReport
@@ -83,6 +83,7 @@ def _summary(report: VerifyReport, out: Path, quick: bool) -> Iterator[str]:
     what = "sizes, headers, labels and orders" if quick else "every checksum"
     if report.subset is not None:
         values = f" and {report.subset.num_values:,} values of arrays" if report.subset.num_values else ""
-        what = f"{report.subset.num_samples:,} samples{values} (seed {report.subset.seed}), sizes, headers and indexes"
+        samples = counted(report.subset.num_samples, "sample")
+        what = f"{samples}{values} (seed {report.subset.seed}), sizes, headers and indexes"
     verdict = "intact" if report.ok else f"{len(report.problems)} damaged"
-    yield f"{out}: {verdict}: {what} of {report.num_files:,} files, {bytes_text(report.nbytes)}"
+    yield f"{out}: {verdict}: {what} of {counted(report.num_files, 'file')}, {bytes_text(report.nbytes)}"

@@ -69,7 +69,6 @@ def view(
     """
     import numpy as np
 
-    from shardio.drawing.sheet import sheet
     from shardio.reading.shardset import open_shards
     from shardio.sets.choice import describe_none, make_choice
 
@@ -89,12 +88,14 @@ def view(
         return
     captions = shards.captions(chosen)
     pictures: Pictures = [shards[index].image for index in chosen]
+    group, per_row = 1, None
     if augmented is not None:
-        pictures, captions, columns = _augmented(shards, chosen, captions, augmented, draws, seed)
+        pictures, captions, group = _augmented(shards, chosen, captions, augmented, draws, seed)
+        per_row = group
     elif against is not None:
         pictures, captions = _beside_sources(shards, chosen, captions, against)
-        columns = columns or 8
-    show_sheet(sheet(pictures, captions, columns=columns, side=side), output)
+        group, per_row = 2, 8
+    show_sheet(pictures, captions, output, columns=columns, side=side, group=group, per_row=per_row)
 
 
 def _damaged(shards: ShardSet) -> list[int]:

@@ -195,7 +195,7 @@ def test_info_tells_what_is_in_the_set(converted: Path) -> None:
     assert facts["sample_shape"] == [16, 24, 3]
     assert facts["splits"]["train"] == {"num_samples": 12, "num_shards": 1, "squashed": False}
     assert facts["digest"] in text
-    assert "12 samples in 1 shards" in text
+    assert "12 samples in 1 shard" in text
 
 
 def test_info_does_not_load_torch(converted: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pictures import random_picture, write_jpeg
 
 import shardio.cli.info as info_module
 from shardio.cli.main import cli
@@ -96,3 +98,19 @@ def test_a_large_index_is_not_fetched_from_a_server(
 
 def test_json_has_no_next_command(make_set: Callable[..., Path]) -> None:
     assert "next" not in json.loads(called("info", make_set(3), "--json"))
+
+
+@pytest.mark.parametrize(("num_each", "said"), [(1, "1 of each class"), (2, "2 of each class")])
+def test_counts_of_one_are_singular_and_equal_counts_are_one(num_each: int, said: str, tmp_path: Path) -> None:
+    for number in range(num_each):
+        write_jpeg(tmp_path / "src" / "cat" / f"{number}.jpg", random_picture(np.random.default_rng(number), 8, 8))
+    source = (tmp_path / "src", "--size", "8", "--accept-layout")
+    plan = called("plan", *source)
+    assert said in plan
+    convert(source[0], tmp_path / "out", size=8, accept_layout=True)
+    info = called("info", tmp_path / "out")
+    for text in (plan, info):
+        assert re.search(r"\b1 class\b", text)
+        assert re.search(r"\b1 shard\b", text)
+        assert not re.search(r"\b1 (samples|images|shards|classes|workers)\b", text)
+    assert f"{num_each} sample{'s' * (num_each > 1)} of each" in info

@@ -200,7 +200,7 @@ def test_the_command_lists_duplicates_in_a_file_and_counts_them(tree: Path, tmp_
     words = ("convert", tree, tmp_path / "out", "--size", "16", "--max-bad", "4", "--report-duplicates")
     result = shardio(*words, tmp_path / "same.jsonl")
     assert result.returncode == 0, result.stderr
-    expected = "3 images are there more than once, 1 of them under different labels, 1 in different splits"
+    expected = "3 images found more than once, 1 of them under different labels, 1 in different splits"
     assert f"{expected}, listed in {tmp_path / 'same.jsonl'}" in result.stdout
     lines = (tmp_path / "same.jsonl").read_text("ascii").splitlines()
     assert [[one["key"] for one in json.loads(line)["sources"]] for line in lines] == EXPECTED

@@ -320,7 +320,7 @@ def test_the_command_line_says_what_is_missing_and_the_last_part_publishes(
     first = shardio("convert", image_tree, out, *WORDS, "--part", "2/4")
     assert (first.returncode, first.stderr) == (0, "")
     *_, last = first.stdout.splitlines()
-    assert last == "part 2/4 done: 2 of 6 shards are finished; the last part to finish publishes. Missing: 1, 3, 4"
+    assert last == "part 2/4 done: 2 of 6 shards finished; the last part to finish publishes. Missing: 1, 3, 4"
     assert "digest" not in first.stdout
     again = shardio("convert", image_tree, out, *WORDS, "--part", "2/4")
     assert "nothing to do: this part is finished" in again.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from unicodedata import east_asian_width
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.drawing.sheet import sheet
-from shardio.drawing.terminal import graphics_of, in_terminal
+from shardio.drawing.terminal import graphics_of, in_blocks, in_terminal
 
 
 def flat(colour: tuple[int, ...], height: int = 128, width: int = 128) -> NDArray[np.uint8]:
@@ -84,20 +85,50 @@ def test_a_terminal_is_known_by_its_variables(variables: dict[str, str], graphic
 
 
 def test_half_blocks_fit_the_terminal_and_show_the_colours() -> None:
-    lines = list(in_terminal(Image.fromarray(flat((10, 20, 30), 100, 200)), "blocks", 80))
-    assert len(lines) == 20
-    for line in lines:
+    lines = list(in_blocks([flat((10, 20, 30), 100, 200)], [""], 80))
+    assert len(lines) == 22
+    for line in lines[:20]:
         assert line.count("\u2580") == 80
         assert line.startswith("\x1b[38;2;10;20;30m\x1b[48;2;10;20;30m")
         assert line.endswith("\x1b[0m")
 
 
+@pytest.mark.parametrize(
+    ("width", "columns", "group", "per_row"),
+    [
+        (40, None, 1, 1),
+        (80, None, 1, 3),
+        (120, None, 1, 5),
+        (120, None, 2, 4),
+        (120, None, 9, 3),
+        (80, 8, 1, 8),
+        (9, None, 1, 1),
+    ],
+)
+def test_captions_are_text_below_pictures_of_20_cells_or_more(
+    width: int, columns: int | None, group: int, per_row: int
+) -> None:
+    key = "train/\u732b\u732b\x07\x1b[31m/n01440764_10026.JPEG"
+    captions = [f"{number}  cat\n{key}" for number in range(18)]
+    text = "\n".join(in_blocks([flat((1, 2, 3))] * 18, captions, width, columns=columns, group=group))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", text).split("\n")
+    assert "\x1b[31m" not in text
+    assert "\x07" not in text
+    first = [number for number in range(18) if f"{number}  cat" in next(line for line in lines if "cat" in line)]
+    assert len(first) == per_row
+    for line in lines:
+        assert sum(2 if east_asian_width(c) in "WF" else 1 for c in line) <= width
+    if per_row == 1 and width > 20:
+        assert rb"train/\u732b".decode("unicode_escape") in "".join(lines)
+        assert r"\x07\x1b[31m/n01440764" in "".join(lines)
+
+
 def test_graphics_carry_the_whole_picture() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (80, 90, 3), dtype=np.uint8)
-    (kitty,) = in_terminal(Image.fromarray(noise), "kitty", 80)
+    (kitty,) = in_terminal(Image.fromarray(noise), "kitty")
     chunks = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", kitty)
     assert [keys[-1] for keys, _ in chunks] == ["1"] * (len(chunks) - 1) + ["0"]
     assert max(len(data) for _, data in chunks) <= 4096
-    (iterm,) = in_terminal(Image.fromarray(noise), "iterm", 80)
+    (iterm,) = in_terminal(Image.fromarray(noise), "iterm")
     for data in ("".join(data for _, data in chunks), iterm.partition(":")[2].rstrip("\x07")):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), noise)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardio.format.manifest import Manifest
+from shardio.system.amounts import counted
 from shardio.version import __version__
 
 # Of a set that is changed every day, a manifest need not tell more.
@@ -65,7 +66,7 @@ def describe_making(manifest: Manifest) -> str:
         if "seed" in conversion:
             told.append(f"seed {_short(conversion['seed'])}")
         if type(count := conversion.get("num_sources")) is int:
-            told.append(f"{count:,} images")
+            told.append(counted(count, "image"))
         parts.append(f"`shardio convert`: {', '.join(told)}")
         if isinstance(libraries := one.get("libraries"), dict):
             parts.append(", ".join(f"{name} {_short(value)}" for name, value in libraries.items()))

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardio.errors import shortened
 from shardio.format.manifest import Manifest
-from shardio.system.amounts import bytes_text
+from shardio.system.amounts import bytes_text, counted
 from shardio.viewing.facts import Facts
 from shardio.viewing.page.charts import histogram, percent
 from shardio.viewing.page.html import Child, Html, foreign, joined, tag
@@ -65,7 +65,7 @@ def tiles(facts: Facts) -> Html:
         ("Samples", f"{facts.num_samples:,}", splits),
         ("Classes", f"{len(facts.classes):,}", ""),
         ("Shape", f"{height} x {width} x {channels}", "height, width, channels; uint8"),
-        ("Size", bytes_text(manifest.nbytes), f"{len(manifest.files) + 1:,} files"),
+        ("Size", bytes_text(manifest.nbytes), counted(len(manifest.files) + 1, "file")),
         ("Refused", f"{manifest.rejects.num_rejects:,}", "images, when it was made"),
     ]
     return tag(
@@ -110,7 +110,7 @@ def classes(facts: Facts, num_listed: int, num_shown: int) -> Html:
     """The class counts, and the place of the table that the script fills."""
     total = len(facts.classes)
     empty = sum(1 for one in facts.classes if not any(one.counts))
-    words = [f"{total:,} classes"]
+    words = [counted(total, "class")]
     words += [f"{empty:,} of them without a sample"] if empty else []
     told = ", ".join(words) + "."
     if num_listed < total:
