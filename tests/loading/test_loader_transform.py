@@ -12,7 +12,17 @@ import torch
 from pictures import random_picture
 from PIL import Image
 
-from shardio.augment import CenterCrop, Compose, CutMix, HorizontalFlip, Normalize, RandomResizedCrop, Resize, Views
+from shardio.augment import (
+    CenterCrop,
+    Compose,
+    CutMix,
+    HorizontalFlip,
+    Normalize,
+    RandomChoice,
+    RandomResizedCrop,
+    Resize,
+    Views,
+)
 from shardio.augment.chain import Transform
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
@@ -123,6 +133,31 @@ def test_labels_are_mixed_with_images(path: Path) -> None:
             assert images.shape == (8, 3, 12, 12)
             assert labels.shape == (8, 5)
             torch.testing.assert_close(labels.sum(dim=1), torch.ones(8))
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("num_classes", [2, 5, 9])
+@pytest.mark.parametrize("make", [CutMix, lambda count: Compose([RandomResizedCrop(8), RandomChoice([CutMix(count)])])])
+def test_labels_are_mixed_for_the_classes_of_the_set_only(
+    path: Path, tmp_path: Path, is_named: bool, num_classes: int, make: Callable[[int], Transform]
+) -> None:
+    """Without names, a set may have classes that none of its labels is of."""
+    out = path if is_named else tmp_path / "set"
+    if not is_named:
+        with ShardWriter(out, (20, 18, 3), classes=[]) as writer:
+            for i in range(16):
+                writer.append(np.zeros((20, 18, 3), np.uint8), i % 5)
+    transform = make(num_classes)
+    with ShardLoader(out, 8, device="cpu") as loader:
+        if num_classes == 5 or (num_classes > 5 and not is_named):
+            loader.transform = transform
+            assert next(iter(loader))[1].shape == (8, num_classes)
+            return
+        with pytest.raises(ValueError, match="num_classes=5"):
+            loader.transform = transform
+        assert loader.transform is None
+    with pytest.raises(ValueError, match="num_classes=5"):
+        ShardLoader(out, 8, device="cpu", transform=transform)
 
 
 def test_views_come_as_a_tuple(path: Path) -> None:
