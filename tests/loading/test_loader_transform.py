@@ -216,6 +216,16 @@ def test_a_transform_knows_the_true_sizes_of_squashed_pictures(squashed: Path) -
         assert notes.sizes == {i: SIZES[int(key[-6:-4]) % 4] for i, key in enumerate(keys)}
 
 
+def test_a_transform_that_a_function_calls_knows_the_true_sizes(squashed: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "seed": 2, "roi": False}
+    with (
+        ShardLoader(squashed, 4, transform=USUAL, **options) as loader,
+        ShardLoader(squashed, 4, transform=lambda images: USUAL(images), **options) as wrapped,
+    ):
+        for (expected, _), (found, _) in zip(loader, wrapped, strict=True):
+            assert torch.equal(found, expected)
+
+
 def test_a_transform_knows_the_true_size_of_a_window_of_a_squashed_picture(squashed: Path) -> None:
     notes = NoteSizes()
     with ShardLoader(squashed, 4, device="cpu", transform=notes, crop=(32, 16)) as loader:
