@@ -165,12 +165,15 @@ class Transform(Described, ABC):
     @property
     def mixed_classes(self) -> frozenset[int]:
         """The number of classes for which pictures and labels are mixed, or several; empty if nothing is mixed."""
-        return frozenset().union(*(part.mixed_classes for part in getattr(self, "transforms", ())))
+        return frozenset[int]().union(*(part.mixed_classes for part in self._inner()))
 
     @property
     def mixes(self) -> bool:
         """True if pictures of the result are made of several pictures of the batch, and labels likewise."""
-        return bool(self.mixed_classes)
+        return bool(self.mixed_classes) or any(part.mixes for part in self._inner())
+
+    def _inner(self) -> list[Transform]:
+        return [part for part in getattr(self, "transforms", ()) if isinstance(part, Transform)]
 
     def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
         done = self.apply(batch, type(self).__name__).finished()
