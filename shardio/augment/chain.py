@@ -163,9 +163,17 @@ class Transform(Described, ABC):
         return done
 
     @property
+    def mixed_classes(self) -> frozenset[int]:
+        """The number of classes for which pictures and labels are mixed, or several; empty if nothing is mixed."""
+        return frozenset[int]().union(*(part.mixed_classes for part in self._inner()))
+
+    @property
     def mixes(self) -> bool:
         """True if pictures of the result are made of several pictures of the batch, and labels likewise."""
-        return False
+        return bool(self.mixed_classes) or any(part.mixes for part in self._inner())
+
+    def _inner(self) -> list[Transform]:
+        return [part for part in getattr(self, "transforms", ()) if isinstance(part, Transform)]
 
     def _finish(self, batch: Batch) -> tuple[Images, torch.Tensor | None, Arrays | None]:
         done = self.apply(batch, type(self).__name__).finished()
@@ -255,10 +263,6 @@ class Compose(Transform):
     def __post_init__(self) -> None:
         _check_parts(self)
         super().__post_init__()
-
-    @property
-    def mixes(self) -> bool:
-        return any(transform.mixes for transform in self.transforms)
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         for transform, own in self.parts(purpose):

@@ -120,10 +120,6 @@ class RandomChoice(Transform):
             if len(shares) != len(self.transforms) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
                 raise ValueError(f"p must be {len(self.transforms)} probabilities; found {self.p!r}")
 
-    @property
-    def mixes(self) -> bool:
-        return any(transform.mixes for transform in self.transforms)
-
     def apply(self, batch: Batch, purpose: str) -> Batch:
         if self.mixes:
             batch.check_no_targets("Mixup and CutMix make")

@@ -11,7 +11,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
+from inspect import getclosurevars
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,47 +47,98 @@ def of_library(function: object, *names: str) -> bool:
     return any(of_library(part, *names) for part in inner)
 
 
+Generator = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
+
+# So far a function's own generator is looked for: in what it holds, calls or names.
+_DEPTH, _MOST_PARTS = 4, 1000
+
+
+def _own_generators(function: object) -> list[Generator]:
+    """Returns the generators that a function holds, as far as its attributes, closure and globals show."""
+    found: list[Generator] = []
+    seen: dict[int, object] = {}
+    level = [function]
+    for _ in range(_DEPTH):
+        inner: list[object] = []
+        for part in level:
+            if id(part) in seen or len(seen) > _MOST_PARTS or isinstance(part, Tensor | ModuleType | type):
+                continue
+            seen[id(part)] = part
+            if isinstance(part, Generator) and not isinstance(part, random.SystemRandom):
+                found.append(part)
+            elif isinstance(part, FunctionType):
+                closed = getclosurevars(part)
+                inner += [*closed.nonlocals.values(), *closed.globals.values()]
+            elif isinstance(part, partial):
+                inner += [part.func, *part.args, *part.keywords.values()]
+            elif isinstance(part, dict | list | tuple):
+                inner += part.values() if isinstance(part, dict) else part
+            else:  # a method, of Python or of C, has both
+                inner += [getattr(part, "__self__", None), getattr(part, "__func__", None)]
+                inner += getattr(part, "__dict__", {}).values()
+        level = inner
+    return found
+
+
 class _Generators:
-    """The generators that libraries share: torch's for the CPU and a device, Python's and NumPy's."""
+    """Generators that libraries share, torch's for the CPU and a device, Python's and NumPy's, and a function's own."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._torch = [torch.default_generator]
+    def __init__(self, device: torch.device, own: list[Generator]) -> None:
+        shared = [torch.default_generator, random.getstate.__self__, np.random.get_state.__self__]  # type: ignore[attr-defined]
         if device.type == "cuda":
-            self._torch.append(torch.cuda.default_generators[device.index or 0])
+            shared.append(torch.cuda.default_generators[device.index or 0])
+        self._all: list[Generator] = [*shared, *own]
 
-    def state(self) -> tuple[Any, ...]:
-        return [one.get_state().numpy() for one in self._torch], random.getstate(), np.random.get_state(legacy=False)
+    def state(self) -> list[Any]:
+        return [_state_of(one) for one in self._all]
 
     def seed(self, number: int) -> None:
-        for one in self._torch:
-            one.manual_seed(number)
-        random.seed(number)
-        np.random.seed(number % (1 << 32))
+        for one in self._all:
+            if isinstance(one, torch.Generator):
+                one.manual_seed(number)
+            elif isinstance(one, np.random.Generator):
+                one.bit_generator.state = type(one.bit_generator)(number).state
+            else:
+                one.seed(number % (1 << 32))
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Gives the generators back as they were."""
+        """Restores the generators in the end."""
         with _seeding:
-            of_torch, of_python, of_numpy = self.state()
+            before = self.state()
             try:
                 yield
             finally:
-                for one, state in zip(self._torch, of_torch, strict=True):
-                    one.set_state(torch.from_numpy(state))
-                random.setstate(of_python)
-                np.random.set_state(of_numpy)
+                for one, state in zip(self._all, before, strict=True):
+                    if isinstance(one, torch.Generator):
+                        one.set_state(torch.from_numpy(state))
+                    elif isinstance(one, np.random.Generator):
+                        one.bit_generator.state = state
+                    elif isinstance(one, np.random.RandomState):
+                        one.set_state(state)
+                    else:
+                        one.setstate(state)
+
+
+def _state_of(one: Generator) -> Any:
+    if isinstance(one, torch.Generator):
+        return one.get_state().numpy()
+    if isinstance(one, np.random.Generator):
+        return one.bit_generator.state
+    return one.get_state(legacy=False) if isinstance(one, np.random.RandomState) else one.getstate()
 
 
 class Watch:
     """Calls a function with the batches of a loader. Raises ValueError if it draws once for all pictures of a batch.
 
-    A call after which a shared generator has moved is looked into: the function gets a batch of equal pictures, several
+    A call after which a generator has moved is looked into: the function gets a batch of equal pictures, several
     times. It draws for each picture if their results differ, and once if only the results of another call differ. The
     generator's state alone proves nothing: another thread may have drawn meanwhile.
     """
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         self.function = function
+        self._own = _own_generators(function)
         self._num_suspected = 0
         self._draws_for_each = False
 
@@ -92,7 +146,7 @@ class Watch:
         with batch.here():
             if self._draws_for_each or len(batch.images) < 2:
                 return self.function(batch.images)
-            generators = _Generators(batch.images.device)
+            generators = _Generators(batch.images.device, self._own)
             before = pickle.dumps(generators.state())
             made = self.function(batch.images)
         if pickle.dumps(generators.state()) != before:
@@ -154,8 +208,8 @@ def _name(function: object) -> str:
 
 
 def _tensors(made: Any) -> list[Tensor]:
-    if isinstance(made, Tensor):
-        return [made]
+    if isinstance(made, Tensor | np.ndarray):
+        return [torch.as_tensor(made)]
     parts = made.values() if isinstance(made, Mapping) else made if isinstance(made, list | tuple) else ()
     return [tensor for part in parts for tensor in _tensors(part)]
 
@@ -178,8 +232,8 @@ class PerSample(Transform):
     go along with torchvision's v2 and with an Albumentations Compose (bbox_params of format "pascal_voc"); a box that
     is removed gets the label -1. Other functions are an error if there are any.
 
-    Each call is seeded by (seed, epoch, sample, view): the generators of torch, Python and NumPy, which are restored
-    afterwards, and Albumentations' own. No other thread should draw from the shared generators meanwhile.
+    Each call is seeded by (seed, epoch, sample, view): the generators of torch, Python and NumPy and those that the
+    function holds, which are restored afterwards. No other thread should draw from them meanwhile.
     """
 
     transform: Callable[..., Any]
@@ -193,7 +247,7 @@ class PerSample(Transform):
         batch = batch.unsquashed().finished()
         images, targets = batch.images, batch.targets
         call = self._call_for(targets)
-        generators = _Generators(images.device)
+        generators = _Generators(images.device, _own_generators(self.transform))
         made: list[_Sample] = []
         with generators.kept():
             for number, key in enumerate(batch.draws.keys(purpose).tolist()):

@@ -104,8 +104,8 @@ class _Mix(Transform):
         return self._mix(images, self._partners(images), numbers)
 
     @property
-    def mixes(self) -> bool:
-        return True
+    def mixed_classes(self) -> frozenset[int]:
+        return frozenset([self.num_classes])
 
     @abstractmethod
     def _numbers(self, size: tuple[int, ...], shares: Floats, places: Floats) -> tuple[Floats, Floats]:

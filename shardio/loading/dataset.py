@@ -27,7 +27,8 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
     `target_transform` makes of it.
 
     With image="pil" images are PIL images, as torchvision's ImageFolder gives them to its transforms. With `arrays`,
-    names of arrays of the split, samples are (image, label, values): a dict of tensors by name, which are copies.
+    names of arrays of the split, samples are (image, label, values): a dict of tensors by name, which are copies. A
+    `transform` beside masks or boxes is a ValueError, as it would not move them.
 
     Works in forked and in spawned DataLoader workers: what is pickled is the path, and each process maps the set anew.
     """
@@ -51,7 +52,12 @@ class ShardDataset(Dataset[tuple[Any, ...]]):
         self.image = image
         self.shards: ShardSet = open_shards(path, split)
         self.arrays = as_names("arrays", arrays)
-        find_parts(self.shards, self.arrays)
+        parts = find_parts(self.shards, self.arrays)
+        if transform is not None and (still := (*parts.masks, *parts.boxes)):
+            raise ValueError(
+                f"transform gets the image alone, and {', '.join(still)} would stay where they are: leave it out, and "
+                "change the whole sample in a dataset around this one"
+            )
         channels = self.shards.sample_shape[2]
         if image == "pil" and channels not in _PIL_CHANNELS:
             raise ValueError(f'image="pil": expected samples of 1 to 4 channels, found {channels}; use image="tensor"')

@@ -53,6 +53,15 @@ def _finish(epoch: int, guard: GuardedReader | None, sizes: PictureSizes | None,
         slot.sizes = sizes(slot.indices[:size])
 
 
+def _num_classes(shards: ShardSet, indices: NDArray[np.int64] | None) -> tuple[int, bool]:
+    """Returns the number of the split's classes and True; without their names, what its samples' labels need, and
+    False."""
+    if shards.classes:
+        return len(shards.classes), True
+    labels = shards.labels if indices is None else shards.labels[indices]
+    return int(labels.max(initial=-1)) + 1, False
+
+
 def _nbytes(shape: SampleShape, rows: Mapping[str, RowType]) -> int:
     """Returns the bytes of one sample in a slot."""
     return sample_nbytes(shape) + sum(row.nbytes for row in rows.values())
@@ -127,7 +136,7 @@ class Pipeline:
         roi = options.roi and self._guard is None and not self.resident and not few
         self.transform = TransformStep(
             options.transform,
-            *(options.seed, sizes, parts, shape),
+            *(options.seed, sizes, parts, shape, partial(_num_classes, shards, indices)),
             device=device,
             roi=roi,
             gather_resamples=resamples,

@@ -73,6 +73,8 @@ class TransformStep:
 
     With `roi`, gather threads read what the first part of a transform of shardio.augment sees, if it can be split: of
     pictures, or windows of them, that are stored in `shape`. With `gather_resamples`, they do that part, too.
+
+    `num_classes` returns how many classes the samples have, and whether that is all: else, the labels may have more.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class TransformStep:
         sizes: PictureSizes | None,
         parts: Parts,
         shape: SampleShape,
+        num_classes: Callable[[], tuple[int, bool]],
         *,
         device: torch.device,
         roi: bool,
@@ -96,6 +99,7 @@ class TransformStep:
         self._shape = shape
         self._seed = seed
         self._sizes = sizes
+        self._num_classes = num_classes
         self._masks = parts.masks
         self._boxes = parts.boxes
         self.split: Split | None = None
@@ -109,6 +113,8 @@ class TransformStep:
     @function.setter
     def function(self, function: Function | None) -> None:
         ours = _ours(function)
+        if ours is not None:
+            self._check_classes(ours)
         self._watch: Watch | None = None
         if function is not None and ours is None:
             check_foreign(function, (*self._masks, *self._boxes))
@@ -117,6 +123,15 @@ class TransformStep:
         # For one that does the same, batches under way are still right.
         if self.split is None or self.split.transform != ours:
             self.split = self._split_of(ours) if self.roi and ours is not None else None
+
+    def _check_classes(self, transform: Transform) -> None:
+        """Raises ValueError if it mixes labels for another number of classes than the split has."""
+        for number in transform.mixed_classes:
+            num_classes, is_known = self._num_classes()
+            if number < num_classes or (is_known and number != num_classes):
+                raise ValueError(
+                    f"transform: Mixup and CutMix must have num_classes={num_classes}, as the set; found {number}"
+                )
 
     def _split_of(self, transform: Transform) -> Split | None:
         split = Split.of(transform)

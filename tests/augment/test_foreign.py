@@ -93,7 +93,17 @@ def flipped(images: Any, of: Tensor = IMAGES) -> list[bool]:
     return found
 
 
-each = pytest.mark.parametrize("make", [lambda: by_torch, lambda: by_python, lambda: by_numpy, Flip, Album])
+class Own:
+    """A function with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng()
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return image.flip(-1) if self.rng.random() < 0.5 else image
+
+
+each = pytest.mark.parametrize("make", [lambda: by_torch, lambda: by_python, lambda: by_numpy, Own, Flip, Album])
 
 
 @each

@@ -648,5 +648,8 @@ def test_a_dataset_gives_arrays_by_name(path: Path) -> None:
         assert len(labels) == len(batch["mask"])
     with pytest.raises(ValueError, match="found 'masks'"):
         ShardDataset(path, arrays=["masks"])
+    with pytest.raises(ValueError, match="mask"):
+        ShardDataset(path, transform=torch.Tensor.float, arrays=["mask"])
+    assert ShardDataset(path, transform=torch.Tensor.float, arrays=["number"])[0][0].dtype == torch.float32
     with ShardLoader(path, 5, device="cpu", arrays=["mask"]) as loader:
         assert len(loader.dataset[3]) == 2

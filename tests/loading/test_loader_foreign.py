@@ -54,6 +54,17 @@ class Module(nn.Module):
         return self.function(images)
 
 
+OWN = np.random.default_rng(1)
+
+
+def by_its_own(images: Tensor) -> Tensor:
+    return images.flip(-1) if OWN.random() < 0.5 else images
+
+
+def drawing(draw: Callable[[], Any]) -> Callable[[Tensor], Tensor]:
+    return lambda images: images.flip(-1) if float(draw()) < 0.5 else images
+
+
 class Noisy:
     """As torchvision: it draws one flip for all, and noise for each pixel."""
 
@@ -78,15 +89,11 @@ class Late:
 @pytest.mark.parametrize(
     "transform",
     [
-        *(
-            by_torch,
-            by_python,
-            by_numpy,
-            Noisy(),
-            lambda images: by_torch(FLIP(images)),
-            lambda images: [by_torch(images)],
-        ),
-        *(partial(by_torch), nn.Sequential(nn.Identity(), Module(by_torch)), Late()),
+        *(by_torch, by_python, by_numpy, Noisy(), Late(), partial(by_torch), nn.Sequential(Module(by_torch))),
+        *(lambda images: by_torch(FLIP(images)), lambda images: [by_torch(images)]),
+        *(lambda images: by_torch(images).numpy(), by_its_own, lambda images: by_its_own(images)),
+        *(Module(drawing(random.Random(1).random)), drawing(np.random.RandomState(1).rand)),
+        drawing(partial(torch.rand, (), generator=torch.Generator())),
     ],
 )
 def test_a_function_that_draws_once_for_a_batch_is_an_error(path: Path, transform: Any, batch_size: int) -> None:

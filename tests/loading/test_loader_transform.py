@@ -12,7 +12,17 @@ import torch
 from pictures import random_picture
 from PIL import Image
 
-from shardio.augment import CenterCrop, Compose, CutMix, HorizontalFlip, Normalize, RandomResizedCrop, Resize, Views
+from shardio.augment import (
+    CenterCrop,
+    Compose,
+    CutMix,
+    HorizontalFlip,
+    Normalize,
+    RandomChoice,
+    RandomResizedCrop,
+    Resize,
+    Views,
+)
 from shardio.augment.chain import Transform
 from shardio.conversion.append import append
 from shardio.conversion.convert import convert
@@ -131,6 +141,31 @@ def test_labels_are_mixed_with_images(path: Path) -> None:
             torch.testing.assert_close(labels.sum(dim=1), torch.ones(8))
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("num_classes", [2, 5, 9])
+@pytest.mark.parametrize("make", [CutMix, lambda count: Compose([RandomResizedCrop(8), RandomChoice([CutMix(count)])])])
+def test_labels_are_mixed_for_the_classes_of_the_set_only(
+    path: Path, tmp_path: Path, is_named: bool, num_classes: int, make: Callable[[int], Transform]
+) -> None:
+    """Without names, a set may have classes that none of its labels is of."""
+    out = path if is_named else tmp_path / "set"
+    if not is_named:
+        with ShardWriter(out, (20, 18, 3), classes=[]) as writer:
+            for i in range(16):
+                writer.append(np.zeros((20, 18, 3), np.uint8), i % 5)
+    transform = make(num_classes)
+    with ShardLoader(out, 8, device="cpu") as loader:
+        if num_classes == 5 or (num_classes > 5 and not is_named):
+            loader.transform = transform
+            assert next(iter(loader))[1].shape == (8, num_classes)
+            return
+        with pytest.raises(ValueError, match="num_classes=5"):
+            loader.transform = transform
+        assert loader.transform is None
+    with pytest.raises(ValueError, match="num_classes=5"):
+        ShardLoader(out, 8, device="cpu", transform=transform)
+
+
 def test_views_come_as_a_tuple(path: Path) -> None:
     with ShardLoader(path, 8, device="cpu", transform=Views([USUAL, USUAL])) as loader:
         for views, labels in loader:
@@ -185,6 +220,16 @@ def test_a_transform_knows_the_true_sizes_of_squashed_pictures(squashed: Path) -
             index = loader.shards.index
             keys = [bytes(key) for key in index["key"]]
         assert notes.sizes == {i: SIZES[int(key[-6:-4]) % 4] for i, key in enumerate(keys)}
+
+
+def test_a_transform_that_a_function_calls_knows_the_true_sizes(squashed: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "seed": 2, "roi": False}
+    with (
+        ShardLoader(squashed, 4, transform=USUAL, **options) as loader,
+        ShardLoader(squashed, 4, transform=lambda images: USUAL(images), **options) as wrapped,
+    ):
+        for (expected, _), (found, _) in zip(loader, wrapped, strict=True):
+            assert torch.equal(found, expected)
 
 
 def test_a_transform_knows_the_true_size_of_a_window_of_a_squashed_picture(squashed: Path) -> None:
