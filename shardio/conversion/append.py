@@ -135,7 +135,7 @@ def _options_of(parent: Parent) -> ConvertOptions:
         found = [read_options(one) for one in told]
     except ValueError as error:
         raise ConvertError(f"{parent.folder}: {error}") from None
-    # What the splits are counts; the provenance only tells it.
+    # The provenance is a description: the manifest decides whether a split is squashed.
     squashed = {split.squashed for split in parent.manifest.splits.values()}
     fits = all(one == found[0] and squashed == {one.fit.mode == "squash"} for one in found)
     if not found or not fits or found[0].sample_shape != parent.manifest.sample_shape:

@@ -309,12 +309,12 @@ def parse_manifest(data: bytes) -> Manifest:
         raise parse.fault("format_version", f"{manifest.format_version}, as the set has no arrays or orders", version)
     if document["digest"] != manifest.digest:
         raise parse.fault("digest", f"{manifest.digest} (computed from the content)", document["digest"])
-    _check_not_before_squashed(manifest)
+    _check_squashed(manifest)
     return manifest
 
 
-def _check_not_before_squashed(manifest: Manifest) -> None:
-    """Raises FormatError for a set that was squashed when no manifest said so: its pictures would stay distorted."""
+def _check_squashed(manifest: Manifest) -> None:
+    """Raises FormatError for a squashed set from before manifests recorded it: its pictures would stay distorted."""
     conversion = manifest.provenance.get("conversion")
     if isinstance(conversion, dict) and conversion.get("fit") == "squash":
         for name, split in manifest.splits.items():

@@ -40,7 +40,7 @@ before they were squashed."""
 
 
 def sizes_before(reader: Reader, crop: Crop | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Does what a `PictureSizes` does, for pictures of a squashed split or windows of them."""
+    """Returns the heights and widths that pictures of a squashed split, or windows of them, had before."""
     columns = [reader.column_of(name, indices) for name in ("source_height", "source_width")]
     sizes: NDArray[np.int64] = np.stack(columns, axis=1).astype(np.int64)
     if crop is not None:
