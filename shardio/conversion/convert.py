@@ -37,6 +37,7 @@ from shardio.conversion.records import (
     load_records,
     refused_so_far,
     without_record,
+    written_since,
 )
 from shardio.conversion.report import ConvertReport, Monitor, Progress, TooManyBad, Unfinished, report_set, report_work
 from shardio.conversion.sources.datasets import Dataset
@@ -238,8 +239,9 @@ class Conversion:
         self._discard_damaged(self._shards)
         return records
 
-    def _discard_damaged(self, records: dict[str, ShardRecord]) -> None:
-        """Removes the records of shards, or of files of their arrays, that are not what was written."""
+    def _discard_damaged(self, records: dict[str, ShardRecord]) -> list[str]:
+        """Removes the records of shards that are not what was written, or have such a file of an array. Returns their
+        names."""
         files: dict[FileEntry, ShardTask] = {}
         for task in self._plan.tasks:
             if (record := records.get(task.name)) is not None and record.entry is not None:
@@ -247,9 +249,11 @@ class Conversion:
                 files |= dict.fromkeys([record.entry, *(part.entry for part in parts if part is not None)], task)
         out, workers = self._plan.out, self._engine.workers or usable_cores()
         filler = Filler(FolderStorage(out), workers, "shardio-compare", Flag(), lambda nbytes: None)
-        for task in {files[entry].name: files[entry] for entry in filler.find_damaged(out, list(files))}.values():
+        damaged = {files[entry].name: files[entry] for entry in filler.find_damaged(out, list(files))}
+        for name, task in damaged.items():
             discard_record(task)
-            del records[task.name]
+            del records[name]
+        return list(damaged)
 
     def _check_space(self, todo: Sequence[ShardTask], left: Mapping[str, Left]) -> None:
         plan = self._plan
@@ -278,6 +282,13 @@ class Conversion:
 
     def _publish(self) -> Manifest:
         plan, collection = self._plan, self._plan.collection
+        if damaged := self._discard_damaged(
+            {task.name: self._records[task.name] for task in written_since(plan.tasks)}
+        ):
+            raise ConvertError(
+                f"{plan.out / damaged[0]}: expected the bytes that were written, found others. Run the same command "
+                "again, which makes the shard again"
+            )
         splits = {}
         for name in collection.splits:
             records = [self._records[task.name] for task in plan.tasks if task.split == name]

@@ -125,6 +125,20 @@ def _record_names(task: ShardTask, of: Literal["shard", "all"]) -> list[str]:
     return [_path(task, "json").name, *arrays]
 
 
+def written_since(tasks: Sequence[ShardTask]) -> list[ShardTask]:
+    """Returns the tasks of which a file was written to after its record. The files may be sound all the same: two
+    processes may have made a shard. Raises FileNotFoundError if there is no work folder any more."""
+
+    def is_newer(task: ShardTask) -> bool:
+        pairs = [(task.name, _path(task, "json"))]
+        pairs += [(task.array_name(spec), _array_path(task, spec)) for spec in task.arrays]
+        there = [(task.out / file, record) for file, record in pairs if (task.out / file).exists()]
+        return any(file.stat().st_mtime_ns > record.stat().st_mtime_ns for file, record in there)
+
+    with ThreadPool(_STAT_THREADS, "shardio-records") as pool:
+        return [task for task, newer in zip(tasks, pool.map(is_newer, tasks), strict=True) if newer]
+
+
 def save_ahead(task: ShardTask, record: ShardRecord, temporary: Path) -> None:
     """Writes the record that counts as soon as this temporary file has the shard's name."""
     write_atomic(_path(task, "ahead"), _dump_record(record, file=_identify_file(temporary)))

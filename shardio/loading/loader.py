@@ -129,8 +129,8 @@ class ShardLoader(LikeDataLoader):
     is raised where its batch was due. One thread at a time asks for batches, of all iterators of a loader: `next()` in
     a second one is a RuntimeError. `state_dict()`, `stats()`, `report()` and `close()` may be called in any thread; a
     state is that of the batch returned last. `close()`, leaving the `with` block, or forgetting the loader ends the
-    threads. A loader survives neither fork() nor pickling: make it in the process that
-    uses it. It takes the place of torch's DataLoader, and is not to be given to one.
+    threads. A loader survives neither fork() nor pickling: make it in the process that uses it. It takes the place of
+    torch's DataLoader, and is not to be given to one.
     """
 
     @eager

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from command import assert_one_clear_error, shardio
 from conversions import failing_storage, rejects, undisturbed
-from folders import everything, hashes
+from folders import everything, flip, hashes
 from pictures import random_picture, write_jpeg
 
 from shardio.conversion import claim
@@ -96,6 +97,20 @@ def test_parts_of_other_numbers_and_a_whole_conversion_go_on_with_each_others_sh
     assert convert(image_tree, out, **OPTIONS, part=(1, 2)).num_converted == 9
     assert convert(image_tree, out, **OPTIONS, part=(3, 3)).num_converted == 3  # the third and the sixth shard
     assert convert(image_tree, out, **OPTIONS).num_converted == 6
+    assert hashes(out) == finished
+
+
+def test_another_parts_shard_that_was_written_to_since_is_not_published(
+    image_tree: Path, out: Path, finished: dict[str, str]
+) -> None:
+    convert(image_tree, out, **OPTIONS, part=(1, 2))
+    shard = out / "train-00002.npy"
+    flip(shard)
+    os.utime(shard, (time.time() + 9, time.time() + 9))  # later than its record, however coarse the clock is
+    with pytest.raises(ConvertError, match=shard.name):
+        convert(image_tree, out, **OPTIONS, part=(2, 2))
+    assert convert(image_tree, out, **OPTIONS, part=(2, 2)).unfinished == Unfinished(6, 5, (1,))
+    convert(image_tree, out, **OPTIONS, part=(1, 2))
     assert hashes(out) == finished
 
 

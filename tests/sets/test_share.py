@@ -171,6 +171,13 @@ def test_with_verify_a_file_that_was_taken_over_is_read_and_copied_if_it_is_dama
     assert not (one / "train-00003.npy").samefile(Path(report.path) / "train-00003.npy")
 
 
+def test_a_shared_index_with_another_label_is_copied(sets: tuple[Path, Path], tmp_path: Path, cache: Path) -> None:
+    other = shutil.copytree(sets[0], tmp_path / "with an array")
+    change_split(other, {"clip": some_arrays(COUNT, *SHAPE[:2])["clip"]})
+    flip(Path(stage(sets[0], cache).path) / "train-index.npy", HEADER_NBYTES)
+    assert verify(stage(other, cache).path).ok
+
+
 def test_what_is_cut_missing_or_no_regular_file_is_copied(sets: tuple[Path, Path], cache: Path) -> None:
     one = Path(stage(sets[0], cache).path)
     os.truncate(one / "train-00000.npy", 5000)

@@ -20,7 +20,7 @@ from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
-from shardio.format.opening import open_sound
+from shardio.format.opening import SoundFiles, open_sound
 from shardio.format.parse import is_digest
 from shardio.sets.cache.folder import Cache, CachedCopy
 from shardio.sets.cache.leases import Lease
@@ -167,6 +167,7 @@ class Stager:
         self._on_wait = on_wait
         self._on_fill = on_fill
         self._total = 0
+        self._sound: SoundFiles = {}
 
     @property
     def copied(self) -> list[FileEntry]:
@@ -202,7 +203,7 @@ class Stager:
 
     def _is_there(self, path: Path | FileAt, entry: FileEntry) -> bool:
         try:
-            open_sound(path, entry, self._manifest.sample_shape).close()
+            open_sound(path, entry, self._manifest.sample_shape, self._sound).close()
         except FormatError:
             return False
         return True
