@@ -41,9 +41,11 @@ from shardio.sets.changes.relabel import relabel
 from shardio.sets.changes.select import drop, select
 from shardio.sets.changes.tables import open_array, read_keys, read_labels
 from shardio.sets.choice import Condition, parse_condition
+from shardio.sets.leftovers import folder_of
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
 from shardio.system import links
+from shardio.system.files import AtomicFile
 
 SHAPE = (6, 5, 3)
 
@@ -203,6 +205,16 @@ def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(operation: str,
     assert left_beside(new.parent) == []
     assert first > 15
     assert verify(new).ok
+
+
+def test_what_a_killed_call_has_left_is_swept_by_one_that_is_refused(out: Path, new: Path) -> None:
+    select(out, new, keys="*")
+    lock = AtomicFile(new)
+    folder_of(lock.temporary).mkdir()
+    lock.leave()
+    with pytest.raises(ConvertError, match="new: expected nothing there"):
+        select(out, new, keys="*")
+    assert left_beside(new.parent) == []
 
 
 def test_of_two_calls_at_the_same_time_one_makes_the_set(out: Path, new: Path) -> None:

@@ -98,9 +98,11 @@ class Carrying:
 
 
 def check_target(new: str | os.PathLike[str], parents: Sequence[Parent]) -> Path:
-    """Returns the path of the new set's folder. Raises ConvertError if it cannot be made; takes no time."""
+    """Returns the path of the new set's folder, and removes what killed processes have left beside it. Raises
+    ConvertError if it cannot be made; takes no time."""
     check_local(new, ConvertError, "make the set in a folder here, and copy it there (docs/cluster.md)")
     target = Path(os.path.abspath(new))
+    sweep_beside(target)  # first: the killed process, or a faster one, may have made the set
     check_new(target, [parent.folder for parent in parents])
     return target
 
@@ -122,7 +124,6 @@ def carry_out(
     for name, split in draft.splits.items():
         if not len(split):
             raise ConvertError(f"split {name!r}: expected at least one sample, found none")
-    sweep_beside(target)
     with temporary_folder(target) as (folder, _):
         maker = _Maker(draft, folder, carrying)
         provenance = describe_change(operation, arguments, [parent.manifest for parent in parents])
