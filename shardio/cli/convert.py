@@ -102,7 +102,7 @@ def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | Non
     """Converts, and prints progress and the result. `options` are those of `shardio.convert`."""
     import shardio.conversion.convert as converter
     from shardio.conversion.progress import run_with_bar
-    from shardio.system.files import write_atomic
+    from shardio.system.files import write_output
 
     try:
         report = run_with_bar(
@@ -117,7 +117,7 @@ def run_convert(src: Path, out: Path, as_json: bool, duplicates_file: Path | Non
         raise
     duplicates = [group.to_line() for group in report.duplicates or ()]
     if duplicates_file is not None:
-        write_atomic(duplicates_file, *duplicates)
+        write_output(duplicates_file, *duplicates)
     if as_json:
         show(
             {

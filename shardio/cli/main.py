@@ -226,7 +226,10 @@ def _run() -> int:
     except (click.Abort, KeyboardInterrupt):
         say("shardio: interrupted", err=True)
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        if error.filename is not None:  # a FIFO for which the user asked
+            say(f"shardio: error: {error}", err=True)
+            return 1
         # The reader of our output went away. Keep the interpreter from writing the rest, and complaining, at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

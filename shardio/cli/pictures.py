@@ -130,8 +130,8 @@ def write_png(image: Image.Image, path: Path) -> None:
     """Writes a picture, whole or not at all."""
     import io
 
-    from shardio.system.files import write_atomic
+    from shardio.system.files import write_output
 
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    write_atomic(path, buffer.getvalue())
+    write_output(path, buffer.getvalue())

@@ -161,14 +161,14 @@ def _save(path: Path, images: Any, labels: Any, indices: Any) -> None:
 
     import numpy as np
 
-    from shardio.system.files import write_atomic
+    from shardio.system.files import write_output
 
     views = images if isinstance(images, tuple) else (images,)
     names = ["images"] if len(views) == 1 else [f"images_{number}" for number in range(len(views))]
     buffer = io.BytesIO()
     arrays = {name: _as_numpy(view) for name, view in zip(names, views, strict=True)}
     np.savez(buffer, labels=_as_numpy(labels), indices=_as_numpy(indices), **arrays)
-    write_atomic(path, buffer.getvalue())
+    write_output(path, buffer.getvalue())
 
 
 def _as_numpy(tensor: Any) -> Any:

@@ -41,7 +41,7 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
     from shardio.conversion.writing.set_writer import read_rejects
     from shardio.drawing.thumbnails import SIDE, thumbnail
     from shardio.format.layout import REJECTS_NAME
-    from shardio.system.files import write_atomic
+    from shardio.system.files import write_output
     from shardio.system.progress import Bar
     from shardio.viewing.page.sections import MOST_REFUSED, Refused, normalize_lines
     from shardio.viewing.pictures import open_splits
@@ -62,7 +62,7 @@ def report(out: Path, output: Path, source: Path | None, pictures: int) -> None:
         made = make_report(
             splits, num_pictures=pictures, refused=refused, source_given=source is not None, on_progress=bar.reach
         )
-    write_atomic(output, made.page)
+    write_output(output, made.page)
     say(
         f"{output}: {bytes_text(len(made.page))}, {counted(made.facts.num_samples, 'sample')}, "
         f"{made.facts.num_seen:,} looked at"

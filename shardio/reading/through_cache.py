@@ -251,6 +251,7 @@ class CachedSplit:
             with contextlib.suppress(FormatError):  # a file is missing or was cut, and is copied again
                 self._shards = open_shards(self._lease.path, self._name, digest=self._lease.digest)
                 return self._shards
+            self._lease.check_own(self._lease.path)
         thread = self._staging.begin(self._manifest, self._lease, _by_need(self._split, batches))
         while not self._lease.has(self._split.index) and thread.is_alive():
             time.sleep(_POLL_SECONDS)

@@ -27,7 +27,7 @@ from shardio.sets.arrow import ParquetType, ParquetWriter, check_installed
 from shardio.sets.index import read_index, read_order
 from shardio.sets.names import is_url
 from shardio.sets.storage import Storage, open_storage
-from shardio.system.files import AtomicFile
+from shardio.system.files import open_output
 from shardio.system.opening import naming
 
 Kind = Literal["csv", "jsonl", "parquet"]
@@ -84,10 +84,8 @@ def export_index(
             return _write(storage, manifest, chosen, kind, target)
         if not is_url(storage.name) and os.path.realpath(target.parent) == os.path.realpath(storage.name):
             raise ValueError(f"{target}: expected a file outside of the set's folder, found one among its files")
-        with AtomicFile(target) as file, naming(target), open(os.dup(file.descriptor), "wb", buffering=0) as stream:
-            report = _write(storage, manifest, chosen, kind, stream)
-            file.commit()
-        return report
+        with open_output(target) as file, naming(target), open(os.dup(file), "wb", buffering=0) as stream:
+            return _write(storage, manifest, chosen, kind, stream)
 
 
 def _write(storage: Storage, manifest: Manifest, splits: Sequence[str], kind: Kind, stream: Any) -> ExportReport:

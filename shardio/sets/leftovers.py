@@ -9,19 +9,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.system.files import is_abandoned, try_lock
+from shardio.system.files import is_abandoned, target_of, try_lock
 from shardio.system.opening import open_untrusted
 
 FOLDER_SUFFIX = ".d"
-# A lock, as AtomicFile names it, or its folder. Other programs may have temporary files of their own in a root.
-_TEMPORARY = re.compile(r"(\..+\.[0-9a-f]{8}-[0-9a-f]{16}\.tmp)(?:\.d)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -68,9 +65,9 @@ def sweep_left_overs(root: Path) -> None:
 
 
 def _locks(root: Path) -> list[Path]:
-    return [
-        root / name for name in sorted({match[1] for match in map(_TEMPORARY.fullmatch, os.listdir(root)) if match})
-    ]
+    # Other programs may have temporary files of their own in a root.
+    names = {name.removesuffix(FOLDER_SUFFIX) for name in os.listdir(root)}
+    return [root / name for name in sorted(filter(target_of, names))]
 
 
 @contextlib.contextmanager

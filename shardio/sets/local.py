@@ -11,6 +11,7 @@ from pathlib import Path
 from shardio.errors import ConvertError, SetNotFoundError, ShardioError
 from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER
 from shardio.system.files import is_temporary
+from shardio.system.opening import kind_at
 
 PLAN_NAME = "plan.json"
 """The file in the work folder that says which conversion is under way."""
@@ -35,8 +36,8 @@ def check_apart(src: Path, out: Path) -> None:
 
 def check_usable(out: Path) -> None:
     """Raises ConvertError if no conversion at all can have OUT."""
-    if out.exists() and not out.is_dir():
-        raise ConvertError(f"{out}: expected a folder or nothing, found a file")
+    if os.path.lexists(out) and not out.is_dir():
+        raise ConvertError(f"{out}: expected a folder or nothing, found {kind_at(out)}")
     try:
         check_free(out)
     except ConvertError:

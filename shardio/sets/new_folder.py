@@ -18,6 +18,7 @@ from shardio.errors import ConvertError
 from shardio.sets.leftovers import folder_of, sweep_left_overs
 from shardio.sets.local import looks_like_a_set
 from shardio.system.files import AtomicFile, fsync_folder
+from shardio.system.opening import FolderHandle
 
 # Linux: <linux/fs.h>, <fcntl.h>.
 _RENAME_NOREPLACE = 1
@@ -32,14 +33,15 @@ def sweep_beside(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def temporary_folder(target: Path) -> Iterator[tuple[Path, AtomicFile]]:
-    """Makes a folder beside `target` for the `with` block, and gives it with its lock. Unless it is renamed there, it
-    is removed."""
+def temporary_folder(target: Path) -> Iterator[tuple[FolderHandle, AtomicFile]]:
+    """Makes a folder beside `target` for the `with` block, and gives it, open, with its lock. Unless it is renamed
+    there, it is removed. It stays open as other users may write to the root, and could put a link in its place."""
     with AtomicFile(target) as lock:  # never committed
         folder = folder_of(lock.temporary)
         try:
             folder.mkdir()
-            yield folder, lock
+            with FolderHandle(folder) as opened:
+                yield opened, lock
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -68,8 +70,13 @@ def sync_names(folder: Path) -> None:
         fsync_folder(folder)
 
 
-def rename_new(folder: Path, target: Path) -> None:
-    """Renames a folder. Raises ConvertError if there is anything of that name already, even an empty folder."""
+def rename_new(folder: Path | FolderHandle, target: Path) -> None:
+    """Renames a folder. Raises ConvertError if there is anything of that name already, even an empty folder, or if
+    something else has taken the place of an open one."""
+    if isinstance(folder, FolderHandle):
+        if not folder.is_in_place():
+            raise ConvertError(f"{folder}: expected the folder of the new set, found that another process replaced it")
+        folder = folder.path
     try:
         if not rename_without_replacing(folder, target):
             # A filesystem without it, such as NFS. A folder can replace nothing but an empty folder, and that only if

@@ -26,6 +26,7 @@ from shardio.sets.new_folder import rename_new, sweep_beside, sync_names, taken,
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
 from shardio.system.files import fsync_folder, sweep_temporaries
+from shardio.system.opening import FolderHandle
 from shardio.system.threads import Flag
 
 ReadableBy = Literal["all", "group", "owner"]
@@ -106,14 +107,14 @@ def _check_target(source: Path, target: Path) -> None:
 
 
 def _copy_set(
-    source: Path, manifest: Manifest, folder: Path, workers: int, on_progress: Callable[[int, int], None] | None
+    source: Path, manifest: Manifest, folder: FolderHandle, workers: int, on_progress: Callable[[int, int], None] | None
 ) -> None:
     """Makes `folder` the same set, durably, its manifest last. Raises FormatError if a file is not what the manifest
     says."""
-    if manifest.nbytes > (free := shutil.disk_usage(folder).free):
+    if manifest.nbytes > (free := shutil.disk_usage(folder.path).free):
         raise SpaceError(
-            f"{folder.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} free. Make room, or give "
-            "--move if the set lies on the same filesystem"
+            f"{folder.path.parent}: expected room for {manifest.nbytes:,} bytes, found {free:,} free. Make room, or "
+            "give --move if the set lies on the same filesystem"
         )
 
     def progress(nbytes: int) -> None:
@@ -145,7 +146,7 @@ def _can_be_renamed(source: Path, root: Path) -> bool:
     return source.stat().st_dev == root.stat().st_dev and not source.is_mount()
 
 
-def _make_movable(source: Path, names: list[str], like: tuple[Path, int]) -> None:
+def _make_movable(source: Path, names: list[str], like: tuple[FolderHandle, int]) -> None:
     """Gives the set's folder and files the permissions of a new folder and a new file (a descriptor) in the root.
 
     Raises FormatError if the set is not whole, ConvertError if there is anything else in the folder, which would go
@@ -159,8 +160,8 @@ def _make_movable(source: Path, names: list[str], like: tuple[Path, int]) -> Non
         )
     if problems := verify(source, quick=True).problems:
         raise FormatError(problems[0].detail)
-    new_folder, new_file = os.stat(like[0]), os.fstat(like[1])
-    hands_on_group = bool(like[0].parent.stat().st_mode & stat.S_ISGID)
+    new_folder, new_file = os.fstat(like[0].fileno()), os.fstat(like[1])
+    hands_on_group = bool(like[0].path.parent.stat().st_mode & stat.S_ISGID)
     for path, new in ((source, new_folder), *((source / name, new_file) for name in names)):
         status = path.stat()
         has_other_group = hands_on_group and status.st_gid != new.st_gid

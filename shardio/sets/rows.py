@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -27,7 +28,7 @@ from shardio.format.layout import (
     order_name,
 )
 from shardio.system.files import AtomicFile, write_all, write_atomic
-from shardio.system.opening import naming
+from shardio.system.opening import FileAt, FolderHandle, at, naming
 from shardio.system.pour import pour
 
 
@@ -37,31 +38,31 @@ def index_content(rows: NDArray[np.void]) -> tuple[bytes, memoryview]:
     return header, np.ascontiguousarray(rows).view(np.uint8).data
 
 
-def write_index(folder: Path, split: str, rows: NDArray[np.void]) -> IndexEntry:
+def write_index(folder: Path | FolderHandle, split: str, rows: NDArray[np.void]) -> IndexEntry:
     """Writes the index of a split."""
     name, dtype = index_name(split), rows.dtype
     nbytes, sha256 = _write(folder / name, *index_content(rows))
     return IndexEntry(name, nbytes, sha256, dtype["key"].itemsize, columns_of(dtype))
 
 
-def write_order(folder: Path, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:
+def write_order(folder: Path | FolderHandle, split: str, number: int, rows: NDArray[np.int64]) -> OrderEntry:
     """Writes an order of a split: the stored row of each sample."""
     name = order_name(split, number)
     return OrderEntry(name, *_write_numbers(folder / name, ORDER_ROW, rows))
 
 
-def write_crc32s(folder: Path, split: str, array: str, crc32s: NDArray[np.uint32]) -> Crc32Entry:
+def write_crc32s(folder: Path | FolderHandle, split: str, array: str, crc32s: NDArray[np.uint32]) -> Crc32Entry:
     """Writes the checksums of an array's stored rows."""
     name = array_crc32_name(split, array)
     return Crc32Entry(name, *_write_numbers(folder / name, CRC32_ROW, crc32s))
 
 
-def _write_numbers(path: Path, row: RowType, numbers: NDArray[Any]) -> tuple[int, str]:
+def _write_numbers(path: Path | FileAt, row: RowType, numbers: NDArray[Any]) -> tuple[int, str]:
     content = np.ascontiguousarray(numbers, row.dtype)
     return _write(path, row.file_header(len(content)), content.view(np.uint8).data)
 
 
-def _write(path: Path, header: bytes, body: memoryview) -> tuple[int, str]:
+def _write(path: Path | FileAt, header: bytes, body: memoryview) -> tuple[int, str]:
     """Writes a file. Returns its size and its sha256."""
     sha256 = hashlib.sha256(header)
     sha256.update(body)
@@ -76,7 +77,9 @@ class ArrayWriter:
     thread safe.
     """
 
-    def __init__(self, folder: Path, split: str, name: str, kind: ArrayKind, row: RowType, shard_nbytes: int) -> None:
+    def __init__(
+        self, folder: Path | FolderHandle, split: str, name: str, kind: ArrayKind, row: RowType, shard_nbytes: int
+    ) -> None:
         self._folder = folder
         self._split = split
         self._name = name
@@ -136,15 +139,18 @@ class ArrayWriter:
         """Removes the array's files, finished ones too. May be called again."""
         if self._file is not None:
             self._file.discard()
-        for number in range(len(self._shards) + 1):  # the last may have been published by a call that then failed
-            (self._folder / array_shard_name(self._split, self._name, number)).unlink(missing_ok=True)
-        (self._folder / array_crc32_name(self._split, self._name)).unlink(missing_ok=True)
+        numbers = range(len(self._shards) + 1)  # the last may have been published by a call that then failed
+        shards = (array_shard_name(self._split, self._name, number) for number in numbers)
+        for file in (*shards, array_crc32_name(self._split, self._name)):
+            name, folder = at(self._folder / file)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
 
 
 class RowsFile:
     """A file of `expected` rows. Fewer are right too, and cost reading the file once more for its checksum."""
 
-    def __init__(self, path: Path, row: RowType, expected: int) -> None:
+    def __init__(self, path: Path | FileAt, row: RowType, expected: int) -> None:
         self.num_rows = 0
         self._path = path
         self._row = row

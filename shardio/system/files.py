@@ -14,15 +14,28 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import secrets
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.system.opening import FileAt, FolderHandle, OpenFile, at, naming, open_file, open_folder, open_untrusted
+from shardio.system.opening import (
+    FileAt,
+    FolderHandle,
+    OpenFile,
+    at,
+    kind_at,
+    naming,
+    open_file,
+    open_folder,
+    open_untrusted,
+)
 
 _TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}-[0-9a-f]{16}\.tmp", re.DOTALL)
 # A file that another machine is writing is silent for seconds, while a block of it is filled.
 _ABANDONED_SECONDS = 3600.0
 
@@ -58,6 +71,9 @@ def make_folder(folder: Path) -> None:
     except FileNotFoundError:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        what = f"expected a folder or nothing, found {kind_at(folder)}"
+        raise FileExistsError(errno.EEXIST, what, str(folder)) from None
     with contextlib.suppress(PermissionError):  # a folder above that may be passed but not read
         fsync_folder(folder.parent)
 
@@ -172,6 +188,51 @@ def write_atomic(path: Path | FileAt, *parts: bytes | memoryview, replace: bool 
         for part in parts:
             write_all(file.descriptor, part)
         file.commit(replace=replace)
+
+
+@contextlib.contextmanager
+def open_output(path: Path) -> Iterator[int]:
+    """Gives a descriptor to write a file that a user has named, which appears whole when the block ends.
+
+    Through a symbolic link, the file that it names is replaced. A device or a FIFO is written to as it is. Raises
+    ValueError for the standard output or error, unless it is a device: they have the command's own lines.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        status = None
+    if status is not None and not stat.S_ISCHR(status.st_mode):
+        _check_apart(path, status)
+    if status is not None and not stat.S_ISREG(status.st_mode):
+        with open_file(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC) as opened:
+            yield opened.fileno()
+        return
+    target = Path(os.path.realpath(path))
+    with contextlib.suppress(OSError):  # no folder, or one that may not be read
+        sweep_temporaries(target.parent, lambda name: target_of(name) != target.name)
+    with AtomicFile(target) as file:
+        yield file.descriptor
+        file.commit()
+
+
+def _check_apart(path: Path, status: os.stat_result) -> None:
+    """Raises ValueError if the file is where this process prints to."""
+    with contextlib.suppress(OSError):  # a closed one
+        if any(os.path.samestat(status, os.fstat(descriptor)) for descriptor in (1, 2)):
+            raise ValueError(f"{path}: expected a file apart from the command's own output; give a file or a FIFO")
+
+
+def write_output(path: Path, *parts: bytes | memoryview) -> None:
+    """Writes `parts`, one after the other, as `open_output` does."""
+    with open_output(path) as descriptor, naming(path):
+        for part in parts:
+            write_all(descriptor, part)
+
+
+def target_of(name: str) -> str:
+    """Returns the name that a file gets whose temporary name AtomicFile has chosen; "" if `name` is none of these."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else ""
 
 
 def is_temporary(name: str) -> bool:

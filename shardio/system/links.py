@@ -8,7 +8,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from shardio.system.opening import OpenFile
+from shardio.system.opening import FileAt, OpenFile, at
 
 # Linux: <linux/fs.h>.
 _FICLONE = 0x40049409
@@ -19,13 +19,14 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSU
 _NO_CLONE = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY)
 
 
-def try_link(source: str | Path, target: str | Path) -> bool:
+def try_link(source: str | Path, target: str | Path | FileAt) -> bool:
     """Gives the file `source`, no link itself, the name `target`, too. Returns False where no link can be made.
 
     Raises FileExistsError and all other errors of the system.
     """
+    name, folder = at(target)
     try:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, name, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
         if error.errno in _NO_LINK:
             return False
@@ -45,8 +46,9 @@ def try_clone(source: OpenFile, descriptor: int) -> bool:
     return True
 
 
-def is_same_file(file: OpenFile, path: str | Path) -> bool:
+def is_same_file(file: OpenFile, path: str | Path | FileAt) -> bool:
     """Returns whether `path` is a name of the open file."""
+    name, folder = at(path)
     with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(name, dir_fd=folder))
     return False

@@ -218,6 +218,11 @@ def kind_of(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
+def kind_at(path: Path) -> str:
+    """Returns what there is at `path`, in words."""
+    return kind_of(path.lstat().st_mode) + (" that leads nowhere" if not path.exists() else "")
+
+
 def open_regular(path: str | Path | FileAt) -> tuple[OpenFile, int]:
     """Opens a file of a shard set for reading, as `open_untrusted` does. Returns (the file, its size in bytes).
 

@@ -17,7 +17,7 @@ from shardio.drawing.files import png_of
 from shardio.errors import FormatError
 from shardio.format.checksum import crc32
 from shardio.reading.shardset import ShardSet
-from shardio.system.files import make_folder, write_atomic
+from shardio.system.files import make_folder, sweep_temporaries, target_of, write_atomic
 
 LABELS_NAME = "labels.csv"
 
@@ -25,6 +25,8 @@ LABELS_NAME = "labels.csv"
 # otherwise.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _LONGEST = 80
+# The files that `extract` writes. A conversion may go on with temporary files of shards in the same folder.
+_OWN = re.compile(r"[0-9]+(-.*)?\.(png|npy)|" + re.escape(LABELS_NAME))
 
 
 def extract(
@@ -45,6 +47,7 @@ def extract(
     if own in (real := Path(os.path.realpath(folder)), *real.parents):
         raise ValueError(f"{folder}: expected a folder outside of the set {shards.folder}")
     make_folder(folder)
+    sweep_temporaries(folder, lambda name: not _OWN.fullmatch(target_of(name)))
     arrays = list(shards.arrays)
     digits = len(str(len(shards) - 1))
     lines: list[Sequence[object]] = [["file", "index", "key", "label", "class", "class_name", *arrays]]

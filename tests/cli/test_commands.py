@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from shardio.cli import main
 from shardio.conversion.convert import convert
 from shardio.conversion.report import Progress
 from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.system.opening import OpenFile
 from shardio.system.progress import Bar
 
 
@@ -120,6 +122,31 @@ def test_values_that_no_set_can_have_are_wrong_usage(image_tree: Path, tmp_path:
 def test_a_folder_without_a_set_is_named(command: str, tmp_path: Path) -> None:
     result = shardio(command, tmp_path)
     assert_one_clear_error(result, 1, str(tmp_path / "manifest.json"), "shardio convert SRC OUT")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "SET", "-o", "FILE"],
+        ["view", "SET", "-o", "FILE"],
+        ["replay", "SET", "--batch-size", "4", "-o", "FILE"],
+        ["replay", "SET", "--batch-size", "4", "--save", "FILE"],
+        ["export-index", "SET", "FILE", "--format", "csv"],
+    ],
+    ids=" ".join,
+)
+def test_an_output_that_is_a_fifo_is_written_to_and_the_own_output_is_refused(
+    make_set: Callable[..., Path], tmp_path: Path, words: list[str]
+) -> None:
+    place = {"SET": make_set(20), "FILE": tmp_path / "fifo"}
+    os.mkfifo(place["FILE"])
+    with OpenFile(os.open(place["FILE"], os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)  # all of it has room before it is read
+        result = shardio(*(place.get(word, word) for word in words))
+        assert result.returncode == 0, result.stderr
+        assert reader.read(1 << 20)
+    place["FILE"] = Path("/dev/stdout")
+    assert_one_clear_error(shardio(*(place.get(word, word) for word in words)), 2, "/dev/stdout", "output")
 
 
 def test_missing_sources_are_named(tmp_path: Path) -> None:

@@ -741,9 +741,12 @@ def test_folders_whose_names_begin_alike_are_not_inside_each_other(image_tree: P
 
 def test_a_file_in_place_of_the_folder_is_refused(image_tree: Path, out: Path) -> None:
     out.write_text("mine")
-    with pytest.raises(ConvertError, match="expected a folder or nothing, found a file") as caught:
-        convert(image_tree, out, **OPTIONS)
-    assert str(caught.value).startswith(f"{out}: ")
+    dangling = out.with_name("dangling")
+    dangling.symlink_to("nowhere")
+    for path, found in ((out, "file"), (dangling, "symbolic link")):
+        with pytest.raises(ConvertError, match=found) as caught:
+            convert(image_tree, path, **OPTIONS)
+        assert str(caught.value).startswith(f"{path}: ")
     assert out.read_text() == "mine"
 
 

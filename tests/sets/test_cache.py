@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deadlines import must_not_block
@@ -117,6 +118,14 @@ def test_an_empty_folder_becomes_a_cache_and_no_folder_is_no_cache(cache: Cache)
         cache.copies()
     cache.lease(A).close()
     assert cache.copies() == []
+
+
+def test_a_marker_that_was_made_and_not_written_marks_a_cache_and_is_written_by_the_next_lease(cache: Cache) -> None:
+    cache.folder.mkdir()
+    for name in (MARKER_NAME, "stray"):
+        (cache.folder / name).touch()
+    cache.lease(A).close()
+    assert "shardio evict" in (cache.folder / MARKER_NAME).read_text()
 
 
 def test_many_processes_that_make_the_cache_at_once_agree(cache: Cache) -> None:
@@ -505,6 +514,28 @@ def test_what_is_no_folder_is_no_copy_and_nothing_is_written_through_it(
     assert digests(cache) == {B}
     assert [copy.digest for copy in cache.evict(keep=0).removed] == [B]
     assert os.path.lexists(cache.folder / A)
+
+
+@pytest.mark.parametrize("step", ["rename", "_remove_trash"])
+def test_a_link_that_takes_the_place_of_a_copy_while_it_is_evicted_leads_to_no_other_folder(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    other, path = tmp_path / "other", put_copy(cache, A)
+    other.mkdir()
+    (other / "precious").touch()
+    holder: Any = Path if step == "rename" else module
+    real = getattr(holder, step)
+
+    def exchange(source: Path, *args: Any) -> Any:
+        monkeypatch.setattr(holder, step, real)
+        source.rename(tmp_path / "moved")
+        source.symlink_to(other)
+        return real(source, *args)
+
+    monkeypatch.setattr(holder, step, exchange)
+    assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
+    assert not path.exists()
+    assert os.listdir(other) == ["precious"]
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,11 @@ from shardio.sets.changes.relabel import relabel
 from shardio.sets.changes.select import drop, select
 from shardio.sets.changes.tables import ArrayFile, read_keys, read_labels
 from shardio.sets.choice import Condition, parse_condition
+from shardio.sets.leftovers import folder_of
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
 from shardio.system import links
+from shardio.system.files import AtomicFile
 
 SHAPE = (6, 5, 3)
 
@@ -99,7 +101,7 @@ def test_random_sequences_of_changes_equal_a_model_whatever_is_killed(tmp_path: 
     [
         ("draft.Stored.take = lambda self, samples: take(self, np.sort(samples))", "other samples"),
         ("carry.write_order = lambda *a: real(*a[:3], a[3][::-1].copy())", "other samples"),
-        ("carry.try_link = lambda a, b: [shutil.copy(a, b), open(a, 'ab').write(b'x')]", "changed"),
+        ("carry.try_link = lambda a, b: [shutil.copy(a, str(b)), open(a, 'ab').write(b'x')]", "changed"),
         ("carry.sync_names = lambda folder: (folder / 'left').mkdir(exist_ok=True)", "left"),
     ],
 )
@@ -204,6 +206,50 @@ def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(operation: str,
     assert left_beside(new.parent) == []
     assert first > 15
     assert verify(new).ok
+
+
+def test_what_a_killed_call_has_left_is_swept_by_one_that_is_refused(out: Path, new: Path) -> None:
+    select(out, new, keys="*")
+    lock = AtomicFile(new)
+    folder_of(lock.temporary).mkdir()
+    lock.leave()
+    with pytest.raises(ConvertError, match="new: expected nothing there"):
+        select(out, new, keys="*")
+    assert left_beside(new.parent) == []
+
+
+@pytest.mark.parametrize("operation", ["attach", "merge", "publish", "select"])
+def test_a_set_that_takes_the_place_of_the_unfinished_folder_is_not_changed(
+    out: Path, new: Path, make_set: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    make = {
+        "attach": lambda: attach(out, new, {"one": np.arange(25.0)}),
+        "merge": lambda: merge([out, make_set(5)], new, same_keys="allow"),
+        "publish": lambda: publish(out, new),
+        "select": lambda: select(out, new, keys="c1/*"),
+    }[operation]
+    other = make_set(60)
+    before, mkdir = hashes(other), Path.mkdir
+
+    def exchange(folder: Path, *args: Any, **options: Any) -> None:
+        mkdir(folder, *args, **options)
+        if folder.name.startswith(".new."):
+            monkeypatch.setattr(AtomicFile, "__init__", late)
+
+    init = AtomicFile.__init__
+
+    def late(file: AtomicFile, *args: Any) -> None:
+        monkeypatch.setattr(AtomicFile, "__init__", init)
+        (folder,) = new.parent.glob(".new.*.d")
+        folder.rename(new.with_name("moved"))
+        folder.symlink_to(other)
+        init(file, *args)
+
+    monkeypatch.setattr(Path, "mkdir", exchange)
+    with pytest.raises(ConvertError, match=r"\.new\."):
+        make()
+    assert hashes(other) == before
+    assert not os.path.lexists(new)
 
 
 def test_of_two_calls_at_the_same_time_one_makes_the_set(out: Path, new: Path) -> None:

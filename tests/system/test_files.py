@@ -37,6 +37,7 @@ from shardio.system.files import (
     sweep_temporaries,
     write_all,
     write_atomic,
+    write_output,
 )
 from shardio.system.opening import OpenFile, open_file, open_regular, open_untrusted, read_untrusted
 
@@ -349,10 +350,12 @@ def test_a_folder_in_one_that_may_not_be_read_can_be_made(tmp_path: Path, monkey
     assert (tmp_path / "a").is_dir()
 
 
-def test_a_folder_cannot_be_made_in_place_of_a_file(tmp_path: Path) -> None:
+def test_a_folder_cannot_be_made_in_place_of_what_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(FileExistsError, match="file"):
-        make_folder(tmp_path / "file")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name, found in (("file", "a file"), ("dangling", "a symbolic link that leads nowhere")):
+        with pytest.raises(FileExistsError, match=f"{found}: .*{name}"):
+            make_folder(tmp_path / name)
     with pytest.raises(NotADirectoryError, match="file"):
         make_folder(tmp_path / "file" / "a")
 
@@ -386,6 +389,60 @@ def _raiser(code: int) -> Callable[..., None]:
         raise OSError(code, os.strerror(code))
 
     return call
+
+
+# --- outputs of commands ---------------------------------------------------------------------------------------------
+
+
+def test_an_output_that_is_a_link_keeps_the_link_and_replaces_its_target(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name, content in (("there", b"old"), ("not there", None)):
+        target, link = tmp_path / "folder" / name, tmp_path / name
+        if content is not None:
+            target.write_bytes(content)
+        link.symlink_to(target)
+        write_output(link, b"n", b"ew")
+        assert link.is_symlink()
+        assert target.read_bytes() == b"new"
+    assert names(tmp_path / "folder") == ["not there", "there"]
+
+
+def test_an_output_that_is_a_fifo_or_a_device_is_written_to(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    device, terminal = os.openpty()
+    (tmp_path / "device").symlink_to(os.ttyname(terminal))
+    for path, reader in ((fifo, os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)), (tmp_path / "device", device)):
+        before = path.lstat()
+        write_output(path, b"n", b"ew")
+        assert os.read(reader, 10) == b"new"
+        assert os.path.samestat(path.lstat(), before)
+        os.close(reader)
+    os.close(terminal)
+    assert names(tmp_path) == ["device", "fifo"]
+
+
+def test_a_folder_and_the_own_standard_output_are_no_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
+        write_output(tmp_path, b"new")
+    path, real = tmp_path / "log", os.fstat
+    path.write_bytes(b"lines")
+    monkeypatch.setattr(os, "fstat", lambda descriptor: path.stat() if descriptor == 1 else real(descriptor))
+    with pytest.raises(ValueError, match=r"log: .*output"):
+        write_output(path, b"new")
+    assert path.read_bytes() == b"lines"
+
+
+def test_an_output_sweeps_what_killed_writers_of_the_same_file_have_left(tmp_path: Path) -> None:
+    left = {name: AtomicFile(tmp_path / name) for name in ("x", "x.y", "other", "held")}
+    for name in ("x", "x.y", "other"):
+        left[name].leave()
+    (tmp_path / ".x.foreign.tmp").touch()
+    write_output(tmp_path / "x", b"new")
+    write_output(tmp_path / "held", b"new")
+    kept = [left[name].temporary.name for name in ("x.y", "other", "held")]
+    assert names(tmp_path) == sorted(["x", "held", ".x.foreign.tmp", *kept])
+    left["held"].discard()
 
 
 # --- temporaries -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.drawing.files import png_of
 from shardio.reading.shardset import open_shards
+from shardio.system.files import AtomicFile, target_of
 
 
 def call(*words: object) -> Result:
@@ -50,6 +51,19 @@ def test_pixels_masks_and_arrays_are_those_of_the_set(make_set: Callable[..., Pa
             found = np.load(path) if path.suffix == ".npy" else np.asarray(Image.open(path))
             np.testing.assert_array_equal(found, value)
         assert row["mask"].endswith(".mask.png")
+
+
+def test_what_a_killed_call_has_left_is_swept_and_files_of_others_are_not(
+    make_set: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "some"
+    folder.mkdir()
+    for name in ("05-5.png", "05-5.mask.png", "labels.csv", "train-00000.npy"):
+        AtomicFile(folder / name).leave()
+    (folder / ".05-5.png.tmp").touch()
+    assert call(make_set(20), "--indices", "17,5", "-o", folder).exit_code == 0
+    hidden = sorted(name for name in os.listdir(folder) if name.startswith("."))
+    assert [target_of(name) for name in hidden] == ["", "train-00000.npy"]
 
 
 def test_samples_are_chosen_by_class_and_key(make_set: Callable[..., Path], tmp_path: Path) -> None:

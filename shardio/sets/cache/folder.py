@@ -232,6 +232,10 @@ class Cache:
         """Makes the marker, and the folder. The marker comes first: a process that sees anything else sees it, too."""
         marker = self.folder / MARKER_NAME
         if marker.exists():
+            # A process that was killed when it had made it, or the owner of the folder, has left it empty.
+            if not marker.stat().st_size:
+                with contextlib.suppress(PermissionError), open_in_cache(marker, os.O_WRONLY, sole_name=True) as file:
+                    write_all(file.fileno(), _MARKER)
             return
         kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
         if is_shared(kind):

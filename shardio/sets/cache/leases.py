@@ -20,7 +20,7 @@ from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import load_manifest
+from shardio.format.manifest_file import load_manifest, read_manifest
 from shardio.sets.cache.locks import (
     WAY_OUT,
     LockedFile,
@@ -149,6 +149,12 @@ class Lease(LockedFile):
             return None
         return manifest if manifest.digest == self.digest else None
 
+    def check_own(self, folder: Path | FolderHandle) -> None:
+        """Raises CacheError if the folder of the copy holds another set, which shardio never puts there."""
+        with contextlib.suppress(FormatError):
+            if (found := read_manifest(folder / MANIFEST_NAME).digest) != self.digest:
+                raise CacheError(f"{folder}: expected a copy of the set {self.digest}, found the set {found}{WAY_OUT}")
+
     def has(self, entry: FileEntry) -> bool:
         """Returns whether a file of the set is there, whole: it got its name when its sha256 was found right."""
         try:
@@ -191,8 +197,8 @@ class Lease(LockedFile):
     def open_folder(self) -> FolderHandle:
         """Makes the copy's folder if need be, and opens it for the process that has the right to fill the copy.
 
-        Raises CacheError if something else is there, PermissionError if the folder belongs to another user where only
-        he may go on with the copy: under a sticky bit.
+        Raises CacheError if something else is there, another set, too; PermissionError if the folder belongs to another
+        user where only he may go on with the copy: under a sticky bit.
         """
         make_folder(self.path)
         _check_folder(self.path)
@@ -200,6 +206,7 @@ class Lease(LockedFile):
         owner, cache = os.fstat(folder.fileno()).st_uid, os.stat(self.path.parent)
         if cache.st_mode & stat.S_ISVTX and owner not in (0, os.geteuid(), cache.st_uid):
             raise _another_users(self.path)
+        self.check_own(folder)
         return folder
 
     def filler(self) -> int | None:

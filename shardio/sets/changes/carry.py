@@ -42,7 +42,7 @@ from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_in
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import AtomicFile, write_atomic
 from shardio.system.links import is_same_file, try_clone, try_link
-from shardio.system.opening import naming
+from shardio.system.opening import FolderHandle, naming
 from shardio.system.threads import Flag
 
 ARRAY_SHARD_NBYTES = 4 << 30
@@ -98,9 +98,11 @@ class Carrying:
 
 
 def check_target(new: str | os.PathLike[str], parents: Sequence[Parent]) -> Path:
-    """Returns the path of the new set's folder. Raises ConvertError if it cannot be made; takes no time."""
+    """Returns the path of the new set's folder, and removes what killed processes have left beside it. Raises
+    ConvertError if it cannot be made; takes no time."""
     check_local(new, ConvertError, "make the set in a folder here, and copy it there (docs/cluster.md)")
     target = Path(os.path.abspath(new))
+    sweep_beside(target)  # first: the killed process, or a faster one, may have made the set
     check_new(target, [parent.folder for parent in parents])
     return target
 
@@ -122,7 +124,6 @@ def carry_out(
     for name, split in draft.splits.items():
         if not len(split):
             raise ConvertError(f"split {name!r}: expected at least one sample, found none")
-    sweep_beside(target)
     with temporary_folder(target) as (folder, _):
         maker = _Maker(draft, folder, carrying)
         provenance = describe_change(operation, arguments, [parent.manifest for parent in parents])
@@ -148,7 +149,7 @@ def carry_out(
 class _Maker:
     """Fills `folder` with one set."""
 
-    def __init__(self, draft: Draft, folder: Path, carrying: Carrying) -> None:
+    def __init__(self, draft: Draft, folder: FolderHandle, carrying: Carrying) -> None:
         self.room = Room(0, 0, 0, 0)
         self._draft = draft
         self._folder = folder
@@ -220,10 +221,10 @@ class _Maker:
     def _copy(self, written_nbytes: int) -> None:
         """Copies what could be neither linked nor cloned. Raises SpaceError before that if there is too little room."""
         self.room = replace(self.room, written_nbytes=written_nbytes)
-        if self.room.needed_nbytes > (free := shutil.disk_usage(self._folder).free):
+        if self.room.needed_nbytes > (free := shutil.disk_usage(self._folder.path).free):
             raise SpaceError(
-                f"{self._folder.parent}: expected room for {self.room.needed_nbytes:,} bytes, found {free:,} free. "
-                "Make room, or make the new set on the filesystem of the old one, where its files can be links"
+                f"{self._folder.path.parent}: expected room for {self.room.needed_nbytes:,} bytes, found {free:,} "
+                "free. Make room, or make the new set on the filesystem of the old one, where its files can be links"
             )
         carrying = self._carrying
         if carrying.on_room is not None:
