@@ -108,7 +108,7 @@ def _remove(added: Path, new: Path) -> None:
     call has left could be neither continued nor removed by another call."""
     # OSError: another call has just removed it.
     with contextlib.suppress(OSError), temporary_folder(new) as (hidden, _):
-        added.rename(hidden)
+        added.rename(hidden.path)
 
 
 def _check_parent(parent: Parent, options: MergeOptions, *, has_columns: bool) -> None:

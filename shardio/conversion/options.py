@@ -22,7 +22,7 @@ from shardio.conversion.sources.datasets import Dataset, collect_datasets
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind, scan
 from shardio.conversion.sources.masks import with_masks
 from shardio.conversion.writing.set_writer import DEFAULT_SHARD_NBYTES
-from shardio.errors import SourceError
+from shardio.errors import SourceError, show
 from shardio.format.layout import MANIFEST_NAME, WORK_FOLDER, RowType, SampleShape, pixels_row
 from shardio.format.parse import first_repeated
 from shardio.sets.local import PLAN_NAME, check_apart, check_local, check_usable, looks_like_a_set
@@ -247,4 +247,4 @@ def read_options(values: Mapping[str, Any]) -> ConvertOptions:
             tuple(map(tuple, values.get("also", ()))),
         )
     except (KeyError, TypeError) as error:
-        raise ValueError(f"expected the options of a conversion, found {dict(values)}: {error!r}") from None
+        raise ValueError(f"expected the options of a conversion, found {show(dict(values))}: {show(error)}") from None

@@ -123,11 +123,11 @@ print("\\n".join(counts.violations))
 
 
 KILLED = """
-import os, shutil, signal, sys
+import os, shutil, sys
 from pathlib import Path
 import numpy as np
 import attack, shardio
-from change_sets import killed_at
+from change_sets import KINDS, Fault, call_apart
 attack.never_sync()
 folder = Path(sys.argv[1])
 for seed in range(2):
@@ -147,11 +147,12 @@ before = attack.hash_files(folder)
 for number, (name, call) in enumerate(calls.items()):
     call()
     expected = attack.hash_files(new)
-    at, seen = -number, set()  # every fifth call of each, and so every call of what they have in common
-    while True:
+    shutil.rmtree(new)
+    count, seen = call_apart(call, folder, folder, None)[0], set()
+    for at in range(1 + number, count, 5):  # every fifth call of each, and so every call of what they have in common
         shutil.rmtree(new, ignore_errors=True)
-        at += 5
-        code = killed_at(call, at)
+        _, aborted = call_apart(call, folder, folder, Fault(at, KINDS[at % len(KINDS)]))
+        assert not aborted, (name, at, aborted)
         found = attack.hash_files(folder)
         assert {one: found.get(one) for one in before} == before, (name, at)
         whole = new.exists()
@@ -161,14 +162,11 @@ for number, (name, call) in enumerate(calls.items()):
         assert attack.hash_files(new) == expected, (name, at)
         left = [one for one in os.listdir(folder) if one.startswith(".")]
         assert not left or whole, (name, at, left)
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL, (name, at, code)
     shutil.rmtree(new)
     for one in os.listdir(folder):
         if one.startswith("."):
             (folder / one).unlink()
-    print(name, at > 15, sorted(seen))
+    print(name, count > 15, sorted(seen))
 """
 
 

@@ -5,22 +5,24 @@
 
 A sequence begins with small sets of one or two splits, and makes new ones by attach, select, drop, relabel, merge and
 append, of any set that it has so far. Each is read back by ShardSet, and by NumPy alone from its manifest, and must
-have the samples that the model has: keys, labels, columns, pixels and arrays. Some calls are killed by SIGKILL at a
-random call to the system: then the new set is whole or absent, and the same call must make it. No file of any set may
-ever change, and nothing may be left beside them.
+have the samples that the model has: keys, labels, columns, pixels and arrays. In some calls one call to the disk fails:
+the process is killed before or halfway through it, a Ctrl-C arrives, or the disk is full or broken (faulty_disk.py).
+Then the new set is whole or absent, and the same call must make it. No file of any set may ever change, and nothing may
+be left beside them.
 
 Exit code 1 if anything was otherwise. Linux only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,11 +32,14 @@ from typing import Any
 import attack
 import numpy as np
 from attack import Child, Counts, Rounds, Say, hash_files, make_parser, verdict
+from fail_convert import KILLED
+from faulty_disk import KINDS_OF_WRITES, Fault, FaultyDisk
 from numpy.typing import NDArray
 from PIL import Image
 
 import shardio
 from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.errors import ConvertError, ShardioError
 from shardio.format.layout import ArrayKind
 from shardio.reading.shardset import open_shards
 from shardio.sets.verify import verify
@@ -44,6 +49,8 @@ CLASSES = [f"class{i}" for i in range(4)]
 # Sets of a sequence; a change makes one more.
 LENGTH = 6
 PATIENCE_SECONDS = 60
+# The disk that loses its power does not follow a folder that is renamed.
+KINDS = [kind for kind in KINDS_OF_WRITES if not kind.startswith("power")]
 
 Value = tuple[str, tuple[int, ...], bytes]
 """An array's value of one sample: dtype, shape, bytes."""
@@ -72,8 +79,9 @@ class Model:
 @dataclass
 class ChangeCounts(Counts):
     changes: Counter[str] = field(default_factory=Counter)
-    kills: int = 0
-    made_before_the_kill: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    """Calls that failed, by kind of fault."""
+    made_before_the_fault: int = 0
 
 
 # --- reading sets back -----------------------------------------------------------------------------------------------
@@ -324,28 +332,26 @@ def merged(models: list[Model]) -> Model:
 # --- the attack ------------------------------------------------------------------------------------------------------
 
 
-class Kill:
-    """Kills this process at its n-th call to the system that Python tells of."""
+def call_apart(call: Callable[[], object], folder: Path, read_only: Path, fault: Fault | None) -> tuple[int, str]:
+    """Calls in a child, while the disk of `folder` has a fault. Returns how many calls to the disk there were, and what
+    became of it other than an error, if anything."""
 
-    def __init__(self, at: int) -> None:
-        self._left = at
-        sys.addaudithook(self._count)
+    def work(tell: attack.Tell) -> None:
+        disk = FaultyDisk(folder, read_only, fault, lambda: tell({"calls": 0, "aborted": ""}))
+        disk.install()
+        aborted = ""
+        try:
+            call()
+        except (ShardioError, OSError, KeyboardInterrupt):
+            pass
+        except BaseException:
+            aborted = traceback.format_exc()
+        tell({"calls": len(disk.calls), "aborted": aborted})
 
-    def _count(self, event: str, _: object) -> None:
-        if event == "open" or event.startswith(("os.", "fcntl.", "shutil.", "mmap.")):
-            self._left -= 1
-            if self._left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-def killed_at(call: Callable[[], object], at: int) -> int:
-    """Calls in a child that is killed at this call to the system. Returns how it ended: 0 if it had ended before."""
-
-    def work(_: attack.Tell) -> None:
-        Kill(at)
-        call()
-
-    return Child(work, PATIENCE_SECONDS).finish()[1]
+    told, code = Child(work, PATIENCE_SECONDS).finish()
+    if not told or code not in (0, KILLED):
+        return 0, f"exit code {code}"
+    return told[-1]["calls"], told[-1]["aborted"]
 
 
 class ChangeRounds(Rounds[ChangeCounts]):
@@ -406,7 +412,7 @@ class ChangeRounds(Rounds[ChangeCounts]):
             change, new = drawer.draw(sets), root / str(number)
             self.counts.changes[change.name] += 1
             if self._random.random() < 0.2:
-                self._kill(change, new, before)
+                self._fail(change, new, before)
             if not new.exists():
                 change.call(new)
             sets.append((new, change.model))
@@ -418,22 +424,27 @@ class ChangeRounds(Rounds[ChangeCounts]):
             if left := [name for name in after if name not in before and name.split("/")[0] != new.name]:
                 self._violation(f"{change.name}: left {left}")
 
-    def _kill(self, change: Change, new: Path, before: Mapping[str, str]) -> None:
-        code = killed_at(lambda: change.call(new), self._random.randint(1, 120))
-        if code not in (0, -signal.SIGKILL):
-            self._violation(f"{change.name}: exit code {code} in a child")
-        self.counts.kills += code != 0
+    def _fail(self, change: Change, new: Path, before: Mapping[str, str]) -> None:
+        count, aborted = call_apart(lambda: change.call(new), new.parent, self.folder, None)
+        shutil.rmtree(new, ignore_errors=True)
+        kind = self._random.choice(KINDS)
+        self.counts.faults[kind] += 1
+        fault = Fault(self._random.randint(1, count), kind, self._random.getrandbits(32))
+        _, aborted = call_apart(lambda: change.call(new), new.parent, self.folder, fault)
+        if aborted:
+            self._violation(f"{change.name}, {fault}: {aborted}")
         after = hash_files(new.parent)
         if changed := [name for name in before if after.get(name) != before[name]]:
-            self._violation(f"{change.name}, killed: changed {changed}")
+            self._violation(f"{change.name}, {fault}: changed {changed}")
         if new.exists():
-            self.counts.made_before_the_kill += code != 0
+            self.counts.made_before_the_fault += 1
             if wrong := different(new, change.model):
-                self._violation(f"{change.name}, killed: not whole: {wrong}")
-            # What a killed call leaves beside the set goes with the next one into this folder.
+                self._violation(f"{change.name}, {fault}: not whole: {wrong}")
+            with contextlib.suppress(ConvertError):  # as it is there; but converted images may be left
+                change.call(new)
+            # What a failed call leaves beside the set goes with the next one into this folder.
             shardio.select(new, new.with_name("next"), random=1.0)
             shutil.rmtree(new.with_name("next"))
-            shutil.rmtree(new.with_name(f".{new.name}.added"), ignore_errors=True)
 
 
 def change_sets(folder: Path, sequences: int, seed: int, say: Say = print) -> ChangeCounts:

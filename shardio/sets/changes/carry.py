@@ -40,7 +40,7 @@ from shardio.sets.local import check_local
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_names, temporary_folder
 from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_index, write_order
 from shardio.sets.storage import FolderStorage
-from shardio.system.files import AtomicFile, write_atomic
+from shardio.system.files import AtomicFile, remove_temporaries, write_atomic
 from shardio.system.links import is_same_file, try_clone, try_link
 from shardio.system.opening import FolderHandle, naming
 from shardio.system.threads import Flag
@@ -170,6 +170,7 @@ class _Maker:
             provenance=provenance,
             class_names=draft.class_names,
         )
+        remove_temporaries(self._folder)  # of clones that could neither be made nor discarded
         commit_manifest(self._folder, manifest)  # and syncs the names of all files, of links too
         return manifest
 
