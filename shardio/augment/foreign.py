@@ -5,14 +5,13 @@ Libraries for single pictures draw once per call. Called with a batch they would
 
 from __future__ import annotations
 
-import pickle
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from inspect import getclosurevars
 from types import FunctionType, ModuleType
 from typing import Any
@@ -128,6 +127,13 @@ def _state_of(one: Generator) -> Any:
     return one.get_state(legacy=False) if isinstance(one, np.random.RandomState) else one.getstate()
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Returns whether two states are equal."""
+    if isinstance(one, dict):
+        return all(_same(part, other[name]) for name, part in one.items())
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+
+
 class Watch:
     """Calls a function with the batches of a loader. Raises ValueError if it draws once for all pictures of a batch.
 
@@ -147,9 +153,9 @@ class Watch:
             if self._draws_for_each or len(batch.images) < 2:
                 return self.function(batch.images)
             generators = _Generators(batch.images.device, self._own)
-            before = pickle.dumps(generators.state())
+            before = generators.state()
             made = self.function(batch.images)
-        if pickle.dumps(generators.state()) != before:
+        if not all(map(_same, before, generators.state())):
             self._num_suspected += 1
             # A rare event may show in a later batch only. Looking less and less often costs little.
             if self._num_suspected & (self._num_suspected - 1) == 0:
@@ -325,7 +331,7 @@ def _alone(transform: Callable[..., Any], sample: _Sample) -> _Sample:
 
 
 def _by_torchvision(transform: Callable[..., Any], sample: _Sample) -> _Sample:
-    tv = import_module("torchvision.tv_tensors")
+    tv = sys.modules["torchvision.tv_tensors"]  # transforms.v2 imports it
     size = tuple(sample.image.shape[1:])
     masks = {name: tv.Mask(mask.movedim(2, 0) if mask.ndim == 3 else mask) for name, mask in sample.masks.items()}
     boxes = tv.BoundingBoxes(sample.boxes, format="XYXY", canvas_size=size)
