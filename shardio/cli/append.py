@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardio.conversion.report import ConvertReport
 
 
-@click.command(short_help="A set with new images, as a new one.")
+@click.command(short_help="Add images to a set, in a new one.")
 @set_argument
 @click.argument("src", type=folder)
 @new_argument

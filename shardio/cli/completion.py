@@ -17,7 +17,7 @@ _WHERE = {
 }
 
 
-@click.command(short_help="Print what completes shardio's commands in a shell.")
+@click.command(short_help="Print what a shell needs to complete commands.")
 @click.argument("shell", type=click.Choice([*_WHERE]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

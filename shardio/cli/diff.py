@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardio.sets.changes.diff import DiffReport, Some, SplitDiff
 
 
-@click.command(short_help="What is different between two sets.")
+@click.command(short_help="Show what differs between two sets.")
 @click.argument("a")
 @click.argument("b")
 @json_option

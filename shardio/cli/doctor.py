@@ -27,7 +27,7 @@ _WIDTH = 80
 _TELL_SECONDS = 5.0
 
 
-@click.command(short_help="Say what would slow or break a job here.")
+@click.command(short_help="Show what would slow or break a job here.")
 @click.argument("out", required=False, shell_complete=complete_set)
 @click.argument("cache", required=False)
 @json_option

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardio.sets.export import Kind
 
 
-@click.command("export-index", short_help="Write what is known of each sample as a table.")
+@click.command("export-index", short_help="Write a table of all samples.")
 @click.argument("out", shell_complete=complete_set)
 @click.argument("file", type=click.Path(path_type=str))
 @splits_option

@@ -29,7 +29,7 @@ _MOST_FETCHED_NBYTES = 8 << 20
 _MOST_CLASSES = 5
 
 
-@click.command(short_help="Say what a set holds.")
+@click.command(short_help="Show what a set holds.")
 @click.argument("out", shell_complete=complete_set)
 @click.option("-v", "--verbose", is_flag=True, help="Say all that is known of how the set was made.")
 @json_option

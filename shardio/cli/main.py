@@ -70,8 +70,31 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
     context.exit()
 
 
+# As the help lists them.
+_COMMANDS = {
+    "Make a set": [plan, convert, verify, repair],
+    "Look at it": [info, stats, view, report, find, extract, export_index],
+    "Make another one of it, which shares its files": [attach, select, drop, relabel, append, merge, diff],
+    "Train with it": [doctor, bench, tune, warm, top, replay, check_shuffle],
+    "Share it": [publish, list_sets, stage, evict],
+    "Begin": [demo, completion],
+}
+
+
 class _Group(click.Group):
-    """Says which command was meant. click itself does so from 8.4 on."""
+    """Lists commands by what they are for, and says which was meant. click itself does the latter from 8.4 on."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        calls = {
+            command: " ".join([str(command.name), *command.collect_usage_pieces(click.Context(command))[1:]])
+            for commands in _COMMANDS.values()
+            for command in commands
+        }
+        longest = max(map(len, calls.values()))
+        for title, commands in _COMMANDS.items():
+            with formatter.section(title):
+                rows = [(calls[command].ljust(longest), command.get_short_help_str(80)) for command in commands]
+                formatter.write_dl(rows, col_max=longest)
 
     def parse_args(self, context: click.Context, words: list[str]) -> list[str]:
         # Without words click raises an error from 8.2 on, whose message is the whole help.
@@ -90,39 +113,7 @@ class _Group(click.Group):
 
 @click.group(
     cls=_Group,
-    commands=[
-        append,
-        attach,
-        bench,
-        check_shuffle,
-        completion,
-        convert,
-        demo,
-        diff,
-        doctor,
-        drop,
-        evict,
-        export_index,
-        extract,
-        find,
-        info,
-        list_sets,
-        merge,
-        plan,
-        publish,
-        relabel,
-        repair,
-        replay,
-        report,
-        select,
-        stage,
-        stats,
-        top,
-        tune,
-        verify,
-        view,
-        warm,
-    ],
+    commands=[command for commands in _COMMANDS.values() for command in commands],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.option(
@@ -136,47 +127,7 @@ class _Group(click.Group):
 def cli() -> None:
     """Image collections as memory-mapped shards, for training that never waits for data.
 
-    \b
-    Make a set
-      shardio plan imagenet/ out/       what convert would do, and how long
-      shardio convert imagenet/ out/    decode and resize once, offline
-      shardio verify out/               is it still what was published?
-      shardio repair out/ imagenet/     if not, make damaged files again
-    \b
-    Look at it
-      shardio info out/                 what is in a set
-      shardio stats out/                counts per class, sizes, columns
-      shardio view out/                 samples, as pictures
-      shardio report out/               a page about the set
-      shardio find out/ --class cat     numbers and keys of some samples
-      shardio extract out/ --indices 5,17 -o some/     samples as PNGs
-      shardio export-index out/ index.csv              a table of all samples
-    \b
-    Make another one of it, which shares its files
-      shardio attach out/ new/ --array clip=clip.npy   with an array more
-      shardio select out/ new/ --label cat             some samples
-      shardio drop out/ new/ --label cat               all but these
-      shardio relabel out/ new/ --by labels.csv        other labels
-      shardio append out/ more/ new/                   more images
-      shardio merge a/ b/ new/                         several sets in one
-      shardio diff a/ b/                               what is different
-    \b
-    Train with it
-      shardio doctor out/ /nvme/cache   what here would slow or break a job
-      shardio bench out/                how fast this machine reads it
-      shardio tune out/                 which options are the fastest here
-      shardio warm out/                 bring it into memory before a job
-      shardio top                       the loaders that run, what limits them
-      shardio replay out/ --batch-size 256 --step 9    what the model saw
-      shardio check-shuffle 1281167     how random the order is
-    \b
-    Share it
-      shardio publish out/ /sets/name   with the other users of a cluster
-      shardio list /sets                which sets are there
-      shardio stage out/ /nvme/cache    on a node's own disk, for all its jobs
-      shardio evict /nvme/cache         remove unused copies from there
-
-    `shardio completion bash` (or zsh, fish) completes all that in a shell.
+    `shardio convert imagenet/ out/` makes a set. `shardio COMMAND --help` explains a command.
     """
 
 

@@ -34,7 +34,7 @@ def merge_options(command: Command) -> Command:
     return command
 
 
-@click.command(short_help="The samples of several sets, as a new one.")
+@click.command(short_help="Join several sets into a new one.")
 @click.argument("sets", nargs=-1, metavar="A B ...", required=True)
 @click.argument("new", type=folder)
 @merge_options

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardio.conversion.estimate import Estimate
 
 
-@click.command(short_help="Say what convert would do.")
+@click.command(short_help="Show what convert would do, and how long.")
 @click.argument("src", type=folder)
 @click.argument("out", type=folder, required=False)
 @image_options

@@ -11,7 +11,7 @@ from shardio.cli.changed import change_options, new_argument, run_change
 from shardio.cli.options import folder, set_argument, splits_option
 
 
-@click.command(short_help="Other labels for some samples, in a new set.")
+@click.command(short_help="Change labels of samples, in a new set.")
 @set_argument
 @new_argument
 @click.option(

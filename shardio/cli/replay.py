@@ -27,7 +27,7 @@ def _parse_shuffle(text: str) -> bool | str:
     return {"true": True, "false": False}.get(text, text)
 
 
-@click.command(short_help="Show the batch that a training process had at a step.")
+@click.command(short_help="Show the batch of a training step.")
 @set_argument
 @click.option("--split", shell_complete=complete_split, default="train", help="Split that was trained on.")
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="That of one rank.")

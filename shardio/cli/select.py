@@ -48,7 +48,7 @@ def _conditions(command: Command) -> Command:
     return command
 
 
-@click.command(short_help="Some samples of a set, as a new one.")
+@click.command(short_help="Keep some samples, in a new set.")
 @set_argument
 @new_argument
 @_conditions
@@ -64,7 +64,7 @@ def select(out: Path, new: Path, split: tuple[str, ...], **options: Any) -> None
     run_change(select_samples, out, new, split=split or None, **options)
 
 
-@click.command(short_help="All samples of a set but some, as a new one.")
+@click.command(short_help="Leave out some samples, in a new set.")
 @set_argument
 @new_argument
 @_conditions

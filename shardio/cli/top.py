@@ -27,7 +27,7 @@ _EVERY_SECONDS = 1.0
 _SILENT_SECONDS = 3.0
 
 
-@click.command(short_help="Show the loaders that run on this node, and what limits them.")
+@click.command(short_help="Show the loaders that run on this node.")
 @json_option
 def top(as_json: bool) -> None:
     """Show the ShardLoaders of all processes on this node that you may look into: yours, or as root all of them.

@@ -23,7 +23,7 @@ _MOST_SHOWN = 8
 _ENOUGH_TRIALS = 5
 
 
-@click.command(short_help="Find the fastest options for a set on this machine.")
+@click.command(short_help="Find the fastest options on this machine.")
 @set_argument
 @click.option("--split", shell_complete=complete_split, default="train")
 @click.option(

@@ -240,7 +240,7 @@ class Changer:
         options: dict[str, Any] = {"only_common": True, "same_keys": "allow"}
         stored = {sample.pixels.tobytes() for sample in old.samples}
         if reason is None and any(sample.pixels.tobytes() in stored for sample in other.samples):
-            if self._rng.random() < 0.3:
+            if self._rng.random() < 0.2:
                 reason = "the same images"
             else:
                 options["same_images"] = "keep"
