@@ -20,9 +20,9 @@ def test_random_combinations_deliver_what_the_reference_has_or_are_refused_for_a
 @pytest.mark.parametrize(
     ("careless", "told"),
     [
-        ("Split.squashed = property(lambda self: False, lambda self, value: None)", "other images"),
+        ("pipeline.sizes_before = lambda reader, crop, some: np.tile((24, 32), (len(some), 1))", "other images"),
         ("draft.Stored.take = lambda self, samples: take(self, np.sort(samples))", "other"),
-        ("targets._fills = lambda masks, fill: dict.fromkeys(masks, 0)", "other arrays"),
+        ("transform.TransformStep._arrays = lambda self, more: {}", "other arrays"),
         ("merge._check_same_images = lambda *some: None", "not refused"),
     ],
 )
@@ -32,8 +32,7 @@ import sys
 from pathlib import Path
 import numpy as np
 import off_path
-from shardio.augment import targets
-from shardio.format.entries import Split
+from shardio.loading import pipeline, transform
 from shardio.sets.changes import draft, merge
 take = draft.Stored.take
 {careless}
