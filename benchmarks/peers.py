@@ -447,18 +447,18 @@ def picture(results: Mapping[str, Any], task: str = "") -> str:
     if len(tasks) == 1:  # the title says it
         rows = [(name.partition(": ")[0], row) for name, row in rows]
     most = max((found["images_per_second"] for _, row in rows for found in row["rounds"]), default=1)
-    # A letter takes seven and a half pixels at most.
-    left = max(270, 16 + round(7.5 * max((len(name) for name, _ in rows), default=0)))
-    width, step, top = 420, 26, 34
-    right, bottom = left + width + 110, top + step * len(rows) + 8
+    # Names lie above their bars: all can be read on a telephone. A letter takes seven pixels at most.
+    left, width, step, top = 8, 300, 40, 46
+    right = max(400, 16 + 7 * max((len(name) for name, _ in rows), default=0))
+    bottom = top + step * len(rows) + 8
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right} {bottom}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right} {bottom}" width="500" '
         'font-family="sans-serif" font-size="13">',
         "<style>.b{fill:#fff}text{fill:#24292f}.o{fill:#2da44e}.p{fill:#6e96c8}line{stroke:#57606a}"
         "@media(prefers-color-scheme:dark){.b{fill:#0d1117}text{fill:#e6edf3}line{stroke:#b1bac4}}</style>",
         f'<path class="b" d="M0 0h{right}v{bottom}h-{right}z"/>',
-        f'<text x="8" y="20" font-weight="bold">{escape(results["title"])}: images a second, '
-        f"{results['workers']} workers (line: least to greatest round)</text>",
+        f'<text x="{left}" y="20" font-weight="bold">{escape(results["title"])}</text>',
+        f'<text x="{left}" y="38">images a second, {results["workers"]} workers; lines: min to max</text>',
     ]
     for number, (name, row) in enumerate(rows):
         rates = [found["images_per_second"] for found in row["rounds"]]
@@ -466,10 +466,10 @@ def picture(results: Mapping[str, Any], task: str = "") -> str:
         y = top + step * number
         kind = "o" if name.startswith(("ShardLoader", "shardio")) else "p"
         lines += [
-            f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>',
-            f'<rect class="{kind}" x="{left}" y="{y + 2}" width="{middle:.1f}" height="18"/>',
-            f'<line x1="{left + least:.1f}" x2="{left + greatest:.1f}" y1="{y + 11}" y2="{y + 11}"/>',
-            f'<text x="{left + greatest + 6:.1f}" y="{y + 15}">{statistics.median(rates):,.0f}</text>',
+            f'<text x="{left}" y="{y + 15}">{escape(name)}</text>',
+            f'<rect class="{kind}" x="{left}" y="{y + 20}" width="{middle:.1f}" height="16"/>',
+            f'<line x1="{left + least:.1f}" x2="{left + greatest:.1f}" y1="{y + 28}" y2="{y + 28}"/>',
+            f'<text x="{left + greatest + 6:.1f}" y="{y + 33}">{statistics.median(rates):,.0f}</text>',
         ]
     return "\n".join([*lines, "</svg>", ""])
 

@@ -12,6 +12,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import click
+
+from shardio.cli.main import COMMANDS
 from shardio.version import __version__
 
 project = "shardio"
@@ -65,6 +68,7 @@ NAVIGATION = {
         ("Examples", "examples/README"),
     ],
     "Reference": [
+        ("Commands", "docs/commands"),
         ("Python", "docs/api"),
         ("Format on disk", "docs/format"),
         ("Architecture", "docs/architecture"),
@@ -85,6 +89,16 @@ def add_navigation(app: Any, page: str, source: list[str]) -> None:
         for caption, pages in NAVIGATION.items():
             entries = "\n".join(f"{title} <{name}>" for title, name in pages)
             source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
+
+
+def add_commands(app: Any, page: str, source: list[str]) -> None:
+    """Adds the help of each command to their page, where the headings are those of `shardio --help`."""
+    if page == "docs/commands":
+        for title, commands in COMMANDS.items():
+            source[0] += f"\n## {title}\n"
+            for command in commands:
+                with click.Context(command, info_name=f"shardio {command.name}", terminal_width=88) as context:
+                    source[0] += f"\n### shardio {command.name}\n\n```text\n{command.get_help(context)}\n```\n"
 
 
 def copy_first_page(app: Any, error: Exception | None) -> None:
@@ -116,4 +130,5 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", mend_signature)
     app.connect("autodoc-process-docstring", mark_code)
     app.connect("source-read", add_navigation)
+    app.connect("source-read", add_commands)
     app.connect("build-finished", copy_first_page)

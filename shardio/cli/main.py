@@ -71,7 +71,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 
 # As the help lists them.
-_COMMANDS = {
+COMMANDS = {
     "Make a set": [plan, convert, verify, repair],
     "Look at it": [info, stats, view, report, find, extract, export_index],
     "Make another one of it, which shares its files": [attach, select, drop, relabel, append, merge, diff],
@@ -87,11 +87,11 @@ class _Group(click.Group):
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         calls = {
             command: " ".join([str(command.name), *command.collect_usage_pieces(click.Context(command))[1:]])
-            for commands in _COMMANDS.values()
+            for commands in COMMANDS.values()
             for command in commands
         }
         longest = max(map(len, calls.values()))
-        for title, commands in _COMMANDS.items():
+        for title, commands in COMMANDS.items():
             with formatter.section(title):
                 rows = [(calls[command].ljust(longest), command.get_short_help_str(80)) for command in commands]
                 formatter.write_dl(rows, col_max=longest)
@@ -113,7 +113,7 @@ class _Group(click.Group):
 
 @click.group(
     cls=_Group,
-    commands=[command for commands in _COMMANDS.values() for command in commands],
+    commands=[command for commands in COMMANDS.values() for command in commands],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.option(

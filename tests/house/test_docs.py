@@ -241,7 +241,7 @@ def names_that_do_not_exist(code: str) -> Iterator[str]:
     words = code.replace("\\|", "|").split()
     command = words[1] if words[0] == "shardio" and len(words) > 1 and words[1][0] != "-" else ""
     if command or words[0].startswith("--"):
-        known = OPTIONS.get(command, set()) if command else set().union({"--version"}, *OPTIONS.values())
+        known = OPTIONS.get(command, set()) if command else set().union({"--version", "--help"}, *OPTIONS.values())
         yield from {command}.difference({""}, OPTIONS)
         yield from {word.partition("=")[0] for word in words if word[0] == "-"} - known - FOREIGN
     elif argument := re.fullmatch(r"([a-z_]+)=\S*", code):
@@ -307,6 +307,15 @@ def test_every_page_has_its_place_on_the_site() -> None:
     navigation = runpy.run_path(str(ROOT / "docs" / "conf.py"))["NAVIGATION"]
     pages = sorted(f"{page}.md" for part in navigation.values() for _, page in part)
     assert ["README.md", *pages] == sorted(PAGES, key=lambda page: (page != "README.md", page))
+
+
+def test_every_command_with_its_options_is_on_the_page_of_commands() -> None:
+    source = [""]
+    runpy.run_path(str(ROOT / "docs" / "conf.py"))["add_commands"](None, "docs/commands", source)
+    for name, options in OPTIONS.items():
+        section = source[0].partition(f"\n### shardio {name}\n")[2].partition("\n###")[0]
+        assert f"Usage: shardio {name} " in section
+        assert all(option in section for option in options if option.startswith("-"))
 
 
 def test_every_public_name_is_on_the_page_of_python() -> None:
