@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import getclosurevars
@@ -48,7 +48,7 @@ def of_library(function: object, *names: str) -> bool:
 
 Generator = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
 
-# So far a function's own generator is looked for: in what it holds, calls or names.
+# How far a function's own generators are searched for, in all that it holds, calls or names.
 _DEPTH, _MOST_PARTS = 4, 1000
 
 
@@ -66,8 +66,9 @@ def _own_generators(function: object) -> list[Generator]:
             if isinstance(part, Generator) and not isinstance(part, random.SystemRandom):
                 found.append(part)
             elif isinstance(part, FunctionType):
-                closed = getclosurevars(part)
-                inner += [*closed.nonlocals.values(), *closed.globals.values()]
+                with suppress(ValueError):  # a variable that has no value yet
+                    closed = getclosurevars(part)
+                    inner += [*closed.nonlocals.values(), *closed.globals.values()]
             elif isinstance(part, partial):
                 inner += [part.func, *part.args, *part.keywords.values()]
             elif isinstance(part, dict | list | tuple):
@@ -176,7 +177,7 @@ class Watch:
                 alike = replace(batch, images=torch.empty_like(images).copy_(picture), draws=draws, num_calls=0)
                 with alike.here():
                     made = _tensors(self.function(alike.images))
-                if not all(torch.equal(some, some[:1].expand_as(some)) for some in made):
+                if not all(_alike(some, count) for some in made):
                     if of_library(self.function, "torchvision.transforms"):  # noise of its own may hide a shared crop
                         raise self._drawn_once()
                     self._draws_for_each = True
@@ -192,6 +193,17 @@ class Watch:
             "transforms of these names in shardio.augment, or PerSample(transform) from there, which calls it for each "
             "picture"
         )
+
+
+def _alike(made: Tensor, count: int) -> bool:
+    """Returns whether `count` samples have the same results. Those of several views may follow each other, or be
+    stacked, and a sample may have several rows. Without rows for each sample, nothing can be said against it."""
+    rows = []
+    if made.ndim and not len(made) % count:
+        rows = [made.reshape(-1, count, *made.shape[1:]).movedim(1, 0), made.reshape(count, -1)]
+    if made.ndim > 4 and made.shape[1] == count:
+        rows.append(made.movedim(1, 0))
+    return not rows or any(torch.equal(some, some[:1].expand_as(some)) for some in rows)
 
 
 def check_foreign(function: object, arrays: tuple[str, ...]) -> None:

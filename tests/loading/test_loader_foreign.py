@@ -91,8 +91,11 @@ class Late:
     [
         *(by_torch, by_python, by_numpy, Noisy(), Late(), partial(by_torch), nn.Sequential(Module(by_torch))),
         *(lambda images: by_torch(FLIP(images)), lambda images: [by_torch(images)]),
-        *(lambda images: by_torch(images).numpy(), by_its_own, lambda images: by_its_own(images)),
+        *(lambda images: by_torch(images).numpy(), lambda images: (by_torch(images), torch.zeros(()))),
+        *(by_its_own, lambda images: by_its_own(images)),
         *(Module(drawing(random.Random(1).random)), drawing(np.random.RandomState(1).rand)),
+        *(lambda images: torch.cat([by_torch(images), images]), lambda images: torch.stack([images, by_torch(images)])),
+        lambda images: by_torch(images).flatten(2).movedim(2, 1).flatten(0, 1),
         drawing(partial(torch.rand, (), generator=torch.Generator())),
     ],
 )
@@ -118,6 +121,8 @@ def draws_and_forgets(images: Tensor) -> Tensor:
     [
         *(flips_of_each, draws_and_forgets, torch.Tensor.float, nn.Sequential(Module(flips_of_each))),
         *(lambda images: images + torch.randn(images.shape), lambda images: images.mul_(2)),
+        lambda images: torch.cat([images, flips_of_each(images)]),
+        lambda images: torch.stack([flips_of_each(images), flips_of_each(images)]),
     ],
 )
 def test_functions_that_draw_for_each_picture_or_not_at_all_are_accepted(
