@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,8 +29,11 @@ A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
-    return Cache(tmp_path / "cache")
+def cache() -> Iterator[Cache]:
+    # pytest's folders are for its user alone, and shared with other runs. All may enter this one.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Cache(Path(folder) / "cache")
 
 
 def put_copy(cache: Cache, digest: str, nbytes: int = 1000, used: float = 0, complete: bool = True) -> Path:
@@ -293,16 +297,6 @@ except OSError as error:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
-@pytest.fixture
-def open_to_all(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents):  # pytest makes some of them for its user alone
-        mode = folder.stat().st_mode
-        if mode & 0o055 == 0o055:
-            break
-        folder.chmod(mode | 0o055)
-
-
-@pytest.mark.usefixtures("open_to_all")
 def test_a_user_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> None:
     put_copy(cache, A)
     assert as_nobody(f"(held := cache.lease('{A}')).is_complete(), cache.copies()[0].in_use", cache) == "True True"
@@ -324,7 +318,6 @@ def test_a_user_who_may_only_read_uses_copies_and_removes_none(cache: Cache) -> 
     assert as_nobody("len(cache.evict(keep=0).kept)", cache) == "1"
 
 
-@pytest.mark.usefixtures("open_to_all")
 def test_in_a_groups_cache_a_copy_that_may_be_renamed_but_not_emptied_is_kept_as_it_is(cache: Cache) -> None:
     path = put_copy(cache, A)
     path.chmod(0o755)
@@ -342,7 +335,6 @@ def test_in_a_groups_cache_a_copy_that_may_be_renamed_but_not_emptied_is_kept_as
     assert os.listdir(cache.folder) == [MARKER_NAME]
 
 
-@pytest.mark.usefixtures("open_to_all")
 def test_under_a_sticky_bit_only_the_owner_of_a_copy_may_remove_it(cache: Cache) -> None:
     path = put_copy(cache, A)
     cache.folder.chmod(0o1777)
@@ -368,7 +360,6 @@ def test_a_copy_is_gone_once_it_is_renamed_though_not_all_of_it_can_be_removed(
     assert os.listdir(cache.folder) == [MARKER_NAME]
 
 
-@pytest.mark.usefixtures("open_to_all")
 def test_what_another_user_hides_is_listed_and_left_alone(cache: Cache) -> None:
     path = put_copy(cache, A)
     path.chmod(0o700)
@@ -378,7 +369,6 @@ def test_what_another_user_hides_is_listed_and_left_alone(cache: Cache) -> None:
     assert digests(cache) == {A}
 
 
-@pytest.mark.usefixtures("open_to_all")
 def test_a_lock_can_be_opened_by_all_whatever_the_umask(cache: Cache) -> None:
     before = os.umask(0o077)
     try:
@@ -390,7 +380,6 @@ def test_a_lock_can_be_opened_by_all_whatever_the_umask(cache: Cache) -> None:
     assert as_nobody(f"cache.lease('{A}').is_complete()", cache) == "False"
 
 
-@pytest.mark.usefixtures("open_to_all")
 def test_a_lock_that_another_user_makes_at_the_same_moment_is_opened(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
