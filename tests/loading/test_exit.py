@@ -326,7 +326,7 @@ def test_training_imports_neither_decoders_nor_the_command_line(start: Start) ->
     # torch itself imports tqdm where it is installed: only modules count that shardio adds to those of numpy and torch.
     script = """
 import sys
-import numpy, torch, torch.utils.data
+import numpy.random, torch, torch.utils.data
 before = set(sys.modules)
 from shardio import ShardDataset, ShardLoader, open_shards
 for images, labels in ShardLoader(sys.argv[1], 4, device="cpu"):

@@ -222,7 +222,7 @@ def test_a_set_that_takes_the_place_of_the_unfinished_folder_is_not_changed(
 ) -> None:
     make = {
         "attach": lambda: attach(out, new, {"one": np.arange(25.0)}),
-        "merge": lambda: merge([out, make_set(5)], new, same_keys="allow"),
+        "merge": lambda: merge([out, make_set(5)], new, same_keys="allow", same_images="keep"),
         "publish": lambda: publish(out, new),
         "select": lambda: select(out, new, keys="c1/*"),
     }[operation]
@@ -1125,7 +1125,7 @@ def test_images_that_a_set_has_under_other_keys_are_not_appended_to_it(
     """The keys of a set of a whole tree begin with the split, and those of its folder train alone do not."""
     out = tmp_path / "out"
     convert(image_tree, out, size=16, workers=1)
-    with pytest.raises(ConvertError, match=r"12 images.*'n0\d/.*' of .* is 'train/n0.*kept in .*\.new\.added"):
+    with pytest.raises(ConvertError, match=r"(?s)12 images.*'n0\d/.*' of .* is 'train/n0.*kept in .*\.new\.added"):
         append(out, image_tree / "train", new, workers=1)
     assert not new.exists()
     append(out, image_tree / "train", new, workers=1, same_images="keep")
@@ -1217,7 +1217,7 @@ def test_what_cannot_be_appended_is_told_before_an_image_is_converted(
 def test_info_shows_that_a_set_is_squashed_and_diff_that_only_one_of_two_is(tmp_path: Path) -> None:
     a = write_set(tmp_path / "a", {0: "cat"}, ["cat"])
     b = write_set(tmp_path / "b", {0: "cat"}, ["cat"], squashed=True)
-    assert "train   1 samples in 1 shards, squashed\n" in shardio("info", b).stdout
+    assert "train   1 sample in 1 shard, squashed\n" in shardio("info", b).stdout
     result = shardio("diff", a, b)
     assert (result.returncode, result.stdout) == (1, "train: squashed in one of the sets alone\n")
 

@@ -415,9 +415,9 @@ def test_an_output_that_is_a_fifo_or_a_device_is_written_to(tmp_path: Path) -> N
     for path, reader in ((fifo, os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)), (tmp_path / "device", device)):
         before = path.lstat()
         write_output(path, b"n", b"ew")
-        assert os.read(reader, 10) == b"new"
+        with os.fdopen(reader, "rb", buffering=0) as found:
+            assert b"".join(found.read(1) for _ in b"new") == b"new"
         assert os.path.samestat(path.lstat(), before)
-        os.close(reader)
     os.close(terminal)
     assert names(tmp_path) == ["device", "fifo"]
 
