@@ -67,10 +67,10 @@ def publish(
     """
     check_local(target, ConvertError, "publish into a folder, or copy the set there (docs/cluster.md)")
     source, target = Path(os.path.realpath(out)), Path(target)
+    sweep_beside(target)  # also if a killed call has moved the set already
     with hinting_at_order(target, "OUT, the set, comes first, and ROOT/NAME, where it shall go, second"):
         manifest = load_manifest(source)
     names = [MANIFEST_NAME, *(entry.file for entry in manifest.files)]
-    sweep_beside(target)
     _check_target(source, target)
     with temporary_folder(target) as (folder, lock):
         renamed = move and _can_be_renamed(source, target.parent)

@@ -208,12 +208,16 @@ def test_a_call_that_fails_anywhere_leaves_the_whole_set_or_none(operation: str,
 
 def test_what_a_killed_call_has_left_is_swept_by_one_that_is_refused(out: Path, new: Path) -> None:
     select(out, new, keys="*")
-    lock = AtomicFile(new)
-    folder_of(lock.temporary).mkdir()
-    lock.leave()
-    with pytest.raises(ConvertError, match="new: expected nothing there"):
-        select(out, new, keys="*")
-    assert left_beside(new.parent) == []
+    for call, told in (
+        (lambda: select(out, new, keys="*"), "new: expected nothing there"),
+        (lambda: publish(out.with_name("moved"), new, move=True), "moved.*not found"),
+    ):
+        lock = AtomicFile(new)
+        folder_of(lock.temporary).mkdir()
+        lock.leave()
+        with pytest.raises(ShardioError, match=told):
+            call()
+        assert left_beside(new.parent) == []
 
 
 @pytest.mark.parametrize("operation", ["attach", "merge", "publish", "select"])

@@ -77,6 +77,7 @@ class Reason:
 
 REASONS = {
     "sets of other fits": Reason(ShardioError, "squash", "guide/change.md", "squash"),
+    "several conversions": Reason(ShardioError, "different options", "guide/change.md", "with different options"),
     "the same images": Reason(ShardioError, "same_images", "guide/change.md", "--same-images"),
     "a foreign random transform": Reason(ValueError, "PerSample", "guide/augment.md", "PerSample"),
     "a foreign transform of masks": Reason(ValueError, "stay", "guide/augment.md", "gets the images alone"),
@@ -107,6 +108,8 @@ class Model:
     classes: tuple[str, ...]
     samples: tuple[Sample, ...]
     kinds: Mapping[str, str] = field(default_factory=dict)
+    is_mixed: bool = False
+    """Whether some of the images were cropped and others padded."""
 
     @property
     def targets(self) -> list[str]:
@@ -225,7 +228,8 @@ class Changer:
 
     def append(self, old: Model, new: Path) -> Change:
         other, tree = self._bases[old.fit, "more" if self._rng.random() < 0.8 else "again"]
-        return self._joined("append", old, other, new, shardio.append, (old.folder, tree, new))
+        reason = "several conversions" if old.is_mixed else None
+        return self._joined("append", old, other, new, shardio.append, (old.folder, tree, new), reason)
 
     def _joined(
         self,
@@ -248,7 +252,9 @@ class Changer:
             options["workers"] = 1
         # Only one of the sets has arrays, so that they are left out.
         samples = tuple(replace(sample, arrays={}) for sample in (*old.samples, *other.samples))
-        return Change(name, lambda: call(*arguments, **options), Model(new, old.fit, old.classes, samples), reason)
+        is_mixed = old.is_mixed or other.fit != old.fit
+        made = Model(new, old.fit, old.classes, samples, is_mixed=is_mixed)
+        return Change(name, lambda: call(*arguments, **options), made, reason)
 
 
 # --- forms of transforms ---------------------------------------------------------------------------------------------
