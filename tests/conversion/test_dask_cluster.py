@@ -135,8 +135,9 @@ def test_a_worker_killed_in_the_middle_of_a_shard_is_replaced_by_the_other(
     victim.kill()
     stdout, stderr = conversion.communicate(timeout=PATIENCE_SECONDS)
     assert conversion.returncode == 0, stderr
-    # If the victim had finished a shard but not handed its record over, Dask says so. The shard is not made again.
-    assert all("distributed.client - WARNING" in line for line in stderr.splitlines()), stderr
+    # If the victim had finished a shard but not handed its record over, Dask says so. The shard is not made again. On
+    # a busy machine there are lines of progress, too.
+    assert all("distributed.client - WARNING" in line or "refused=" in line for line in stderr.splitlines()), stderr
     assert hashes(out) == finished  # and no temporary file of the victim's is left
     report = json.loads(stdout)
     assert (report["num_converted"], report["refused"]) == (NUM_IMAGES, {"empty": 1})

@@ -95,7 +95,9 @@ def test_the_devkit_may_be_unpacked_or_no_longer_compressed(imagenet: Path, src:
     assert scan_ilsvrc(src).splits == expected
     (src / "ILSVRC2012_devkit_t12.tar").unlink()
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        tar.extractall(src, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.10.12, 3.11.4 and later
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(src)
     assert scan_ilsvrc(src).splits == expected
 
 

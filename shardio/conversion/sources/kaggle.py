@@ -28,7 +28,8 @@ _MAPPING_NAME = "LOC_synset_mapping.txt"
 def images_folder(src: Path) -> Path | None:
     """Returns the folder of train and val, `src` or one below, if that is laid out as Kaggle does it; else None."""
     for depth in range(len(_IMAGES)):
-        if src.joinpath(*_IMAGES[depth:]).is_dir():
+        # Unlike Path.is_dir, this raises nothing for a folder that may not be entered: the scan names it.
+        if os.path.isdir(src.joinpath(*_IMAGES[depth:])):
             return src.joinpath(*_IMAGES[depth:])
     return src if src.name == _IMAGES[-1] and src.is_dir() else None
 
