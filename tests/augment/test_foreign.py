@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transforms import by_numpy, by_python, by_torch
 
 from shardio.augment import Compose, HorizontalFlip, Normalize, PerSample, RandomCrop, Views
 from shardio.augment.chain import Transform
@@ -21,18 +22,6 @@ IMAGES = torch.randint(0, 256, (COUNT, 3, HEIGHT, WIDTH), dtype=torch.uint8, gen
 MASKS = {"mask": IMAGES[:, 0].clone(), "parts": IMAGES[:, 1].clone()}
 # One box around the picture's left third, a row without one, and a box at the right edge.
 BOXES = {"found": torch.tensor([[0.0, 1, 3, 9, 4], [0, 0, 0, 0, -1], [9, 2, 10, 5, 2]]).repeat(COUNT, 1, 1)}
-
-
-def by_torch(image: Tensor) -> Tensor:
-    return image.flip(-1) if torch.rand(()) < 0.5 else image
-
-
-def by_python(image: Tensor) -> Tensor:
-    return image.flip(-1) if random.random() < 0.5 else image
-
-
-def by_numpy(image: Tensor) -> Tensor:
-    return image.flip(-1) if np.random.rand() < 0.5 else image
 
 
 class Flip:

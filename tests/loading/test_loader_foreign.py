@@ -13,6 +13,7 @@ import pytest
 import torch
 from plain_sets import make_plain_set
 from torch import Tensor, nn
+from transforms import by_numpy, by_python, by_torch
 
 from shardio.augment import Compose, HorizontalFlip, PerSample, RandomCrop, RandomErasing, Resize, ToDtype
 from shardio.loading.loader import ShardLoader
@@ -29,18 +30,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(path: Path, transform: Any, batch_size: int = 16, num_epochs: int = 1, **options: Any) -> list[Tensor]:
     with ShardLoader(path, batch_size, device="cpu", transform=transform, seed=3, **options) as loader:
         return [images for _ in range(num_epochs) for images, *_ in loader]
-
-
-def by_torch(images: Tensor) -> Tensor:
-    return images.flip(-1) if torch.rand(()) < 0.5 else images
-
-
-def by_python(images: Tensor) -> Tensor:
-    return images.flip(-1) if random.random() < 0.5 else images
-
-
-def by_numpy(images: Tensor) -> Tensor:
-    return images.flip(-1) if np.random.rand() < 0.5 else images
 
 
 class Module(nn.Module):

@@ -1,7 +1,10 @@
-"""One transform of each public class of shardio.augment, for tests of what all of them promise."""
+"""One transform of each public class of shardio.augment, for tests of what all of them promise; and foreign ones."""
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import torch
 
 from shardio.augment import (
@@ -93,3 +96,18 @@ OF_BATCHES: list[Transform] = [
 
 SINGLE = [*FIXED, *RANDOM, *COLOURED]
 ALL = [*SINGLE, *OF_BATCHES]
+
+
+# Functions of other libraries, which draw once per call.
+
+
+def by_torch(images: torch.Tensor) -> torch.Tensor:
+    return images.flip(-1) if torch.rand(()) < 0.5 else images
+
+
+def by_python(images: torch.Tensor) -> torch.Tensor:
+    return images.flip(-1) if random.random() < 0.5 else images
+
+
+def by_numpy(images: torch.Tensor) -> torch.Tensor:
+    return images.flip(-1) if np.random.rand() < 0.5 else images
