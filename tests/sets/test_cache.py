@@ -415,6 +415,14 @@ def test_locks_of_a_copy_that_was_not_begun_stay_only_while_they_are_held(cache:
     assert set(os.listdir(cache.folder)) == {MARKER_NAME, A, f"{A}.lock", f"{A}.fill"}
 
 
+@pytest.mark.parametrize("suffix", [".lock", ".fill"])
+def test_a_lock_without_a_copy_is_swept(cache: Cache, suffix: str) -> None:
+    cache.lease(A).close()
+    (cache.folder / f"{A}{suffix}").touch()
+    cache.sweep()
+    assert os.listdir(cache.folder) == [MARKER_NAME]
+
+
 # --- what another user has put there ---------------------------------------------------------------------------------
 
 

@@ -220,7 +220,7 @@ class Cache:
         with os.scandir(self.folder) as entries:
             names = [entry.name for entry in entries]
         for name in names:
-            digest = name.removesuffix(".lock")
+            digest = name.partition(".")[0]
             # Another user's, no lock at all, or another process was faster: the next one tries again.
             with contextlib.suppress(OSError, CacheError):
                 if name.startswith(".") and name.endswith(_EVICTED_SUFFIX):
@@ -247,7 +247,11 @@ class Cache:
         if os.listdir(self.folder):
             self._check()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with contextlib.suppress(FileExistsError), open_in_cache(marker, flags) as file:  # its existence counts
+        try:
+            file = open_in_cache(marker, flags)
+        except FileExistsError:  # another process has made it: its existence counts
+            return
+        with file:
             write_all(file.fileno(), _MARKER)
 
     def _check(self) -> None:
