@@ -1,0 +1,118 @@
+"""Loaders give the batches that are recorded here: a change of the code is no change of indices or pixels."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardio import ShardLoader
+from shardio.augment import (
+    Compose,
+    CutMix,
+    HorizontalFlip,
+    RandAugment,
+    RandomApply,
+    RandomChoice,
+    RandomErasing,
+    RandomResizedCrop,
+    RandomRotation,
+    Resize,
+    TrivialAugmentWide,
+)
+from shardio.conversion.writing.set_writer import ShardWriter
+
+NUM_SAMPLES, HEIGHT, WIDTH, NUM_BATCHES = 331, 40, 48, 100
+
+CROPPED = Compose([RandomResizedCrop(24), HorizontalFlip()])
+POLICIES = Compose([RandomResizedCrop(32), RandAugment(), RandomErasing(0.5, value=(1, 2, 3))])
+WARPED = Compose(
+    [RandomApply([RandomRotation(30)], 0.7), Resize((20, 24)), RandomChoice([TrivialAugmentWide(), CutMix(10)])]
+)
+
+# The options of each loader, and the first digits of the sha256 of its indices and of everything else in its batches.
+RECORDED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "shuffled": ({"io": "mmap", "seed": 3}, "14f7a05d15050e57", "9645e4a635cb28fa"),
+    "stored order, second of three ranks": (
+        {"io": "pread", "shuffle": False, "rank": 1, "world_size": 3, "tail": "pad", "num_threads": 3},
+        "40c6ae8f749d14a1",
+        "329e4d71efda4ec6",
+    ),
+    "blocks, short tail": (
+        {"io": "direct", "shuffle": "block", "tail": "short", "seed": 1},
+        "97d979baa24b6b2e",
+        "b8ed20fbc00daa53",
+    ),
+    "weights": (
+        {"weights": np.arange(NUM_SAMPLES) % 7, "num_draws": 500, "seed": 5, "num_threads": 1},
+        "8fa7418729426043",
+        "78a4ea07a3587ddb",
+    ),
+    "crops, first of two ranks": (
+        {"transform": CROPPED, "rank": 0, "world_size": 2, "seed": 7},
+        "f31149d75be71ec4",
+        "99d3bc401d495617",
+    ),
+    "policies of chosen samples": (
+        {"transform": POLICIES, "indices": np.arange(300, 20, -2), "seed": 2**40},
+        "190b14e06fd3df85",
+        "3c04342f98436c94",
+    ),
+    "warps and mixes": ({"transform": WARPED, "io": "pread", "roi": False}, "3954394eda1a7f4d", "72f0a34a586c4efd"),
+    "masks, boxes and columns, checked": (
+        {
+            "transform": CROPPED,
+            "arrays": ["mask", "boxes"],
+            "columns": ["crc32", "year"],
+            "check": "sample",
+            "io": "mmap",
+        },
+        "3954394eda1a7f4d",
+        "a69baaa48d84e07f",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of smooth pictures with noise, in four shards."""
+    out = tmp_path_factory.mktemp("recorded") / "set"
+    rng = np.random.default_rng(1)
+    slopes = rng.integers(-3, 4, (NUM_SAMPLES, 2, 3))
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    boxes = np.zeros((NUM_SAMPLES, 2, 5), np.float32)
+    boxes[..., :2] = rng.integers(0, 20, (NUM_SAMPLES, 2, 2))
+    boxes[..., 2:4] = boxes[..., :2] + rng.integers(1, 20, (NUM_SAMPLES, 2, 2))
+    boxes[..., 4] = rng.integers(-1, 9, (NUM_SAMPLES, 2))
+    with ShardWriter(
+        out,
+        (HEIGHT, WIDTH, 3),
+        shard_nbytes=4096 + 90 * HEIGHT * WIDTH * 3,
+        columns={"year": int},
+        arrays={"mask": ("mask", "uint8", (HEIGHT, WIDTH)), "boxes": ("boxes", "float32", (2, 5))},
+    ) as writer:
+        for number in range(NUM_SAMPLES):
+            image = 128 + y[..., None] * slopes[number, 0] + x[..., None] * slopes[number, 1]
+            image = np.clip(image + rng.integers(-20, 20, image.shape), 0, 255).astype(np.uint8)
+            arrays = {"mask": image[..., 0] // 32, "boxes": boxes[number]}
+            writer.append(image, number % 10, key=f"{number}", columns={"year": 1900 + number}, **arrays)
+    return out
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_first_hundred_batches_are_the_recorded_ones(shards: Path, name: str) -> None:
+    options, indices, others = RECORDED[name]
+    found = hashlib.sha256(), hashlib.sha256()
+    with ShardLoader(shards, 13, device="cpu", return_indices=True, **options) as loader:
+        batches = (batch for _ in range(NUM_BATCHES) for batch in loader)
+        for images, labels, numbers, *rest in islice(batches, NUM_BATCHES):
+            found[0].update(numbers.numpy().tobytes())
+            values = [images.contiguous(), labels, *(value for part in rest for value in part.values())]
+            for value in values:
+                found[1].update(value.contiguous().view(torch.uint8).numpy().tobytes())
+    assert tuple(digest.hexdigest()[:16] for digest in found) == (indices, others)
