@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from common import BUILD, describe_machine, generated_set, in_turn, print_ratios
 
+from shardio.changes.attach import attach
+from shardio.changes.merge import merge
+from shardio.changes.relabel import relabel
+from shardio.changes.select import drop, select
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import open_shards
-from shardio.sets.changes.attach import attach
-from shardio.sets.changes.merge import merge
-from shardio.sets.changes.relabel import relabel
-from shardio.sets.changes.select import drop, select
 from shardio.system.files import write_all
 
 LATENTS, EMBEDDINGS = (4, 32, 32), (768,)

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from common import BUILD, describe_machine, generated_set, print_ratios
 
+from shardio.cache.stage import stage
 from shardio.format.manifest_file import load_manifest
-from shardio.sets.cache.stage import stage
 
 
 def sync_filesystem(folder: Path) -> None:

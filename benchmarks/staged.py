@@ -18,9 +18,9 @@ from statistics import median
 
 from common import BUILD, describe_machine, generated_set
 
+from shardio.cache.folder import Cache
 from shardio.format.entries import FileEntry
 from shardio.loading.loader import ShardLoader
-from shardio.sets.cache.folder import Cache
 from shardio.sets.storage import FolderStorage
 
 CACHE = BUILD / "cache"

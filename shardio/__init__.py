@@ -12,6 +12,17 @@ from typing import TYPE_CHECKING, Any
 from shardio.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from shardio.cache.folder import Cache as Cache
+    from shardio.cache.stage import StageReport as StageReport
+    from shardio.cache.stage import stage as stage
+    from shardio.changes.attach import attach as attach
+    from shardio.changes.carry import ChangeReport as ChangeReport
+    from shardio.changes.diff import DiffReport as DiffReport
+    from shardio.changes.diff import diff as diff
+    from shardio.changes.merge import merge as merge
+    from shardio.changes.relabel import relabel as relabel
+    from shardio.changes.select import drop as drop
+    from shardio.changes.select import select as select
     from shardio.conversion.append import append as append
     from shardio.conversion.convert import convert as convert
     from shardio.conversion.report import ConvertReport as ConvertReport
@@ -30,22 +41,11 @@ if TYPE_CHECKING:
     from shardio.reading.shardset import Sample as Sample
     from shardio.reading.shardset import ShardSet as ShardSet
     from shardio.reading.shardset import open_shards as open_shards
-    from shardio.sets.cache.folder import Cache as Cache
-    from shardio.sets.cache.stage import StageReport as StageReport
-    from shardio.sets.cache.stage import stage as stage
-    from shardio.sets.changes.attach import attach as attach
-    from shardio.sets.changes.carry import ChangeReport as ChangeReport
-    from shardio.sets.changes.diff import DiffReport as DiffReport
-    from shardio.sets.changes.diff import diff as diff
-    from shardio.sets.changes.merge import merge as merge
-    from shardio.sets.changes.relabel import relabel as relabel
-    from shardio.sets.changes.select import drop as drop
-    from shardio.sets.changes.select import select as select
     from shardio.sets.publish import publish as publish
     from shardio.sets.verify import verify as verify
 
 _HOMES = {
-    "shardio.sets.cache.folder": ("Cache",),
+    "shardio.cache.folder": ("Cache",),
     "shardio.conversion.append": ("append",),
     "shardio.conversion.convert": ("convert",),
     "shardio.conversion.report": ("ConvertReport",),
@@ -62,16 +62,16 @@ _HOMES = {
         "SpaceError",
     ),
     "shardio.loading.loader": ("ShardLoader",),
-    "shardio.sets.changes.attach": ("attach",),
-    "shardio.sets.changes.carry": ("ChangeReport",),
-    "shardio.sets.changes.diff": ("DiffReport", "diff"),
-    "shardio.sets.changes.merge": ("merge",),
-    "shardio.sets.changes.relabel": ("relabel",),
-    "shardio.sets.changes.select": ("drop", "select"),
+    "shardio.changes.attach": ("attach",),
+    "shardio.changes.carry": ("ChangeReport",),
+    "shardio.changes.diff": ("DiffReport", "diff"),
+    "shardio.changes.merge": ("merge",),
+    "shardio.changes.relabel": ("relabel",),
+    "shardio.changes.select": ("drop", "select"),
     "shardio.sets.publish": ("publish",),
     "shardio.conversion.writing.set_writer": ("ShardWriter",),
     "shardio.reading.shardset": ("Sample", "ShardSet", "open_shards"),
-    "shardio.sets.cache.stage": ("StageReport", "stage"),
+    "shardio.cache.stage": ("StageReport", "stage"),
     "shardio.sets.verify": ("verify",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -73,7 +73,7 @@ def attach(out: Path, new: Path, arrays: dict[str, Path], kinds: dict[str, Array
 
     Files that stay are shared between both sets by hard links. NEW appears whole or not at all; OUT stays as it is.
     """
-    from shardio.sets.changes.attach import attach as attach_arrays
+    from shardio.changes.attach import attach as attach_arrays
 
     every = kinds.pop("", "array")
     run_change(attach_arrays, out, new, arrays, kinds={**dict.fromkeys(arrays, every), **kinds}, **options)

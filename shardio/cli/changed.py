@@ -14,7 +14,7 @@ from shardio.cli.output import next_step, say, show
 from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:
-    from shardio.sets.changes.carry import ChangeReport, Room
+    from shardio.changes.carry import ChangeReport, Room
 
 _MOST_CLASSES = 10
 

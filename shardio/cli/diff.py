@@ -13,7 +13,7 @@ from shardio.cli.options import json_option
 from shardio.cli.output import show
 
 if TYPE_CHECKING:
-    from shardio.sets.changes.diff import DiffReport, Some, SplitDiff
+    from shardio.changes.diff import DiffReport, Some, SplitDiff
 
 
 @click.command(short_help="Show what differs between two sets.")
@@ -25,7 +25,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
 
     Pixels and arrays are compared by their checksums. Exit code 1 if anything is different.
     """
-    from shardio.sets.changes.diff import diff as diff_sets
+    from shardio.changes.diff import diff as diff_sets
 
     report = diff_sets(a, b)
     show({**dataclasses.asdict(report), "equal": report.equal} if as_json else _summary(report))

@@ -15,7 +15,7 @@ from shardio.conversion.amounts import parse_nbytes
 from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
-    from shardio.sets.cache.folder import EvictReport
+    from shardio.cache.folder import EvictReport
 
 
 @click.command(short_help="Remove unused copies from a cache.")
@@ -33,7 +33,7 @@ def evict(cache: Path, keep: int, as_json: bool) -> None:
 
     A copy that a job uses is never removed, nor is anything that `shardio stage` has not put there.
     """
-    from shardio.sets.cache.folder import Cache
+    from shardio.cache.folder import Cache
 
     report = Cache(cache).evict(keep=keep)
     show(dataclasses.asdict(report) if as_json else _summary(report, cache))

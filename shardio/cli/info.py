@@ -136,7 +136,7 @@ def _summary(
     verbose: bool,
 ) -> Iterator[str]:
     """Yields what matters first. `counts` are those of the main split, or why they are not known."""
-    from shardio.sets.changes.history import describe_making
+    from shardio.sets.history import describe_making
     from shardio.sets.levels import stored_levels
     from shardio.sets.names import is_url
 

@@ -16,7 +16,7 @@ from shardio.errors import printable
 from shardio.system.amounts import bytes_text
 
 if TYPE_CHECKING:
-    from shardio.sets.cache.folder import CachedCopy
+    from shardio.cache.folder import CachedCopy
     from shardio.sets.catalogue import Listing
 
 
@@ -56,7 +56,7 @@ def list_sets(roots: Sequence[str], cache: Path | None, as_json: bool) -> None:
 
 
 def _copies_in(cache: Path) -> list[CachedCopy]:
-    from shardio.sets.cache.folder import Cache
+    from shardio.cache.folder import Cache
 
     return Cache(cache).copies() if cache.is_dir() else []  # the first `stage` makes the folder
 

@@ -45,6 +45,6 @@ def merge(sets: tuple[str, ...], new: Path, **options: Any) -> None:
     Splits of one name become one, and classes are united by their names. No pixel is rewritten: files are shared with
     the old sets by hard links. NEW appears whole or not at all; the old sets stay as they are.
     """
-    from shardio.sets.changes.merge import merge as merge_sets
+    from shardio.changes.merge import merge as merge_sets
 
     run_change(merge_sets, list(sets), new, **options)

@@ -164,7 +164,7 @@ def numbers_of(indices: list[int] | Path, count: int) -> NDArray[np.int64]:
     none."""
     import numpy as np
 
-    from shardio.sets.changes.tables import ArrayFile
+    from shardio.changes.tables import ArrayFile
     from shardio.sets.choice import check_numbers
 
     if isinstance(indices, Path):

@@ -37,8 +37,8 @@ def relabel(out: Path, new: Path, labels: Path, split: tuple[str, ...], classes:
     Samples without a row in the file keep theirs. Only indexes are written: all else is shared between both sets by
     hard links. NEW appears whole or not at all; OUT stays as it is.
     """
-    from shardio.sets.changes.relabel import relabel as relabel_samples
-    from shardio.sets.changes.tables import read_lines
+    from shardio.changes.relabel import relabel as relabel_samples
+    from shardio.changes.tables import read_lines
 
     names = None if classes is None else read_lines(classes)
     run_change(relabel_samples, out, new, labels, split=split or None, classes=names, **options)

@@ -59,7 +59,7 @@ def select(out: Path, new: Path, split: tuple[str, ...], **options: Any) -> None
     No pixel is rewritten: files that stay are shared between both sets by hard links, and an order says which of their
     rows are samples. NEW appears whole or not at all; OUT stays as it is.
     """
-    from shardio.sets.changes.select import select as select_samples
+    from shardio.changes.select import select as select_samples
 
     run_change(select_samples, out, new, split=split or None, **options)
 
@@ -74,6 +74,6 @@ def drop(out: Path, new: Path, split: tuple[str, ...], **options: Any) -> None:
 
     With --split and nothing else, these splits are left out as a whole.
     """
-    from shardio.sets.changes.select import drop as drop_samples
+    from shardio.changes.select import drop as drop_samples
 
     run_change(drop_samples, out, new, split=split or None, **options)

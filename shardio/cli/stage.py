@@ -29,7 +29,7 @@ def stage(src: str, cache: Path, as_json: bool, **options: Any) -> None:
     kill, any of them continues with the files that are finished. Unused copies make room, those not used for longest
     first. The copy may be evicted once the command has ended, unless a job holds it.
     """
-    import shardio.sets.cache.stage as staging
+    import shardio.cache.stage as staging
     from shardio.sets.names import is_url, without_credentials
     from shardio.system.progress import BytesBar
 

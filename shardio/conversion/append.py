@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from shardio.changes.carry import Carrying, ChangeReport, Room, check_target
+from shardio.changes.merge import MergeOptions, SameImages, SameKeys, carry_out_merge
+from shardio.changes.parents import Parent, open_parent
 from shardio.conversion.amounts import DEFAULT_MAX_BAD
 from shardio.conversion.convert import convert
 from shardio.conversion.options import ConvertOptions, Src, read_options
 from shardio.conversion.report import ConvertReport, Progress
 from shardio.conversion.sources.detect import EmptyClasses, SourceKind
 from shardio.errors import ConvertError, ShardioError
-from shardio.sets.changes.carry import Carrying, ChangeReport, Room, check_target
-from shardio.sets.changes.history import conversions_of
-from shardio.sets.changes.merge import MergeOptions, SameImages, SameKeys, carry_out_merge
-from shardio.sets.changes.parents import Parent, open_parent
+from shardio.sets.history import conversions_of
 from shardio.sets.local import looks_like_a_set
 from shardio.sets.new_folder import taken, temporary_folder
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from shardio.augment.chain import Transform
+from shardio.cache.through_cache import open_source
 from shardio.errors import printable
 from shardio.loading.device import choose_device, make_copier
 from shardio.loading.iterator import LoaderIterator
@@ -28,7 +29,6 @@ from shardio.order.sampler import Sampler, Tail
 from shardio.order.windows import CropAt
 from shardio.order.world import World, check_world, find_world
 from shardio.reading.choose import Io
-from shardio.reading.source import open_source
 from shardio.system.eager import eager
 from shardio.system.kernels import warn_of_missing_kernels
 

@@ -22,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.errors import ShardioError
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.measure.advice import CacheFacts, MachineFacts, SetFacts
 from shardio.reading.choose import look_at
 from shardio.reading.shardset import ShardSet
-from shardio.sets.cache.folder import MARKER_NAME, Cache
 from shardio.sets.names import catalogue_roots, find_folder, is_url, shown
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import try_lock

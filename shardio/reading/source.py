@@ -1,4 +1,4 @@
-"""A split to be read, wherever it lies: opened where it is, or through a cache on this node."""
+"""A split to be read: what every kind of it can do, and the split that is read where it lies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from shardio.reading.file_reader import FileReader
 from shardio.reading.guard import SecondReader
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.reading.through_cache import CachedSplit
 
 
 class SplitSource(Protocol):
@@ -45,13 +44,6 @@ class SplitSource(Protocol):
 
     def close(self) -> None:
         """Ends what is under way. May be called again, also where it was interrupted."""
-
-
-def open_source(
-    path: str | os.PathLike[str], split: str, cache: str | os.PathLike[str] | None, digest: str | None
-) -> SplitSource:
-    """Returns the split of the set `path`; with `cache`, by way of the copy in that folder."""
-    return LocalSplit(path, split, digest) if cache is None else CachedSplit(path, cache, split, digest)
 
 
 class LocalSplit:

@@ -15,7 +15,7 @@ from shardio.drawing.sheet import as_image
 from shardio.format.manifest import Manifest
 from shardio.order.permutation import Permutation
 from shardio.reading.shardset import ShardSet
-from shardio.sets.changes.history import conversions_of
+from shardio.sets.history import conversions_of
 from shardio.sets.levels import Levels, chosen_samples, measure_levels, sound_pictures, stored_levels
 from shardio.viewing.alike import hash_picture
 from shardio.viewing.pictures import read_pictures

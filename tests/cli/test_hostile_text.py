@@ -20,13 +20,13 @@ from command import shardio
 from pictures import random_picture, write_jpeg
 from tars import tar_of
 
+from shardio.cache.folder import Cache
+from shardio.cache.through_cache import CachedSplit
 from shardio.conversion.sources.listfile import scan_list
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError, DecodeError, FormatError, ShardioError, SourceError, SpaceError, printable
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
-from shardio.reading.through_cache import CachedSplit
-from shardio.sets.cache.folder import Cache
 from shardio.sets.verify import verify
 
 FAKE = "shardio: fake line"

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from pictures import random_picture, write_jpeg
 
 import shardio.cli.info as info_module
+from shardio.changes.select import select
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
-from shardio.sets.changes.select import select
 from shardio.sets.statistics import ClassCounts
 from shardio.sets.storage import FolderStorage
 

@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import off_path
 from shardio.loading import pipeline, transform
-from shardio.sets.changes import draft, merge
+from shardio.changes import draft, merge
 take = draft.Stored.take
 {careless}
 counts = off_path.off_path(Path(sys.argv[1]), 60, 1, say=lambda text: None)

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 import shardio.loading.cuda
 import shardio.loading.loader
 from shardio import augment
+from shardio.cache.stage import stage
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
@@ -39,7 +40,6 @@ from shardio.loading.ring import Ring, Slot
 from shardio.order.windows import Windows, crop_boxes
 from shardio.reading.choose import Io
 from shardio.reading.shardset import open_shards
-from shardio.sets.cache.stage import stage
 from shardio.sets.rows import write_index
 from shardio.system.direct import direct_alignment
 

@@ -24,15 +24,15 @@ from shardio.augment import (
     Views,
 )
 from shardio.augment.chain import Transform
+from shardio.changes.attach import attach
+from shardio.changes.merge import merge
+from shardio.changes.relabel import relabel
+from shardio.changes.select import drop, select
 from shardio.conversion.append import append
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.loading.loader import ShardLoader
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.sets.changes.attach import attach
-from shardio.sets.changes.merge import merge
-from shardio.sets.changes.relabel import relabel
-from shardio.sets.changes.select import drop, select
 from shardio.sets.publish import publish
 
 NUM_SAMPLES = 53

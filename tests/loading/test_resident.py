@@ -16,11 +16,12 @@ from arrays import Given, change_split, some_arrays
 from copiers import FakeCopier
 from numpy.lib.recfunctions import append_fields
 
+import shardio.cache.through_cache
 import shardio.loading.device
 import shardio.loading.loader
 import shardio.loading.resident
-import shardio.reading.through_cache
 from shardio.augment import Compose, HorizontalFlip, Mixup, Normalize, RandomResizedCrop
+from shardio.cache.stage import stage
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
 from shardio.format.entries import ShardEntry
@@ -31,7 +32,6 @@ from shardio.loading.loader import ShardLoader
 from shardio.loading.resident import DeviceWindows, Rows, crop_boxes_there
 from shardio.order.windows import Windows, crop_boxes
 from shardio.reading.shardset import open_shards
-from shardio.sets.cache.stage import stage
 from shardio.sets.rows import write_index
 
 NUM_SAMPLES, HEIGHT, WIDTH = 23, 6, 5
@@ -235,8 +235,8 @@ def test_the_memory_is_filled_through_a_cache_that_copies_in_the_same_order(
         needed.extend(real(*arguments))
         return needed
 
-    real = shardio.reading.through_cache._by_need
-    monkeypatch.setattr(shardio.reading.through_cache, "_by_need", by_need)
+    real = shardio.cache.through_cache._by_need
+    monkeypatch.setattr(shardio.cache.through_cache, "_by_need", by_need)
     with loader_of(path, resident=False) as usual:
         expected = list(usual)
     with loader_of(path, cache=tmp_path / "cache") as loader:

@@ -23,6 +23,7 @@ from leaks import num_descriptors
 
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample import resample
+from shardio.cache.folder import Cache, _remove_trash
 from shardio.conversion.engines import pool as executors
 from shardio.conversion.engines import processes as workers
 from shardio.loading.gather import GatherThreads
@@ -30,7 +31,6 @@ from shardio.loading.loader import ShardLoader
 from shardio.reading.mapping import RowMapping, will_need
 from shardio.reading.shardset import open_shards
 from shardio.sets import catalogue
-from shardio.sets.cache.folder import Cache, _remove_trash
 from shardio.system import threads
 from shardio.system.files import AtomicFile, fsync_folder, sweep_temporaries, write_all
 from shardio.system.opening import open_nameless, open_pipe

@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner
 from places import ROOT
 
+from shardio.cache.folder import Cache
 from shardio.cli.main import cli
 from shardio.measure import facts
 from shardio.measure.advice import Advice, CacheFacts, MachineFacts, SetFacts, advise, would_break
 from shardio.reading.choose import Facts, choose
-from shardio.sets.cache.folder import Cache
 from shardio.system.kernels import kernels_in_use
 
 GB = 10**9

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 from plain_sets import make_plain_set
 
+from shardio.cache.through_cache import open_source
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import load_manifest
@@ -28,7 +29,6 @@ from shardio.reading.mapped import MappedReader
 from shardio.reading.mapped_table import MappedTable
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.reading.source import open_source
 from shardio.system.direct import direct_alignment
 
 COUNT, HEIGHT, WIDTH = 23, 6, 5

@@ -15,9 +15,9 @@ import pytest
 from command import assert_one_clear_error, shardio
 from servers import ObjectStore
 
+from shardio.cache.folder import Cache
+from shardio.cache.stage import stage
 from shardio.format.manifest_file import load_manifest
-from shardio.sets.cache.folder import Cache
-from shardio.sets.cache.stage import stage
 from shardio.sets.catalogue import CatalogueEntry, list_sets
 from shardio.sets.leftovers import folder_of
 from shardio.sets.publish import publish

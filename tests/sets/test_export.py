@@ -16,11 +16,11 @@ import pytest
 from arrays import change_split
 from click.testing import CliRunner
 
+from shardio.changes.relabel import relabel
 from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.reading.shardset import open_shards
 from shardio.sets import export
-from shardio.sets.changes.relabel import relabel
 from shardio.sets.export import export_index
 from shardio.sets.statistics import count_classes, range_of, statistics_of
 

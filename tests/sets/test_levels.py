@@ -11,11 +11,11 @@ from folders import flip
 from pictures import random_picture, write_jpeg
 
 from shardio import ShardWriter, convert
+from shardio.changes.select import select
 from shardio.errors import FormatError
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets import levels as levels_module
-from shardio.sets.changes.select import select
 from shardio.sets.levels import Levels, chosen_samples, first_split, measure_levels, stored_levels
 from shardio.viewing.facts import find_facts
 from shardio.viewing.pictures import open_splits

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from command import assert_one_clear_error, shardio
 
+from shardio.cache.folder import Cache
+from shardio.cache.stage import stage
 from shardio.conversion.convert import convert
 from shardio.conversion.estimate import estimate
 from shardio.conversion.repair import repair
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError, ConvertError, SetNotFoundError, SourceError
-from shardio.sets.cache.folder import Cache
-from shardio.sets.cache.stage import stage
 from shardio.sets.publish import publish
 
 URLS = ["s3://user:secret@bucket/images", "https://host/images", Path("gs://bucket/images"), "file:///images"]

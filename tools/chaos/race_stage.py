@@ -37,11 +37,11 @@ import attack
 import numpy as np
 from attack import Child, Rounds, Say, Tell, hash_files, make_parser, never_sync, verdict, write_set
 
+from shardio.cache import stage as staging
+from shardio.cache.folder import MARKER_NAME, Cache
+from shardio.cache.stage import stage
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
-from shardio.sets.cache import stage as staging
-from shardio.sets.cache.folder import MARKER_NAME, Cache
-from shardio.sets.cache.stage import stage
 from shardio.sets.storage import FolderStorage
 from shardio.system import pour
 from shardio.system.files import AtomicFile

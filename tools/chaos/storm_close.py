@@ -43,13 +43,13 @@ from attack import Say, make_parser, write_set
 from PIL import Image
 
 import shardio
+from shardio.cache.folder import Cache
 from shardio.conversion.convert import convert
 from shardio.conversion.engines.processes import THREADS_PER_PROCESS
 from shardio.errors import CacheError
 from shardio.format.layout import WORK_FOLDER
 from shardio.loading.loader import ShardLoader
 from shardio.reading.warm import warm
-from shardio.sets.cache.folder import Cache
 from shardio.sets.leftovers import sweep_left_overs
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify

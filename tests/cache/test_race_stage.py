@@ -31,9 +31,9 @@ CARELESS = """
 import os, pathlib, sys
 import race_stage
 import fcntl, time
-from shardio.sets.cache import folder, leases
+from shardio.cache import folder, leases
 from shardio.system import files, opening
-from shardio.sets.cache import stage as staging
+from shardio.cache import stage as staging
 {fault}
 counts = race_stage.race_stagings({rounds}, 16, seed=3, say=lambda line: None, until_noticed={noticed!r})
 print("".join(text + "\\n" for text in counts.violations))

@@ -15,12 +15,12 @@ import pytest
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
+from shardio.cache import partial as stagedset
+from shardio.cache.partial import StagedSet
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.order.windows import Windows
-from shardio.reading import partial as stagedset
-from shardio.reading.partial import StagedSet
 from shardio.reading.shardset import open_shards
 from shardio.sets.storage import FolderStorage
 

@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shardio.cache.leases import CopyPaths, Lease
+from shardio.cache.locks import LOOKING_SECONDS, is_held, lock_at_once, lock_holders, lock_key, open_in_cache
+from shardio.cache.share import Sizes
 from shardio.errors import CacheError, SpaceError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
-from shardio.sets.cache.leases import CopyPaths, Lease
-from shardio.sets.cache.locks import LOOKING_SECONDS, is_held, lock_at_once, lock_holders, lock_key, open_in_cache
-from shardio.sets.cache.share import Sizes
 from shardio.sets.local import check_local
 from shardio.system.files import make_folder, write_all
 from shardio.system.filesystems import filesystem_kind, is_shared

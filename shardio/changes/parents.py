@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.changes.draft import ArrayDraft, Draft, Held, SplitDraft, Stored
 from shardio.errors import ConvertError, FormatError
 from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry, ShardEntry, Split
 from shardio.format.layout import HEADER_NBYTES, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split, load_manifest
 from shardio.format.opening import check_sha256, open_checked
-from shardio.sets.changes.draft import ArrayDraft, Draft, Held, SplitDraft, Stored
 from shardio.sets.index import check_labels
 from shardio.sets.names import find_folder
 

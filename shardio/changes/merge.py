@@ -14,6 +14,10 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
+from shardio.changes.draft import ArrayDraft, Draft, SplitDraft, concatenated
+from shardio.changes.parents import Parent, open_parent
+from shardio.changes.tables import show_key, some_keys
 from shardio.errors import ConvertError
 from shardio.format.layout import (
     HEADER_NBYTES,
@@ -23,10 +27,6 @@ from shardio.format.layout import (
     index_dtype,
     sample_nbytes,
 )
-from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
-from shardio.sets.changes.draft import ArrayDraft, Draft, SplitDraft, concatenated
-from shardio.sets.changes.parents import Parent, open_parent
-from shardio.sets.changes.tables import show_key, some_keys
 from shardio.sets.storage import FolderStorage
 
 SameKeys = Literal["refuse", "allow"]

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
+from shardio.changes.draft import Draft
+from shardio.changes.parents import choose_split, choose_splits, open_parent
+from shardio.changes.tables import ArrayFile, Keys, as_key, hash_of, read_keys, some_keys
 from shardio.errors import ConvertError, SourceError
-from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
-from shardio.sets.changes.draft import Draft
-from shardio.sets.changes.parents import choose_split, choose_splits, open_parent
-from shardio.sets.changes.tables import ArrayFile, Keys, as_key, hash_of, read_keys, some_keys
 from shardio.sets.choice import Choice, check_numbers, parse_condition
 
 _MOST_TOLD = 1000

@@ -19,14 +19,14 @@ import torch
 from folders import flip
 from pictures import sample_pixels
 
+from shardio.cache import partial as stagedset
+from shardio.cache import stage as staging
+from shardio.cache.folder import Cache
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
-from shardio.reading import partial as stagedset
 from shardio.sets import fill
-from shardio.sets.cache import stage as staging
-from shardio.sets.cache.folder import Cache
 from shardio.sets.storage import FolderStorage
 
 NUM_SAMPLES = 95  # in shards of ten

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
+from shardio.changes.draft import Draft
+from shardio.changes.parents import choose_splits, open_parent
+from shardio.changes.tables import Labels, hash_of, read_labels, show_key, some_keys
 from shardio.errors import ConvertError, SourceError
 from shardio.format.layout import MAX_CLASSES
 from shardio.format.parse import check_text, first_repeated
-from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
-from shardio.sets.changes.draft import Draft
-from shardio.sets.changes.parents import choose_splits, open_parent
-from shardio.sets.changes.tables import Labels, hash_of, read_labels, show_key, some_keys
 from shardio.sets.choice import describe_unknown, find_labels
 
 

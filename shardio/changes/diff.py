@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.changes.draft import ArrayDraft, Draft, SplitDraft
+from shardio.changes.parents import Parent, open_parent, read_held
 from shardio.format.layout import CRC32_ROW, HEADER_NBYTES, columns_of
-from shardio.sets.changes.draft import ArrayDraft, Draft, SplitDraft
-from shardio.sets.changes.parents import Parent, open_parent, read_held
 
 _MOST_NAMED = 5
 

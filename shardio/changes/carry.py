@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from shardio.changes.draft import ArrayDraft, Draft, GivenArray, Held, Orders, SplitDraft, Stored, check_arrays
+from shardio.changes.parents import Parent, read_held
 from shardio.errors import ConvertError, FormatError, SpaceError
 from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, FileEntry, IndexEntry, RejectsEntry, Split
 from shardio.format.layout import (
@@ -32,10 +34,8 @@ from shardio.format.layout import (
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
 from shardio.format.opening import open_checked
-from shardio.sets.changes.draft import ArrayDraft, Draft, GivenArray, Held, Orders, SplitDraft, Stored, check_arrays
-from shardio.sets.changes.history import describe_change
-from shardio.sets.changes.parents import Parent, read_held
 from shardio.sets.fill import Filler
+from shardio.sets.history import describe_change
 from shardio.sets.local import check_local
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_names, temporary_folder
 from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_index, write_order

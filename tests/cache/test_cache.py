@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from deadlines import must_not_block
 
+from shardio.cache import folder as module
+from shardio.cache import leases, locks
+from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.errors import CacheError
 from shardio.format.entries import FileEntry
-from shardio.sets.cache import folder as module
-from shardio.sets.cache import leases, locks
-from shardio.sets.cache.folder import MARKER_NAME, Cache
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 
@@ -51,7 +51,7 @@ def digests(cache: Cache) -> set[str]:
     return {copy.digest for copy in cache.copies()}
 
 
-IMPORTS = "import os, sys, time\nfrom shardio.sets.cache.folder import Cache"
+IMPORTS = "import os, sys, time\nfrom shardio.cache.folder import Cache"
 
 
 @contextmanager
@@ -283,7 +283,7 @@ def as_nobody(expression: str, cache: Cache) -> str:
         pytest.skip("only root can become another user")
     code = f"""
 import os, sys
-from shardio.sets.cache.folder import Cache
+from shardio.cache.folder import Cache
 cache = Cache(sys.argv[1])
 os.setgroups([])
 os.setgid(65534)

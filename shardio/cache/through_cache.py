@@ -21,6 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.cache.folder import Cache
+from shardio.cache.leases import Lease
+from shardio.cache.partial import StagedSet, fetch
+from shardio.cache.stage import Stager, take_lease
 from shardio.errors import FormatError, printable
 from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry, Split
@@ -29,12 +33,9 @@ from shardio.format.manifest_file import check_split
 from shardio.order.windows import Windows
 from shardio.reading.choose import Io, make_reader
 from shardio.reading.mapped_table import MappedTable
-from shardio.reading.partial import StagedSet, fetch
 from shardio.reading.reader import CountingReader, ReadCounts, Reader
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.sets.cache.folder import Cache
-from shardio.sets.cache.leases import Lease
-from shardio.sets.cache.stage import Stager, take_lease
+from shardio.reading.source import LocalSplit, SplitSource
 from shardio.sets.storage import Storage, open_storage
 from shardio.system.direct import direct_alignment
 from shardio.system.threads import DaemonThread, Flag, close_at_exit
@@ -337,3 +338,10 @@ def _by_need(split: Split, batches: Iterable[NDArray[np.int64]]) -> list[ShardEn
         if len(numbers) == len(split.shards):
             break
     return [split.shards[number] for number in numbers]
+
+
+def open_source(
+    path: str | os.PathLike[str], split: str, cache: str | os.PathLike[str] | None, digest: str | None
+) -> SplitSource:
+    """Returns the split of the set `path`; with `cache`, by way of the copy in that folder."""
+    return LocalSplit(path, split, digest) if cache is None else CachedSplit(path, cache, split, digest)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from pictures import sample_pixels
 
+from shardio.cache.stage import stage
+from shardio.cache.through_cache import open_source
 from shardio.errors import SetNotFoundError
-from shardio.reading.source import SplitSource, open_source
-from shardio.sets.cache.stage import stage
+from shardio.reading.source import SplitSource
 
 NUM_SAMPLES = 23
 # Where the cache is empty, or complete, when the split is opened.

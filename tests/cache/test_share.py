@@ -18,15 +18,15 @@ import pytest
 from arrays import change_split, some_arrays, write_array
 from folders import contents, flip
 
+from shardio.cache import share
+from shardio.cache import stage as staging
+from shardio.cache.folder import MARKER_NAME, Cache
+from shardio.cache.stage import stage
 from shardio.errors import SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.sets.cache import share
-from shardio.sets.cache import stage as staging
-from shardio.sets.cache.folder import MARKER_NAME, Cache
-from shardio.sets.cache.stage import stage
 from shardio.sets.rows import write_index
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
@@ -266,7 +266,7 @@ def test_a_stage_that_is_killed_between_links_is_gone_on_with(sets: tuple[Path, 
     one = stage(sets[0], cache)
     script = """
         import os, signal, sys
-        from shardio.sets.cache.stage import stage
+        from shardio.cache.stage import stage
         real, calls = os.link, []
         def link(*args, **options):
             if len(calls) == int(sys.argv[3]):

@@ -24,6 +24,14 @@ from numpy.typing import NDArray
 from pictures import random_picture, sample_pixels, write_jpeg
 from places import CHAOS
 
+from shardio.changes import carry
+from shardio.changes.attach import attach
+from shardio.changes.carry import Room
+from shardio.changes.diff import diff
+from shardio.changes.merge import merge
+from shardio.changes.relabel import relabel
+from shardio.changes.select import drop, select
+from shardio.changes.tables import ArrayFile, read_keys, read_labels
 from shardio.conversion import append as append_module
 from shardio.conversion.append import append
 from shardio.conversion.convert import convert
@@ -33,14 +41,6 @@ from shardio.errors import ConvertError, FormatError, SetNotFoundError, ShardioE
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import commit_manifest, load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.sets.changes import carry
-from shardio.sets.changes.attach import attach
-from shardio.sets.changes.carry import Room
-from shardio.sets.changes.diff import diff
-from shardio.sets.changes.merge import merge
-from shardio.sets.changes.relabel import relabel
-from shardio.sets.changes.select import drop, select
-from shardio.sets.changes.tables import ArrayFile, read_keys, read_labels
 from shardio.sets.choice import Condition, parse_condition
 from shardio.sets.leftovers import folder_of
 from shardio.sets.publish import publish
@@ -111,7 +111,7 @@ import shutil, sys
 from pathlib import Path
 import numpy as np
 import change_sets
-from shardio.sets.changes import carry, draft
+from shardio.changes import carry, draft
 real, take = carry.write_order, draft.Stored.take
 {careless}
 counts = change_sets.change_sets(Path(sys.argv[1]), 6, 1, say=lambda text: None)
@@ -1052,7 +1052,7 @@ def test_pixels_that_have_one_checksum_and_differ_are_not_the_same_image(tmp_pat
 def test_more_same_images_than_are_worth_reading_are_counted_up_to_there(
     tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardio.sets.changes.merge._MOST_COMPARED", 3)
+    monkeypatch.setattr("shardio.changes.merge._MOST_COMPARED", 3)
     for name in "ab":
         with ShardWriter(tmp_path / name, SHAPE) as writer:
             for i in range(9):

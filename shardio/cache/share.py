@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from shardio.cache.leases import CopyPaths
 from shardio.errors import CacheError, FormatError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest_file import read_manifest
 from shardio.format.opening import open_sound
 from shardio.format.parse import is_digest
-from shardio.sets.cache.leases import CopyPaths
 from shardio.system.files import fsync_folder
 from shardio.system.opening import FileAt, FolderHandle, at
 

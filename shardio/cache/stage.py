@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from shardio.cache.folder import Cache, CachedCopy
+from shardio.cache.leases import Lease
+from shardio.cache.share import link_from_others
 from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
@@ -22,9 +25,6 @@ from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import SoundFiles, open_sound
 from shardio.format.parse import is_digest
-from shardio.sets.cache.folder import Cache, CachedCopy
-from shardio.sets.cache.leases import Lease
-from shardio.sets.cache.share import link_from_others
 from shardio.sets.fill import Filler
 from shardio.sets.local import hinting_at_order
 from shardio.sets.storage import Storage, open_storage

@@ -30,18 +30,18 @@ from folders import contents, flip
 from pictures import sample_pixels
 from places import ROOT
 
+from shardio.cache import stage as staging
+from shardio.cache.folder import MARKER_NAME, Cache
+from shardio.cache.leases import Lease
+from shardio.cache.stage import Stager, stage
+from shardio.cache.through_cache import CachedSplit
 from shardio.cli.main import cli
 from shardio.errors import CacheError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
-from shardio.reading.through_cache import CachedSplit
 from shardio.sets import fill
-from shardio.sets.cache import stage as staging
-from shardio.sets.cache.folder import MARKER_NAME, Cache
-from shardio.sets.cache.leases import Lease
-from shardio.sets.cache.stage import Stager, stage
 from shardio.sets.fill import Filler
 from shardio.sets.storage import FolderStorage
 from shardio.sets.verify import verify
@@ -608,7 +608,7 @@ def test_when_the_one_that_copies_is_killed_another_goes_on_with_its_files(
     code = """
 import sys, threading
 import shardio.system.pour
-from shardio.sets.cache import stage as staging
+from shardio.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Stuck(FolderStorage):
     def read_into(self, entry, offset, buffer):
@@ -780,7 +780,7 @@ def test_a_stager_that_copies_shows_a_bar_on_a_terminal_and_one_that_waits_does_
     code = """
 import os, sys, time
 from shardio.cli import main as cli
-from shardio.sets.cache import stage as staging
+from shardio.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Slow(FolderStorage):
     def read_into(self, entry, offset, buffer):
@@ -864,7 +864,7 @@ def test_ctrl_c_keeps_what_is_finished(out: Path, cache: Path) -> None:
     code = """
 import sys, threading
 from shardio.cli import main as cli
-from shardio.sets.cache import stage as staging
+from shardio.cache import stage as staging
 from shardio.sets.storage import FolderStorage
 class Slow(FolderStorage):
     def read_into(self, entry, offset, buffer):

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
+from shardio.changes.draft import Draft, GivenArray, SplitDraft
+from shardio.changes.parents import choose_split, open_parent
+from shardio.changes.tables import ArrayFile, Keys, read_keys, some_keys
 from shardio.errors import SourceError
 from shardio.format.layout import ArrayKind, RowType, check_array_name, check_kind, find_wrong_box
-from shardio.sets.changes.carry import Carrying, ChangeReport, Room, carry_out, check_target
-from shardio.sets.changes.draft import Draft, GivenArray, SplitDraft
-from shardio.sets.changes.parents import choose_split, open_parent
-from shardio.sets.changes.tables import ArrayFile, Keys, read_keys, some_keys
 
 Given = str | os.PathLike[str] | NDArray[Any] | Iterable[NDArray[Any]]
 

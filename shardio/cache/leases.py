@@ -16,12 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardio.errors import CacheError, FormatError, SetNotFoundError
-from shardio.format.entries import FileEntry
-from shardio.format.layout import MANIFEST_NAME
-from shardio.format.manifest import Manifest
-from shardio.format.manifest_file import load_manifest, read_manifest
-from shardio.sets.cache.locks import (
+from shardio.cache.locks import (
     WAY_OUT,
     LockedFile,
     lock_at_once,
@@ -31,6 +26,11 @@ from shardio.sets.cache.locks import (
     open_in_cache,
     open_lock,
 )
+from shardio.errors import CacheError, FormatError, SetNotFoundError
+from shardio.format.entries import FileEntry
+from shardio.format.layout import MANIFEST_NAME
+from shardio.format.manifest import Manifest
+from shardio.format.manifest_file import load_manifest, read_manifest
 from shardio.system.files import make_folder, write_all
 from shardio.system.opening import FolderHandle, OpenFile, kind_of, naming
 

@@ -1,1 +1,0 @@
-"""Copies of sets on a node's own disk: who uses them, who fills them, what is evicted."""
