@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shardio.cli.completion import complete_split
 from shardio.cli.options import each, json_option, parse_count, set_argument
 from shardio.cli.output import Column, show, table
 from shardio.conversion.amounts import parse_size
@@ -28,7 +27,7 @@ _WIDTH = 100
 
 @click.command(short_help="Measure how fast this machine reads a set.")
 @set_argument
-@click.option("--split", shell_complete=complete_split, default="train")
+@click.option("--split", default="train")
 @click.option(
     "--batch-size",
     "batch_sizes",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.completion import complete_split
 from shardio.cli.options import Command, folder, json_option
 from shardio.cli.output import next_step, say, show
 from shardio.system.amounts import bytes_text, counted
@@ -20,9 +19,7 @@ _MOST_CLASSES = 10
 
 new_argument = click.argument("new", type=folder)
 """The folder of the new set."""
-split_option = click.option(
-    "--split", shell_complete=complete_split, help="Split that is meant. It may be left out if there is one only."
-)
+split_option = click.option("--split", help="Split that is meant. It may be left out if there is one only.")
 _copy_option = click.option("--copy", is_flag=True, help="Share no file with the old set: no hard links, but copies.")
 
 

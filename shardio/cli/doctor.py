@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from shardio.cli.completion import complete_set
 from shardio.cli.options import json_option
 from shardio.cli.output import say, show
 from shardio.errors import printable
@@ -28,7 +27,7 @@ _TELL_SECONDS = 5.0
 
 
 @click.command(short_help="Show what would slow or break a job here.")
-@click.argument("out", required=False, shell_complete=complete_set)
+@click.argument("out", required=False)
 @click.argument("cache", required=False)
 @json_option
 def doctor(out: str | None, cache: str | None, as_json: bool) -> None:

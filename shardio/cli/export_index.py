@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from shardio.cli.completion import complete_set
 from shardio.cli.options import splits_option
 from shardio.cli.output import next_step, say, telling_of_servers
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("export-index", short_help="Write a table of all samples.")
-@click.argument("out", shell_complete=complete_set)
+@click.argument("out")
 @click.argument("file", type=click.Path(path_type=str))
 @splits_option
 @click.option(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from shardio.cli.completion import complete_split
 from shardio.cli.options import (
     class_option,
     folder,
@@ -23,7 +22,7 @@ from shardio.system.amounts import counted
 
 @click.command(short_help="Write samples as PNGs.")
 @set_argument
-@click.option("--split", shell_complete=complete_split, default="train", help="Split of the samples.")
+@click.option("--split", default="train", help="Split of the samples.")
 @indices_option
 @class_option
 @key_option

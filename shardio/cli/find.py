@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.completion import complete_set
 from shardio.cli.options import class_option, json_option, key_option, splits_option, where_option
 from shardio.cli.output import next_step, say, telling_of_servers
 from shardio.errors import printable, shortened
@@ -30,7 +29,7 @@ _MOST_SHOWN = 12
 
 
 @click.command(short_help="Find samples by class, key and columns.")
-@click.argument("out", shell_complete=complete_set)
+@click.argument("out")
 @splits_option
 @class_option
 @key_option

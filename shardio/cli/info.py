@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.completion import complete_set
 from shardio.cli.options import json_option
 from shardio.cli.output import Column, levels_text, next_step, show, table, telling_of_servers
 from shardio.errors import printable, shortened
@@ -30,7 +29,7 @@ _MOST_CLASSES = 5
 
 
 @click.command(short_help="Show what a set holds.")
-@click.argument("out", shell_complete=complete_set)
+@click.argument("out")
 @click.option("-v", "--verbose", is_flag=True, help="Say all that is known of how the set was made.")
 @json_option
 def info(out: str, verbose: bool, as_json: bool) -> None:

@@ -24,8 +24,6 @@ import click
 from shardio.cli.append import append
 from shardio.cli.attach import attach
 from shardio.cli.bench import bench
-from shardio.cli.check_shuffle import check_shuffle
-from shardio.cli.completion import completion
 from shardio.cli.convert import convert
 from shardio.cli.demo import demo
 from shardio.cli.diff import diff
@@ -75,9 +73,9 @@ COMMANDS = {
     "Make a set": [plan, convert, verify, repair],
     "Look at it": [info, stats, view, report, find, extract, export_index],
     "Make another one of it, which shares its files": [attach, select, drop, relabel, append, merge, diff],
-    "Train with it": [doctor, bench, tune, warm, top, replay, check_shuffle],
+    "Train with it": [doctor, bench, tune, warm, top, replay],
     "Share it": [publish, list_sets, stage, evict],
-    "Begin": [demo, completion],
+    "Begin": [demo],
 }
 
 

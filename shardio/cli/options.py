@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shardio.cli.completion import complete_class, complete_set, complete_split
 from shardio.conversion.amounts import parse_max_bad, parse_nbytes, parse_size
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def _find_set(context: click.Context, parameter: click.Parameter, value: str) ->
 
 folder = click.Path(path_type=Path)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-set_argument = click.argument("out", callback=_find_set, shell_complete=complete_set)
+set_argument = click.argument("out", callback=_find_set)
 """The folder of a set. The catalogue may find it by its name."""
 
 
@@ -113,7 +112,6 @@ class_option = click.option(
     "--class",
     "--label",
     "labels",
-    shell_complete=complete_class,
     multiple=True,
     metavar="CLASS",
     help="Class, by its name, its name for people or its number; several times for several.",
@@ -129,7 +127,6 @@ where_option = click.option(
 )
 splits_option = click.option(
     "--split",
-    shell_complete=complete_split,
     multiple=True,
     metavar="NAME",
     help="Split that is meant; several times for several.  [default: all]",

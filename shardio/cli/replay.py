@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.completion import complete_split
 from shardio.cli.options import folder, json_option, set_argument
 from shardio.cli.output import Column, say, show, table
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
@@ -29,7 +28,7 @@ def _parse_shuffle(text: str) -> bool | str:
 
 @click.command(short_help="Show the batch of a training step.")
 @set_argument
-@click.option("--split", shell_complete=complete_split, default="train", help="Split that was trained on.")
+@click.option("--split", default="train", help="Split that was trained on.")
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="That of one rank.")
 @click.option("--epoch", type=click.IntRange(0), default=0)
 @click.option("--step", type=click.IntRange(0), help="Batches of this rank before it in the epoch.  [default: 0]")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.completion import complete_set
 from shardio.cli.options import json_option, splits_option
 from shardio.cli.output import Column, levels_text, next_step, show, table, telling_of_servers
 from shardio.errors import shortened
@@ -24,7 +23,7 @@ _WIDEST_NAME = 24
 
 
 @click.command(short_help="Count classes, sizes and columns of a set.")
-@click.argument("out", shell_complete=complete_set)
+@click.argument("out")
 @splits_option
 @json_option
 def stats(out: str, split: Sequence[str], as_json: bool) -> None:

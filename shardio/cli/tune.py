@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.completion import complete_split
 from shardio.cli.options import each, json_option, parse_count, parsed, set_argument
 from shardio.cli.output import Column, next_step, show, table
 from shardio.cli.pictures import read_chain
@@ -25,7 +24,7 @@ _ENOUGH_TRIALS = 5
 
 @click.command(short_help="Find the fastest options on this machine.")
 @set_argument
-@click.option("--split", shell_complete=complete_split, default="train")
+@click.option("--split", default="train")
 @click.option(
     "--batch-size",
     "batch_sizes",

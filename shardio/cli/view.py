@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardio.cli.completion import complete_split
 from shardio.cli.options import class_option, folder, indices_option, key_option, numbers_of, set_argument, where_option
 from shardio.cli.output import say
 from shardio.cli.pictures import levels_of, read_chain, sheet_options, show_sheet
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Show samples of a set as a sheet of pictures.")
 @set_argument
-@click.option("--split", shell_complete=complete_split, default="train", help="Split to show.")
+@click.option("--split", default="train", help="Split to show.")
 @click.option("--count", type=click.IntRange(1, 1000), default=24, help="Samples to show, drawn at random.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Which samples are drawn.")
 @indices_option

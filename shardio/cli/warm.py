@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardio.cli.completion import complete_split
 from shardio.cli.options import json_option, set_argument, workers_option
 from shardio.cli.output import next_step, show
 from shardio.system.amounts import bytes_text
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Bring a set into the page cache.")
 @set_argument
-@click.option("--split", shell_complete=complete_split, help="Read only this split.  [default: all]")
+@click.option("--split", help="Read only this split.  [default: all]")
 @workers_option("Reads at a time.", default=4)
 @click.option("--force", is_flag=True, help="Read even a set that is larger than the memory that is left.")
 @json_option

@@ -21,8 +21,7 @@ from shardio.order.rng import make_keys, random_bits, uniform
 Shuffle = Literal["block"] | bool
 
 # Blocks of 6 MB and windows of 1.6 GB at 256 x 256 x 3: a read is long enough for the streaming rate of disks and of
-# the servers of a parallel filesystem, and the page cache of a training node can hold a window. `shardio check-shuffle`
-# shows what that costs in randomness.
+# the servers of a parallel filesystem, and the page cache of a training node can hold a window.
 DEFAULT_BLOCK_SIZE = 32
 DEFAULT_WINDOW_BLOCKS = 256
 

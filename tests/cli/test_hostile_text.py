@@ -279,7 +279,6 @@ def test_words_of_the_command_line_are_shown_as_text(tmp_path: Path) -> None:
         ["list", EVIL, f"nonsense://{EVIL}"],
         ["bench", EVIL, "--io", EVIL],
         ["publish", EVIL, EVIL],
-        ["check-shuffle", EVIL],
         ["stage", EVIL, EVIL],
         ["evict", EVIL, "--keep", EVIL],
         ["evict", EVIL, "--keep", "0"],

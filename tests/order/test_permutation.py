@@ -310,7 +310,29 @@ def displacement(numbers: np.ndarray) -> float:
     return (moved - (n * n - 1) / 3) / math.sqrt((n + 1) * (2 * n * n + 7) / 45)
 
 
-STATISTICS = [serial_correlation, low_bit_balance, low_bit_changes, displacement]
+def low_bits(numbers: np.ndarray) -> float:
+    """Chi-square of position by number, both modulo 16."""
+    n = len(numbers)
+    table = np.bincount(np.arange(n) % 16 * 16 + numbers % 16, minlength=256).reshape(16, 16)
+    margin = np.bincount(np.arange(n) % 16)
+    expected = np.outer(margin, margin) / n
+    chi_square = float(((table - expected) ** 2 / expected).sum())
+    return (chi_square - 225 * n / (n - 1)) / math.sqrt(2 * 225)
+
+
+def cycles(numbers: np.ndarray) -> float:
+    """The number of cycles: a sum of independent indicators of probability 1, 1/2, ... 1/n."""
+    successors, seen, found = numbers.tolist(), bytearray(len(numbers)), 0
+    for start in range(len(successors)):
+        found += not seen[start]
+        while not seen[start]:
+            seen[start] = 1
+            start = successors[start]
+    probabilities = 1 / np.arange(1, len(successors) + 1)
+    return float((found - probabilities.sum()) / math.sqrt((probabilities * (1 - probabilities)).sum()))
+
+
+STATISTICS = [serial_correlation, low_bit_balance, low_bit_changes, displacement, low_bits, cycles]
 
 
 @pytest.mark.parametrize(("n", "seeds"), [(1000, 500), (50_000, 40)])
