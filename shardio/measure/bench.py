@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from shardio.format.layout import sample_nbytes
+from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.loading.loader import ShardLoader
 from shardio.measure import limits
 from shardio.measure.limits import Steps
@@ -40,7 +41,6 @@ from shardio.measure.report import Combination, LimitResult, LoaderResult, Repor
 from shardio.reading.choose import Io
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.filesystems import filesystem_kind
-from shardio.system.kernels import DEFAULT_KERNEL
 from shardio.system.machine import usable_cores
 from shardio.version import __version__
 
