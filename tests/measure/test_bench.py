@@ -167,7 +167,7 @@ def test_candidates_begin_with_the_default_and_are_what_the_machine_can_do(
 def test_the_command_prints_the_fastest_line_as_text_and_json(make_set: Callable[..., Path]) -> None:
     path = make_set(30)
     words = ["bench", str(path), "--tune", "--batch-size", "8", "--threads", "1,2", "--transform", "deit3"]
-    words += ["--rounds", "1", "--seconds", "0.001"]
+    words += ["--rounds", "1", "--seconds", "0.01"]
     text = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
     assert text.splitlines()[-1].startswith(f"  ShardLoader('{path}', batch_size=8")
     told = json.loads(CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False).stdout)
