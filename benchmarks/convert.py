@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.conversion.convert import convert
-from shardio.conversion.images import fit as fit_module
 from shardio.conversion.images.fit import Fit
 from shardio.conversion.writing.shard_file import BLOCK_NBYTES
+from shardio.kernels import fit as kernel
 
 FIT = Fit((256, 256))
 SAMPLE_NBYTES = 256 * 256 * 3
@@ -176,11 +176,11 @@ def main() -> None:
     files = sorted(tree.rglob("*.JPEG"))
 
     def run_without_kernel() -> Run:
-        native, fit_module._native = fit_module._native, None
+        available, kernel.AVAILABLE = kernel.AVAILABLE, False
         try:
             return run(cores)
         finally:
-            fit_module._native = native
+            kernel.AVAILABLE = available
 
     def run(workers: int) -> Run:
         def work() -> int:

@@ -20,6 +20,7 @@ from shardio.augment import pixels, pixels_torch
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample import resample
 from shardio.augment.steps import Op, Sampling, Step, Steps
+from shardio.kernels import pixels as kernel
 
 TURNED = (0.94, -0.25, 34.0, 0.25, 0.94, -20.0)
 SHEARED = (1.0, 0.09, -10.0, 0.0, 1.0, 0.0)
@@ -84,7 +85,7 @@ def measure(name: str, steps: Steps, images: torch.Tensor, rounds: int) -> None:
     few = images[:8].clone(memory_format=torch.preserve_format)
     # The kernel changes its pictures again and again: most operations take as long for all of them.
     ways = {"torch": way(lambda x: pixels_torch.run_steps(x, tuple(step_of_few(step) for step in steps)), few)}
-    if pixels._native:
+    if kernel.AVAILABLE:
         ours = images.clone(memory_format=torch.preserve_format)
         ways["C"] = way(lambda x: pixels.run_steps(x, steps, native=True), ours)
     in_turn(ways, 1)
@@ -122,7 +123,7 @@ def main() -> None:
             lambda x, native=native: resample(x, boxes, flips, (options.size, options.size), native=native),  # type: ignore[misc]
             large,
         )
-        for native in ([False, True] if pixels._native else [False])
+        for native in ([False, True] if kernel.AVAILABLE else [False])
     }
     in_turn(ways, 1)
     print_row("crop, resize and mirror", in_turn(ways, options.rounds))

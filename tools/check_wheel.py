@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNELS = {path.stem for path in (ROOT / "shardio" / "system").glob("_*.c")}
+KERNELS = {path.stem for path in (ROOT / "shardio" / "kernels").glob("_*.c")}
 # What a user of a wheel does not need, and what no file that is published may hold.
 FOREIGN = re.compile(r"(^|/)(tests|benchmarks|tools|docs|build)/|__pycache__|\.py[co]$|\.c$")
 # Of a clone, that an sdist does without.
@@ -23,7 +23,7 @@ NOT_PACKED = re.compile(r"^(\.|docs/_)")
 
 def faults_of_wheel(names: list[str]) -> list[str]:
     """Returns what is wrong with a wheel of these files."""
-    built = {match[1] for name in names if (match := re.search(r"shardio/system/(_\w+)\.[^/]*(?:so|pyd)$", name))}
+    built = {match[1] for name in names if (match := re.search(r"shardio/kernels/(_\w+)\.[^/]*(?:so|pyd)$", name))}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "shardio").rglob("*.py")}
     found = [f"lacks the kernel {name}: was there no compiler?" for name in sorted(KERNELS - built)]
     found += [f"lacks {name}" for name in sorted((modules | {"shardio/py.typed"}) - set(names))]

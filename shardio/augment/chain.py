@@ -16,8 +16,8 @@ from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws, FreshSeed, Loaded, loaded
 from shardio.augment.description import LATER, Described
 from shardio.augment.targets import MaskFill, Targets, check_mask_fill
+from shardio.kernels.built import warn_of_missing_kernels
 from shardio.system.eager import eager, is_recorded
-from shardio.system.kernels import warn_of_missing_kernels
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -20,7 +20,6 @@ from shardio.augment.batch import Arrays, Batch, Images, sizes_of
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Compose, Transform
 from shardio.augment.choice import RandomApply, RandomChoice, RandomOrder
-from shardio.augment.native import in_slices
 from shardio.augment.resample import filter_radius, make_spans, resample_windows
 from shardio.augment.targets import Targets
 from shardio.augment.transforms import (
@@ -33,8 +32,9 @@ from shardio.augment.transforms import (
     Resize,
     ToDtype,
 )
+from shardio.kernels import resample as kernel
+from shardio.kernels.built import in_slices
 from shardio.order.windows import Windows
-from shardio.system.kernels import _resample
 
 Part = tuple[Transform, str]
 """A transform, and the purpose that keys its random numbers."""
@@ -68,7 +68,7 @@ class Split:
         head_crops = any(crops[:end])
         while end < len(parts) and type(parts[end][0]) in _CASTS:
             end += 1
-        if _resample is None or not head_crops or not _keep_places(part for part, _ in parts[end:]):
+        if not kernel.AVAILABLE or not head_crops or not _keep_places(part for part, _ in parts[end:]):
             return None
         return cls(transform, tuple(parts[:end]), tuple(parts[end:]))
 

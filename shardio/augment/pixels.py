@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 
 from shardio.augment import pixels_torch
-from shardio.augment.native import in_slices
 from shardio.augment.resample import Statistics, affine_of
 from shardio.augment.resample import normalized as normalized_by_torch
 from shardio.augment.steps import Steps
+from shardio.kernels import pixels as kernel
 from shardio.system.eager import is_recorded
-from shardio.system.kernels import _pixels as _native
 
 
-def run_steps(images: Tensor, steps: Steps, *, native: bool = _native is not None) -> Tensor:
+def run_steps(images: Tensor, steps: Steps, *, native: bool = kernel.AVAILABLE) -> Tensor:
     """Returns uint8 (B, C, H, W) in channels_last memory, to which each picture's steps have been done.
 
     The caller gives `images` up: they may be changed in place, and may be what is returned. They are a fresh result of
@@ -29,30 +28,17 @@ def run_steps(images: Tensor, steps: Steps, *, native: bool = _native is not Non
     if not native or images.device.type != "cpu" or is_recorded(images):
         return pixels_torch.run_steps(images, steps)
     pixels = images.detach().permute(0, 2, 3, 1).contiguous().numpy()
-    count, height, width, channels = pixels.shape
-    codes, values = np.stack([step.codes for step in steps]), np.stack([step.values for step in steps])
-
-    def work(some: slice) -> None:
-        those = np.ascontiguousarray(codes[:, some]), np.ascontiguousarray(values[:, some])
-        _native.run(pixels[some], *those, height, width, channels)
-
-    in_slices(count, work)
+    kernel.run_steps(pixels, np.stack([step.codes for step in steps]), np.stack([step.values for step in steps]))
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
-def normalized(images: Tensor, statistics: Statistics, *, native: bool = _native is not None) -> Tensor:
+def normalized(images: Tensor, statistics: Statistics, *, native: bool = kernel.AVAILABLE) -> Tensor:
     """Returns (x / 255 - mean) / std of uint8 images, (B, C, H, W), as float32, in the memory format of `images`."""
     is_last = images.is_contiguous(memory_format=torch.channels_last)
     if not native or images.device.type != "cpu" or is_recorded(images) or not is_last:
         return normalized_by_torch(images, statistics)
     pixels = images.detach().permute(0, 2, 3, 1).numpy()
-    out, affine = np.empty(pixels.shape, np.float32), affine_of(statistics).numpy()
-
-    def work(some: slice) -> None:
-        _native.normalize(pixels[some], out[some], affine)
-
-    in_slices(len(pixels), work)
-    return torch.from_numpy(out).permute(0, 3, 1, 2)
+    return torch.from_numpy(kernel.normalize(pixels, affine_of(statistics).numpy())).permute(0, 3, 1, 2)
 
 
 def fused(images: Tensor, steps: Steps, statistics: Statistics | None, dtype: torch.dtype | None) -> Tensor | None:

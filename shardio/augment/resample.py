@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
-from shardio.augment.native import in_slices
+from shardio.kernels import resample as kernel
+from shardio.kernels.built import in_slices
 from shardio.order.windows import Windows
 from shardio.system.eager import is_recorded
-from shardio.system.kernels import _resample as _native
 
 Interpolation = Literal["bilinear", "bicubic"]
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -39,7 +39,7 @@ def resample(
     antialias: bool = True,
     within: Boxes | None = None,
     statistics: Statistics | None = None,
-    native: bool = _native is not None,
+    native: bool = kernel.AVAILABLE,
 ) -> torch.Tensor:
     """Returns the boxes of `images`, uint8 (B, C, H, W) on any device, as uint8 (B, C, *size) in channels_last memory.
 
@@ -181,19 +181,10 @@ def resample_windows(
     is uint8 (B, *size, C), or float32 with `statistics`. Raises IndexError for a box that is not inside its window.
     """
     sides = (windows.tops, windows.lefts, windows.heights, windows.widths)
-    affine = b"" if statistics is None else affine_of(statistics).numpy()
-    _native.resample(
-        pixels,
-        np.ascontiguousarray(np.stack(sides, axis=1), np.int64),
-        np.ascontiguousarray(spans.transpose(1, 0, 2)),
-        flips.astype(np.uint8),
-        out,
-        affine,
-        out.shape[3],
-        out.shape[1],
-        out.shape[2],
-        interpolation == "bicubic",
-        antialias,
+    affine = None if statistics is None else affine_of(statistics).numpy()
+    cubic = interpolation == "bicubic"
+    kernel.resample_windows(
+        pixels, np.stack(sides, axis=1), spans, flips, out, affine, cubic=cubic, antialias=antialias
     )
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from shardio.augment.boxes import Boxes
 from shardio.augment.checks import check_number
-from shardio.augment.native import in_slices
 from shardio.augment.pixels import run_steps
 from shardio.augment.resample import to_device
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Steps
+from shardio.kernels.built import in_slices
 from shardio.system.eager import is_recorded
 
 Floats = NDArray[np.float64]

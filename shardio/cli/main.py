@@ -59,7 +59,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
     if not wanted or context.resilient_parsing:
         return
     click.echo(f"shardio, version {__version__}")
-    from shardio.system.kernels import kernels_in_use, missing_kernels
+    from shardio.kernels.built import kernels_in_use, missing_kernels
 
     click.echo(f"kernels: {', '.join(f'{name} by {kernel}' for name, kernel in kernels_in_use().items())}")
     if missing := missing_kernels():

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from shardio.augment.chain import Transform
 from shardio.cache.through_cache import open_source
 from shardio.errors import printable
+from shardio.kernels.built import warn_of_missing_kernels
 from shardio.loading.device import choose_device, make_copier
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.options import Check, OnDamage, Options, Where
@@ -30,7 +31,6 @@ from shardio.order.windows import CropAt
 from shardio.order.world import World, check_world, find_world
 from shardio.reading.choose import Io
 from shardio.system.eager import eager
-from shardio.system.kernels import warn_of_missing_kernels
 
 
 class ShardLoader(LikeDataLoader):

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.format.layout import RowType, SampleShape, sample_nbytes
+from shardio.kernels.built import kernels_in_use
 from shardio.loading.gather import Finish, GatherThreads, Hints, Pending
 from shardio.loading.meter import Counts, Meter, Snapshot
 from shardio.loading.options import Options
@@ -33,7 +34,6 @@ from shardio.reading.choose import read_ahead_batches
 from shardio.reading.guard import GuardedReader
 from shardio.reading.shardset import ShardSet
 from shardio.reading.source import SplitSource
-from shardio.system.kernels import kernels_in_use
 from shardio.system.machine import memory_left, usable_cores
 from shardio.system.threads import close_at_exit
 

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from shardio.format.layout import sample_nbytes
+from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.loading.loader import ShardLoader
 from shardio.loading.transform import Function
 from shardio.measure import limits
@@ -41,7 +42,6 @@ from shardio.measure.report import Combination, LimitResult, LoaderResult, Repor
 from shardio.reading.choose import Io, choose, fits_in_memory, look_at
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.filesystems import filesystem_kind
-from shardio.system.kernels import DEFAULT_KERNEL
 from shardio.system.machine import usable_cores
 from shardio.version import __version__
 

@@ -26,6 +26,7 @@ from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.errors import ShardioError
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
+from shardio.kernels.built import kernels_in_use, missing_kernels
 from shardio.measure.advice import CacheFacts, MachineFacts, SetFacts
 from shardio.reading.choose import look_at
 from shardio.reading.shardset import ShardSet
@@ -33,7 +34,6 @@ from shardio.sets.names import catalogue_roots, find_folder, is_url, shown
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import try_lock
 from shardio.system.filesystems import filesystem_kind, is_network, is_shared
-from shardio.system.kernels import kernels_in_use, missing_kernels
 from shardio.system.machine import PROC, memory_left, usable_cores
 from shardio.system.numa import SYSFS
 from shardio.system.opening import open_file

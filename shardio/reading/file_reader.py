@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from shardio.format.entries import FileEntry, ShardEntry
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.opening import check_not_cut
+from shardio.kernels import rowread
 from shardio.order.windows import Windows
 from shardio.reading.layout import SplitLayout, as_bytes
 from shardio.reading.mapped_table import check_stored
@@ -28,7 +29,6 @@ from shardio.reading.reader import CountingReader
 from shardio.reading.spans import Span, behind, distinct, pieces, requests, sector_of, stretches
 from shardio.reading.table import Table
 from shardio.system.direct import aligned_empty, set_direct
-from shardio.system.kernels import _rowread
 from shardio.system.openfiles import OpenFiles, most_open
 from shardio.system.opening import OpenFile, naming
 from shardio.system.retry import TRANSIENT, Attempts, reading_failed
@@ -107,12 +107,10 @@ class FileReader(CountingReader):
         """Reads the bytes from `start` on of rows of a table that has one file, as many as a line of `cells` has."""
         (entry,), nbytes = table.files, cells.shape[1]
         offsets = HEADER_NBYTES + np.asarray(rows, np.int64) * table.row_nbytes + start
-        done = 0
-        if _rowread is not None:
-            file = self._files.get(entry.file)
-            places = np.arange(len(cells)) * nbytes
-            done = _rowread.read_rows(file.fileno(), offsets, places, nbytes, cells, False)
-            del file
+        file = self._files.get(entry.file)
+        places = np.arange(len(cells)) * nbytes
+        done = rowread.read_rows(file.fileno(), offsets, places, nbytes, cells, False)
+        del file
         for cell, offset in zip(cells[done:], offsets[done:].tolist(), strict=True):
             self._fill(table, entry, [cell], offset, nbytes)
 
@@ -170,7 +168,7 @@ class FileReader(CountingReader):
         most = min((_DETOUR_NBYTES if detour else _REQUEST_NBYTES) // nbytes, _MOST_BUFFERS)
         # Rows of one request touch, or share a sector.
         spans = requests(files, offsets, nbytes, self._alignment if detour else 1, max(1, most))
-        if _rowread is not None and not detour and len(spans) == len(offsets):  # no two lie side by side
+        if not detour and len(spans) == len(offsets):  # no two lie side by side
             spans = self._read_apart(table, files, offsets, chosen, rows)
         for first, stop in spans:
             entry, places = table.files[int(files[first])], offsets[first:stop].tolist()
@@ -201,7 +199,7 @@ class FileReader(CountingReader):
         for first, stop in stretches(files[1:] != files[:-1]):
             file = self._files.get(table.files[int(files[first])].file)
             some = slice(first, stop)
-            done = _rowread.read_rows(file.fileno(), offsets[some], places[some], nbytes, out, self._drop_behind)
+            done = rowread.read_rows(file.fileno(), offsets[some], places[some], nbytes, out, self._drop_behind)
             del file
             self._count(done * nbytes)
             left += [(i, i + 1) for i in range(first + done, stop)]
@@ -223,13 +221,12 @@ class FileReader(CountingReader):
         most = int(windows.heights.max()) * stride + 2 * self._alignment
         for first, stop in stretches(files[1:] != files[:-1]):
             entry, done = table.files[int(files[first])], first
-            if _rowread is not None:
-                file = self._files.get(entry.file)
-                how = stride, self._alignment, self._detour_buffer(most), out, self._drop_behind
-                done += _rowread.read_windows(file.fileno(), numbers[first:stop], *how)
-                del file
-                some = numbers[first:done]
-                self._count(int(((some[:, 1] - 1) * stride + some[:, 2]).sum()))
+            file = self._files.get(entry.file)
+            how = stride, self._alignment, self._detour_buffer(most), out, self._drop_behind
+            done += rowread.read_windows(file.fileno(), numbers[first:stop], *how)
+            del file
+            some = numbers[first:done]
+            self._count(int(((some[:, 1] - 1) * stride + some[:, 2]).sum()))
             for start, lines, line_nbytes, place in numbers[done:stop].tolist():
                 sectors = sector_of(start, self._alignment)
                 wanted = start - sectors + (lines - 1) * stride + line_nbytes

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.format.checksum import crc32
 from shardio.format.layout import sample_nbytes
+from shardio.kernels.rowcopy import copy_windows
 from shardio.order.rng import make_keys, uniform
 from shardio.order.windows import Windows
 from shardio.reading.layout import as_bytes
 from shardio.reading.reader import ReadCounts, Reader
-from shardio.reading.rowcopy import copy_windows
 from shardio.reading.shardset import ShardSet
 from shardio.system.caller import warn_caller
 from shardio.system.direct import aligned_empty

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.layout import HEADER_NBYTES
-from shardio.system.kernels import _rowread
+from shardio.kernels import rowread
 from shardio.system.opening import OpenFile
 
 _PROT_NONE = 0
@@ -124,8 +124,7 @@ def will_need(
         some = spans[start : start + _MOST_SPANS]
         if _will_need_at_once(some):
             continue
-        if _rowread is not None:  # gives up the GIL once, too
-            _rowread.will_need(some)
+        if rowread.will_need(some):  # gives up the GIL once, too
             continue
         for address, length in some.tolist():
             _quick.madvise(address, length, _MADV_WILLNEED)

@@ -34,7 +34,7 @@ from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
 from shardio.augment.cut import Split
 from shardio.augment.recipes import RECIPES
-from shardio.system.kernels import _resample
+from shardio.kernels.built import _resample
 
 COUNT = 9
 SPLIT: list[Transform] = [

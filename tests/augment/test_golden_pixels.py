@@ -14,7 +14,7 @@ from shardio.augment import pixels
 from shardio.augment.steps import Op, Step
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_pixels.npz"
-WAYS = [False, *([True] if pixels._native else [])]
+WAYS = [False, *([True] if pixels.kernel.AVAILABLE else [])]
 EXACT = ("posterize", "solarize", "invert", "equalize", "mirror", "flip")
 FILL = (10.0, 100.0, 200.0)
 NO_FILL = (math.nan,) * 3

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from pictures import as_batch, psnr, random_picture
 
 from shardio.augment import pixels, pixels_torch
-from shardio.augment.native import in_slices
 from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
+from shardio.kernels.built import in_slices
 
 EXACT = frozenset(Op) - {Op.SATURATION, Op.HUE, Op.BLUR, Op.CONTRAST, Op.COLLECT, Op.TAKE}
 SIZES = [(1, 1), (1, 7), (7, 1), (2, 2), (3, 3), (5, 224), (33, 47)]
 
-needs_kernel = pytest.mark.skipif(pixels._native is None, reason="installed without a C compiler")
+needs_kernel = pytest.mark.skipif(not pixels.kernel.AVAILABLE, reason="installed without a C compiler")
 
 
 def both(images: NDArray[np.uint8], steps: Steps) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -142,7 +142,7 @@ def test_what_no_operation_takes_is_refused_before_a_pixel_changes(reason: str, 
 
 @needs_kernel
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    run = pixels._native.run
+    run = pixels.kernel._native.run
     images, codes, values = np.zeros((2, 4, 5, 3), np.uint8), np.zeros((1, 2), np.uint8), np.zeros((1, 2, FILL_AT + 3))
     run(images, codes, values, 4, 5, 3)
     run(images[:0], codes[:, :0], values[:, :0], 4, 5, 3)
@@ -203,7 +203,7 @@ def test_slices_are_done_in_threads_and_their_errors_are_raised(monkeypatch: pyt
         in_slices(12, fail)
 
 
-@pytest.mark.parametrize("native", [False, *([True] if pixels._native else [])])
+@pytest.mark.parametrize("native", [False, *([True] if pixels.kernel.AVAILABLE else [])])
 def test_the_result_is_in_channels_last_memory_and_steps_that_do_nothing_cost_nothing(native: bool) -> None:
     batch = as_batch(np.zeros((2, 4, 5, 3), np.uint8))
     assert pixels.run_steps(batch, (Step.of(2, 3, Op.NOTHING),), native=native) is batch
@@ -243,4 +243,4 @@ def test_sizes_that_do_not_fit_are_not_normalised() -> None:
         (grey, out, np.ones(0, np.float32)),
     ):
         with pytest.raises(ValueError, match="do not fit"):
-            pixels._native.normalize(some, there, affine)
+            pixels.kernel._native.normalize(some, there, affine)

@@ -17,7 +17,7 @@ from shardio.augment.boxes import Boxes
 from shardio.augment.resample import Interpolation, resample
 
 PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-WAYS = [False] if module._native is None else [False, True]
+WAYS = [False] if not module.kernel.AVAILABLE else [False, True]
 
 
 def drawn_boxes(rng: np.random.Generator, count: int, height: int, width: int) -> Boxes:
@@ -64,7 +64,7 @@ def test_without_antialias_it_is_what_torch_interpolates(native: bool, interpola
         assert int((found[i].int() - expected[0].int()).abs().max()) <= 1, i
 
 
-@pytest.mark.skipif(module._native is None, reason="installed without a compiler")
+@pytest.mark.skipif(not module.kernel.AVAILABLE, reason="installed without a compiler")
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("channels", [1, 3, 4])

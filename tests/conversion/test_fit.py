@@ -397,7 +397,7 @@ for mode, resample in itertools.product(("crop", "squash", "pad"), {}):
 print(torch.backends.cpu.get_cpu_capability(), sha256.hexdigest())
 """
 
-_TORCH_ALONE = "import shardio.conversion.images.fit as module; module._native = None"
+_TORCH_ALONE = "import shardio.kernels.fit as kernel; kernel.AVAILABLE = False"
 
 
 def test_processors_with_and_without_vector_units_give_the_same_bytes() -> None:

@@ -11,17 +11,17 @@ import pytest
 from command import run_python
 from numpy.typing import NDArray
 
-from shardio.conversion.images import fit as fit_module
 from shardio.conversion.images.decode import decode_image
 from shardio.conversion.images.fit import Fit, FitMode
-from shardio.system.kernels import _fit
+from shardio.kernels import fit as kernel
+from shardio.kernels.built import _fit
 
-pytestmark = pytest.mark.skipif(fit_module._native is None, reason="no kernel for this processor")
+pytestmark = pytest.mark.skipif(not kernel.AVAILABLE, reason="no kernel for this processor")
 
 
 def with_torch(fit: Fit, *picture: Any) -> NDArray[np.uint8]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_module, "_native", None)
+        patch.setattr(kernel, "AVAILABLE", False)
         return fit.apply(*picture)
 
 
@@ -103,7 +103,7 @@ def test_a_sample_is_made_in_the_memory_that_is_given() -> None:
 _AT_THE_EDGE = """
 import ctypes, itertools, mmap
 import numpy as np
-from shardio.system._fit import fit
+from shardio.kernels._fit import fit
 libc, page = ctypes.CDLL(None), 4096
 def room(nbytes, at_the_end):
     pages = -(-nbytes // page)

@@ -13,7 +13,7 @@ from places import ROOT
 from shardio import __version__
 
 MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "shardio").rglob("*.py"))
-KERNELS = [f"shardio/system/{name}.cpython-311-x86_64-linux-gnu.so" for name in sorted(check_wheel.KERNELS)]
+KERNELS = [f"shardio/kernels/{name}.cpython-311-x86_64-linux-gnu.so" for name in sorted(check_wheel.KERNELS)]
 WHOLE = [*MODULES, *KERNELS, "shardio/py.typed", "shardio-0.1.0.dist-info/METADATA"]
 
 
@@ -52,7 +52,7 @@ def test_the_lowest_versions_are_those_that_the_package_allows() -> None:
         (WHOLE, ""),
         ([name for name in WHOLE if "_pixels" not in name or name in MODULES], "lacks the kernel _pixels"),
         ([name for name in WHOLE if name != "shardio/loading/cuda.py"], "lacks shardio/loading/cuda.py"),
-        ([*WHOLE, "shardio/system/_rowcopy.c"], "has shardio/system/_rowcopy.c, which no user needs"),
+        ([*WHOLE, "shardio/kernels/_rowcopy.c"], "has shardio/kernels/_rowcopy.c, which no user needs"),
         ([*WHOLE, "tests/conftest.py"], "has tests/conftest.py, which no user needs"),
     ],
     ids=["whole", "no kernel", "no module", "a source", "a test"],

@@ -39,6 +39,7 @@ import shardio.loading.ring
 import shardio.loading.state
 import shardio.loading.transform
 from shardio.errors import LaunchError, SetNotFoundError
+from shardio.kernels.built import kernels_in_use
 from shardio.loading.iterator import LoaderIterator
 from shardio.loading.loader import ShardLoader
 from shardio.loading.request import Request
@@ -46,7 +47,6 @@ from shardio.loading.ring import Ring, Slot
 from shardio.order.orders import GlobalShuffle, make_order
 from shardio.order.sampler import Sampler, Tail
 from shardio.reading.shardset import ShardSet
-from shardio.system.kernels import kernels_in_use
 
 NUM_SAMPLES = 47
 SHAPE = (6, 5, 3)

@@ -20,6 +20,7 @@ from leaks import num_descriptors
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
+import shardio.kernels.rowread
 import shardio.reading.choose
 import shardio.reading.file_reader
 from shardio.errors import FormatError
@@ -211,7 +212,7 @@ def test_an_error_that_passes_is_counted_and_one_that_stays_is_raised(
         return preadv(descriptor, buffers, offset)
 
     monkeypatch.setattr(shardio.system.retry, "RETRY_SECONDS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None)  # which reads without os.preadv
+    monkeypatch.setattr(shardio.kernels.rowread, "_native", None)  # which reads without os.preadv
     with loader_of(io, tail="short", num_threads=1) as loader:
         monkeypatch.setattr(os, "preadv", sometimes)
         assert sorted(itertools.chain.from_iterable(check(batch) for batch in loader)) == list(range(NUM_SAMPLES))

@@ -34,12 +34,12 @@ from shardio.augment import (
 from shardio.augment.cut import Cut
 from shardio.conversion.convert import convert
 from shardio.conversion.writing.set_writer import ShardWriter
+from shardio.kernels.built import _resample
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import Tensors
 from shardio.reading.mapped import MappedReader
 from shardio.reading.shardset import ShardSet
 from shardio.system.direct import direct_alignment
-from shardio.system.kernels import _resample
 
 COUNT, HEIGHT, WIDTH = 53, 40, 36
 USUAL = Compose([RandomResizedCrop(24), HorizontalFlip(), Normalize("imagenet")])

@@ -19,6 +19,7 @@ import shardio.loading.loader
 import shardio.measure.bench
 import shardio.measure.limits
 import shardio.reading.choose
+from shardio.augment import CenterCrop
 from shardio.cli.bench import summary
 from shardio.cli.main import cli
 from shardio.loading.loader import ShardLoader
@@ -164,10 +165,10 @@ def test_candidates_begin_with_the_default_and_are_what_the_machine_can_do(
     assert ("direct" in sweep.ios or choose(facts).engine == "direct") == (not fits and alignment is not None)
 
 
-def test_the_command_prints_the_fastest_line_as_text_and_json(make_set: Callable[..., Path]) -> None:
-    path = make_set(30)
-    words = ["bench", str(path), "--tune", "--batch-size", "8", "--threads", "1,2", "--transform", "deit3"]
-    words += ["--rounds", "1", "--seconds", "0.01"]
+def test_the_command_prints_the_fastest_line_as_text_and_json(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "chain.json").write_text(json.dumps(CenterCrop(8).to_dict()))
+    words = ["bench", str(path), "--tune", "--batch-size", "8", "--threads", "1,2", "--prefetch", "1"]
+    words += ["--transform", str(tmp_path / "chain.json"), "--rounds", "1", "--seconds", "0.01"]
     text = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
     assert text.splitlines()[-1].startswith(f"  ShardLoader('{path}', batch_size=8")
     told = json.loads(CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False).stdout)

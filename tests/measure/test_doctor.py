@@ -17,10 +17,10 @@ from places import ROOT
 
 from shardio.cache.folder import Cache
 from shardio.cli.main import cli
+from shardio.kernels.built import kernels_in_use
 from shardio.measure import facts
 from shardio.measure.advice import Advice, CacheFacts, MachineFacts, SetFacts, advise, would_break
 from shardio.reading.choose import Facts, choose
-from shardio.system.kernels import kernels_in_use
 
 GB = 10**9
 MACHINE = MachineFacts(
@@ -232,7 +232,7 @@ POOR = """
 import os, resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-sys.modules["shardio.system._resample"] = None
+sys.modules["shardio.kernels._resample"] = None
 sys.argv = ["shardio", "doctor"]
 runpy.run_module("shardio", run_name="__main__")
 """

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 from simulated_cuda import Simulation
 
+import shardio.kernels.built
+import shardio.kernels.rowread
 import shardio.loading.cuda
 import shardio.loading.loader
 import shardio.reading.file_reader
 import shardio.reading.guard
 import shardio.reading.mapped_table
-import shardio.system.kernels
 from shardio.errors import FormatError
 from shardio.format import opening
 from shardio.format.entries import FileEntry
@@ -436,10 +437,10 @@ class LostSamples:
         self.samples = samples
         self.code = code
         self.num_failures = 0
-        self.copy_rows = shardio.reading.rowcopy.copy_rows
+        self.copy_rows = shardio.kernels.rowcopy.copy_rows
         preadv, pread = os.preadv, os.pread
         monkeypatch.setattr(shardio.reading.mapped_table, "copy_rows", self.copy)
-        monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None)  # which reads without os.preadv
+        monkeypatch.setattr(shardio.kernels.rowread, "_native", None)  # which reads without os.preadv
         monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: self.judged(preadv, fd, buffers, at))
         monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: self.judged(pread, fd, nbytes, at))
 
@@ -511,7 +512,7 @@ def test_a_way_to_the_storage_that_is_cut_is_no_damage(
 
 
 @pytest.mark.filterwarnings("ignore:sample")
-@pytest.mark.skipif("plain" not in shardio.system.kernels.KERNELS, reason="installed without the native kernels")
+@pytest.mark.skipif("plain" not in shardio.kernels.built.KERNELS, reason="installed without the native kernels")
 @pytest.mark.parametrize("check", ["off", "sample"])
 @pytest.mark.parametrize("io", IOS)
 def test_what_was_cut_off_after_opening_is_replaced(

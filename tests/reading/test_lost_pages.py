@@ -18,15 +18,15 @@ import pytest
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
+import shardio.kernels.rowcopy
 import shardio.reading.mapped_table
-import shardio.reading.rowcopy
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
+from shardio.kernels.built import KERNELS
 from shardio.loading.dataset import ShardDataset
 from shardio.loading.loader import ShardLoader
 from shardio.order.windows import Windows
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.system.kernels import KERNELS
 
 pytestmark = pytest.mark.skipif("plain" not in KERNELS, reason="installed without the native kernels")
 
@@ -41,9 +41,9 @@ KEPT = 12
 @pytest.fixture(params=KERNELS[1:])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("copy_rows", "copy_windows"):
-        defaults = getattr(shardio.reading.rowcopy, name).__defaults__
+        defaults = getattr(shardio.kernels.rowcopy, name).__defaults__
         assert len(defaults) == 1
-        monkeypatch.setattr(getattr(shardio.reading.rowcopy, name), "__defaults__", (request.param,))
+        monkeypatch.setattr(getattr(shardio.kernels.rowcopy, name), "__defaults__", (request.param,))
     return str(request.param)
 
 
@@ -147,7 +147,7 @@ def test_threads_that_lose_pages_do_not_disturb_the_others(shards: ShardSet) -> 
 def test_what_comes_when_asked_again_is_taken(
     shards: ShardSet, no_pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_rows = shardio.reading.rowcopy.copy_rows
+    copy_rows = shardio.kernels.rowcopy.copy_rows
     asked: list[int] = []
 
     def in_pieces(rows: Any, numbers: Any, out: Any) -> int:

@@ -26,6 +26,7 @@ from leaks import num_descriptors
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
+import shardio.kernels.rowread
 import shardio.reading.file_reader
 import shardio.reading.mapping
 from shardio.errors import FormatError
@@ -164,8 +165,8 @@ def test_every_column_of_the_index_can_be_read(
 ) -> None:
     shards = open_shards(make_set(40, (1, 1, 1)))
     indices = np.array([39, 0, 7, 7, 21])
-    for native in (shardio.reading.file_reader._rowread, None):
-        monkeypatch.setattr(shardio.reading.file_reader, "_rowread", native)
+    for native in (shardio.kernels.rowread._native, None):
+        monkeypatch.setattr(shardio.kernels.rowread, "_native", native)
         reader = reader_of(shards, engine)
         for name in shards.index.dtype.names or ():
             expected = shards.index[name][indices]
@@ -303,11 +304,11 @@ def test_an_announced_batch_comes_into_the_page_cache_by_itself(make_set: Callab
             if way != "at once":  # a kernel may not have it, or not for this process
                 patch.setattr("shardio.reading.mapping._will_need_at_once", lambda spans: False)
             if way == "one by one":
-                patch.setattr("shardio.reading.mapping._rowread", None)
+                patch.setattr("shardio.kernels.rowread._native", None)
             madvise = shardio.reading.mapping._quick.madvise
             counting = SimpleNamespace(madvise=lambda *how, madvise=madvise: calls.append(madvise(*how)))
             patch.setattr("shardio.reading.mapping._quick", counting)
-            alone = way != "at once" and shardio.reading.mapping._rowread is None
+            alone = way != "at once" and shardio.kernels.rowread._native is None
             reader.will_read(np.arange(0, 64, 4))
             assert len(calls) == (16 if alone else 0)
         deadline = time.monotonic() + 10
@@ -531,7 +532,7 @@ class Faults:
         self.calls = 0
         self._preadv = os.preadv
         monkeypatch.setattr(os, "preadv", self)
-        monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None)  # which reads without it
+        monkeypatch.setattr(shardio.kernels.rowread, "_native", None)  # which reads without it
 
     def __call__(self, descriptor: int, buffers: list[memoryview], offset: int) -> int:
         self.calls += 1
@@ -760,7 +761,7 @@ def test_memory_that_no_disk_may_write_to_is_filled_by_a_detour(
 
 # Natively: many rows in one call.
 
-native = pytest.mark.skipif(shardio.reading.file_reader._rowread is None, reason="installed without a compiler")
+native = pytest.mark.skipif(shardio.kernels.rowread._native is None, reason="installed without a compiler")
 OUTCOMES = ["without", "whole", "nothing", "stops"]
 
 
@@ -770,7 +771,7 @@ OUTCOMES = ["without", "whole", "nothing", "stops"]
 def test_what_the_native_call_leaves_is_read_one_by_one(
     outcome: str, engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardio.system import _rowread
+    from shardio.kernels import _rowread
 
     shape = (64, 64, 1)  # 4096 bytes: direct can put them where they belong
     shards = open_shards(make_set(60, shape))
@@ -782,7 +783,7 @@ def test_what_the_native_call_leaves_is_read_one_by_one(
             most = {"whole": len(offsets), "nothing": 0}.get(outcome, rng.randint(0, len(offsets)))
             return _rowread.read_rows(descriptor, offsets[:most], places[:most], *others)
 
-    monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None if outcome == "without" else Stopping)
+    monkeypatch.setattr(shardio.kernels.rowread, "_native", None if outcome == "without" else Stopping)
     reader = reader_of(shards, engine)
     for _ in range(10):
         indices = rng.sample(range(0, 60, 2), rng.randint(1, 30))  # no two side by side
@@ -811,7 +812,7 @@ def test_what_the_native_call_leaves_is_read_one_by_one(
 def test_the_native_call_refuses_what_would_leave_its_memory(
     change: dict[str, Any], error: type[Exception], tmp_path: Path
 ) -> None:
-    from shardio.system import _rowread
+    from shardio.kernels import _rowread
 
     (tmp_path / "file").write_bytes(bytes(range(100)))
     with open(tmp_path / "file", "rb") as file:
@@ -833,7 +834,7 @@ def test_the_native_call_refuses_what_would_leave_its_memory(
 def test_windows_that_the_native_call_leaves_are_read_one_by_one(
     outcome: str, engine: str, make_set: Callable[..., Path], reader_of: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardio.system import _rowread
+    from shardio.kernels import _rowread
 
     shape = (64, 64, 3)  # of which eight lines are three sectors of 512 bytes
     shards = open_shards(make_set(60, shape))
@@ -847,7 +848,7 @@ def test_windows_that_the_native_call_leaves_are_read_one_by_one(
 
         read_rows = staticmethod(_rowread.read_rows)
 
-    monkeypatch.setattr(shardio.reading.file_reader, "_rowread", None if outcome == "without" else Stopping)
+    monkeypatch.setattr(shardio.kernels.rowread, "_native", None if outcome == "without" else Stopping)
     reader = reader_of(shards, engine)
     lines = reader.whole_lines()
     assert (lines * 64 * 3 % (int(engine.split()[1]) if engine.startswith("direct") else 1), 64 % lines) == (0, 0)
@@ -883,7 +884,7 @@ def test_windows_that_the_native_call_leaves_are_read_one_by_one(
 def test_the_native_call_refuses_windows_that_would_leave_its_memory(
     window: tuple[int, ...], error: type[Exception], tmp_path: Path
 ) -> None:
-    from shardio.system import _rowread
+    from shardio.kernels import _rowread
 
     (tmp_path / "file").write_bytes(bytes(range(100)))
     good = np.array([[50, 2, 5, 0], [7, 1, 10, 10]])

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from shardio.conversion.images.decode import check_pixels
 from shardio.errors import DecodeError
 from shardio.format.layout import MAX_SIDE
-from shardio.system.kernels import _fit
-
-_native = _fit if _fit is not None and _fit.AVAILABLE else None
+from shardio.kernels import fit as kernel
 
 FitMode = Literal["crop", "squash", "pad"]
 Resample = Literal["bicubic", "bilinear", "lanczos"]
@@ -113,8 +111,8 @@ class Fit:
         # The last rows and columns of a reduced picture may belong to it in part.
         extent = (height / reduction, width / reduction)
         factors = None if extent == pixels.shape[:2] else _factors(placement.resized, extent)
-        if _native is not None and self.resample != "lanczos":
-            _fit_natively(_native, self, placement, pixels, factors, sample)
+        if kernel.AVAILABLE and self.resample != "lanczos":
+            _fit_natively(self, placement, pixels, factors, sample)
             return sample
         resized = _resize(pixels, placement.resized, self.resample, factors)
         top, left = placement.top, placement.left
@@ -177,7 +175,6 @@ def _factors(size: tuple[int, int], extent: tuple[float, float]) -> tuple[float,
 
 
 def _fit_natively(
-    native: Any,
     fit: Fit,
     placement: Placement,
     pixels: NDArray[np.uint8],
@@ -187,7 +184,7 @@ def _fit_natively(
     size, resized = pixels.shape[:2], placement.resized
     scales = (size[0] / resized[0], size[1] / resized[1]) if factors is None else (1 / factors[0], 1 / factors[1])
     place, is_cubic = (placement.top, placement.left), fit.resample == "bicubic"
-    native.fit(np.ascontiguousarray(pixels), sample, size, fit.size, resized, place, scales, is_cubic)
+    kernel.fit_picture(pixels, sample, resized, place, scales, is_cubic)
 
 
 def _resize(

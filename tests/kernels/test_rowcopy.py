@@ -12,9 +12,9 @@ from itertools import product
 import numpy as np
 import pytest
 
+from shardio.kernels.built import DEFAULT_KERNEL, KERNELS
+from shardio.kernels.rowcopy import copy_rows, copy_windows
 from shardio.order.windows import Windows
-from shardio.reading.rowcopy import copy_rows, copy_windows
-from shardio.system.kernels import DEFAULT_KERNEL, KERNELS
 
 # From here on native kernels store past the caches.
 STREAMED = 4 << 20
@@ -43,7 +43,7 @@ def test_a_compiler_was_at_hand() -> None:
     """Without one, the other tests would only compare numpy with itself."""
     if "plain" not in KERNELS:
         pytest.skip("installed without the native kernels")
-    from shardio.system import _rowcopy
+    from shardio.kernels import _rowcopy
 
     assert DEFAULT_KERNEL == os.environ.get("SHARDIO_KERNEL", _rowcopy.BEST) != "numpy"
 
@@ -208,19 +208,19 @@ def python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_environment_chooses_the_kernel(name: str) -> None:
-    result = python("from shardio.system.kernels import DEFAULT_KERNEL; print(DEFAULT_KERNEL)", SHARDIO_KERNEL=name)
+    result = python("from shardio.kernels.built import DEFAULT_KERNEL; print(DEFAULT_KERNEL)", SHARDIO_KERNEL=name)
     assert (result.stdout, result.stderr) == (f"{name}\n", "")
 
 
 def test_a_kernel_that_does_not_run_here_is_refused() -> None:
-    result = python("import shardio.reading.rowcopy", SHARDIO_KERNEL="sse9")
+    result = python("import shardio.kernels.rowcopy", SHARDIO_KERNEL="sse9")
     assert result.returncode == 1
     assert f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found 'sse9'" in result.stderr
 
 
 def test_without_the_native_kernels_numpy_copies() -> None:
-    block = "import sys; sys.modules['shardio.system._rowcopy'] = None; "
-    code = "import shardio.reading.rowcopy, shardio.system.kernels as r; print(r.KERNELS, r.DEFAULT_KERNEL)"
+    block = "import sys; sys.modules['shardio.kernels._rowcopy'] = None; "
+    code = "import shardio.kernels.rowcopy, shardio.kernels.built as r; print(r.KERNELS, r.DEFAULT_KERNEL)"
     assert python(block + code, SHARDIO_KERNEL="").stdout == "('numpy',) numpy\n"
 
 
@@ -262,7 +262,7 @@ def test_without_the_native_kernels_numpy_copies() -> None:
 def test_the_native_code_itself_refuses_what_would_leave_its_memory(
     change: dict[str, object], error: type[Exception]
 ) -> None:
-    from shardio.system import _rowcopy
+    from shardio.kernels import _rowcopy
 
     good: dict[str, object] = {
         "rows": np.zeros((5, 20), np.uint8),

@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 import torch
 
-import shardio.system.kernels
+import shardio.kernels.built
 from shardio import ShardLoader
 from shardio.augment import CenterCrop
-from shardio.system.kernels import DEFAULT_KERNEL, kernels_in_use, missing_kernels
+from shardio.kernels.built import DEFAULT_KERNEL, kernels_in_use, missing_kernels
 
 COSTS = {
     "_resample": "17 to 26 times slower",
-    "_pixels": "operations of colour and geometry",
-    "_rowcopy": "ends the process by SIGBUS",
+    "_pixels": "color and geometry",
+    "_rowcopy": "kills the process by SIGBUS",
     "_rowread": "waits for the GIL",
     "_fit": "a conversion takes",
 }
 HIDE = """
 import sys
 names = ('rowcopy', 'rowread', 'resample', 'pixels', 'fit')
-sys.modules.update(dict.fromkeys(f'shardio.system._{n}' for n in names))
+sys.modules.update(dict.fromkeys(f'shardio.kernels._{n}' for n in names))
 """
 
 
@@ -39,9 +39,9 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def hide(*names: str, forced: str = "") -> None:
         costs = [(None if name in names else object(), cost) for name, cost in COSTS.items()]
-        monkeypatch.setattr(shardio.system.kernels, "_COSTS", costs)
-        monkeypatch.setattr(shardio.system.kernels, "_FORCED", forced)
-        monkeypatch.setattr(shardio.system.kernels, "_warned", False)
+        monkeypatch.setattr(shardio.kernels.built, "_COSTS", costs)
+        monkeypatch.setattr(shardio.kernels.built, "_FORCED", forced)
+        monkeypatch.setattr(shardio.kernels.built, "_warned", False)
 
     return hide
 
@@ -88,7 +88,7 @@ def test_nothing_is_told_where_all_are_there_or_the_user_has_chosen(without: Cal
 
 
 def test_the_costs_are_of_the_modules_that_are_built() -> None:
-    kernels = shardio.system.kernels
+    kernels = shardio.kernels.built
     assert [kernel for kernel, _ in kernels._COSTS] == [getattr(kernels, name) for name in COSTS]
     assert all(theirs in ours for (_, ours), theirs in zip(kernels._COSTS, COSTS.values(), strict=True))
 
@@ -158,8 +158,8 @@ finally:
 
 def test_every_kernel_is_built_with_flags_that_give_the_same_pixels_on_all_processors() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
-    modules = re.findall(r'\{ name = "shardio\.system\.(_\w+)".*extra-compile-args = \[(.*?)\]', text)
+    modules = re.findall(r'\{ name = "shardio\.kernels\.(_\w+)".*extra-compile-args = \[(.*?)\]', text)
     assert {name for name, _ in modules} == set(COSTS)
     assert all('"-O3"' in flags and '"-ffp-contract=off"' in flags for _, flags in modules)
-    sources = (Path(shardio.system.kernels.__file__).parent / f"{name}.c" for name in COSTS)
+    sources = (Path(shardio.kernels.built.__file__).parent / f"{name}.c" for name in COSTS)
     assert not any("pragma GCC optimize" in source.read_text("utf-8") for source in sources)

@@ -1,10 +1,10 @@
-"""Copies scattered rows of a matrix, or a window of each, into one block of memory: natively, or else by numpy.
+"""Copies scattered rows of a matrix, or a window of each, into one block of memory: by _rowcopy.c, or else by numpy.
 
-The native kernel (_rowcopy.c) is built at installation where there is a C compiler. Both ways do the same, which the
-same tests hold. Copying releases the GIL; any number of threads may copy at the same time into different memory.
+Both ways do the same, and pass the same tests. Copying releases the GIL; any number of threads may copy at the same
+time into different memory.
 
-Rows may lie in a mapped file whose storage fails, or which another process cuts. Then the native kernel stops at the
-row, and says so; numpy's copy is ended by SIGBUS, with the process.
+Rows may lie in a mapped file whose storage fails, or which another process truncates. Then the native kernel stops at
+that row and says so; with numpy, SIGBUS kills the process.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.kernels.built import DEFAULT_KERNEL
+from shardio.kernels.built import _rowcopy as _native
 from shardio.order.windows import Windows
-from shardio.system.kernels import DEFAULT_KERNEL
-from shardio.system.kernels import _rowcopy as _native
 
 
 def copy_rows(

@@ -1,4 +1,4 @@
-/* Reading many rows of a file into many places, giving up the GIL once: what shardio/reading/file_reader.py asks for.
+/* Reading many rows of a file into many places, giving up the GIL once: what shardio/kernels/rowread.py asks for.
 
    os.preadv gives it up and takes it again for every row. Beside a thread that computes in Python, each taking waits up
    to 5 ms, which is longer than the read. */

@@ -1,4 +1,4 @@
-/* Copying scattered rows, or a window of each, into one block: what shardio/reading/rowcopy.py says, at the rate of memory.
+/* Copying scattered rows, or a window of each, into one block: what shardio/kernels/rowcopy.py says, at the rate of memory.
 
    memcpy stores through the caches, which first reads every destination line from memory. A batch is larger than the
    caches and is read again much later, by a copy to the GPU or by another core; non-temporal stores write it straight

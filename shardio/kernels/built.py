@@ -1,0 +1,122 @@
+"""Which kernels in C this installation has, what a missing one costs, and how threads share the work on a batch.
+
+They are built at installation where there is a C compiler. Without them numpy copies, Python reads files and torch
+does the rest, with the same results.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import queue
+from collections.abc import Callable
+from itertools import pairwise
+
+from shardio.system.caller import warn_caller
+
+try:
+    from shardio.kernels import _rowcopy as _rowcopy
+except ImportError:  # installed without a compiler
+    _rowcopy = None  # type: ignore[assignment]
+try:
+    from shardio.kernels import _rowread as _rowread
+except ImportError:
+    _rowread = None  # type: ignore[assignment]
+try:
+    from shardio.kernels import _resample as _resample
+except ImportError:
+    _resample = None  # type: ignore[assignment]
+try:
+    from shardio.kernels import _pixels as _pixels
+except ImportError:
+    _pixels = None  # type: ignore[assignment]
+try:
+    from shardio.kernels import _fit as _fit
+except ImportError:
+    _fit = None  # type: ignore[assignment]
+
+KERNELS: tuple[str, ...] = ("numpy", *(filter(None, _rowcopy.KERNELS) if _rowcopy else ()))
+"""The ways of copying samples that this processor can run."""
+
+_FORCED = os.environ.get("SHARDIO_KERNEL", "")
+if _FORCED and _FORCED not in KERNELS:
+    raise ImportError(f"SHARDIO_KERNEL: expected one of {', '.join(KERNELS)}, found {_FORCED!r}")
+DEFAULT_KERNEL: str = _FORCED or (_rowcopy.BEST if _rowcopy else "numpy")
+"""The kernel that copies unless another is named: the best for this processor, or SHARDIO_KERNEL of the environment.
+AVX-512 is hardly faster, as memory is the limit, and lowers the clock of older processors."""
+
+_COSTS = (
+    (_resample, "augmentation on the CPU is 17 to 26 times slower"),
+    (_pixels, "color and geometry on the CPU are at least 10 times slower"),
+    (_rowcopy, "a page of a mapped file that storage fails to deliver kills the process by SIGBUS, without an error"),
+    (_rowread, "reading by pread or past the page cache waits for the GIL after each sample"),
+    (_fit, "a conversion takes a fifth longer"),
+)
+_warned = False
+# Fewer images are not worth the start of a thread.
+_MIN_IMAGES = 4
+
+
+def kernels_in_use() -> dict[str, str]:
+    """Returns which code copies, reads, resamples and changes samples on the CPU, and fits pictures to samples.
+
+    torch also fits them on processors without AVX2, which the kernel in C needs.
+    """
+    return {
+        "copy": DEFAULT_KERNEL,
+        "read": "C" if _rowread else "Python",
+        "resample": "C" if _resample else "torch",
+        "pixels": "C" if _pixels else "torch",
+        "fit": "C" if _fit and _fit.AVAILABLE else "torch",
+    }
+
+
+def missing_kernels() -> str:
+    """Returns what the missing kernels cost and how to get them; an empty string if none is missing."""
+    costs = [cost for kernel, cost in _COSTS if kernel is None]
+    if not costs:
+        return ""
+    return (
+        f"shardio was installed without its kernels in C: {'; '.join(costs)}. Install a C compiler, then reinstall "
+        "shardio from source (pip install --force-reinstall --no-deps --no-cache-dir --no-binary shardio shardio)"
+    )
+
+
+def warn_of_missing_kernels() -> None:
+    """Emits a RuntimeWarning, once per process, unless SHARDIO_KERNEL=numpy says that no kernels are wanted."""
+    global _warned
+    if not _warned and _FORCED != "numpy" and (text := missing_kernels()):
+        _warned = True
+        warn_caller(f"{text}; set SHARDIO_KERNEL=numpy to silence this warning")
+
+
+def in_slices(count: int, work: Callable[[slice], None]) -> None:
+    """Calls `work` with slices that cover `count` images, in as many threads as torch has, and waits for all of them.
+
+    Raises what `work` raised in one of them.
+    """
+    import torch  # readers copy rows without it
+
+    threads = min(torch.get_num_threads(), count // _MIN_IMAGES)
+    if threads <= 1:
+        work(slice(None))
+        return
+    bounds = [count * part // threads for part in range(threads + 1)]
+    # Threads that end by themselves, even if an exception from a signal handler ends the wait for them.
+    results: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run(some: slice) -> None:
+        try:
+            work(some)
+        except BaseException as error:
+            results.put(error)
+        else:
+            results.put(None)
+
+    first, *others = (slice(*pair) for pair in pairwise(bounds))
+    for some in others:
+        _thread.start_new_thread(run, (some,))
+    work(first)
+    for _ in others:
+        if (error := results.get()) is not None:
+            raise error

@@ -1,0 +1,45 @@
+"""Boxes of pictures, resampled to one size and mirrored if need be, in the calling thread: _resample.c.
+
+shardio.augment.resample defines the result by operations of torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.kernels.built import _resample as _native
+
+AVAILABLE = _native is not None
+
+
+def resample_windows(
+    pixels: NDArray[np.uint8],
+    windows: NDArray[np.int64],
+    spans: NDArray[np.float64],
+    flips: NDArray[np.bool_],
+    out: NDArray[Any],
+    affine: NDArray[np.float32] | None,
+    *,
+    cubic: bool,
+    antialias: bool,
+) -> None:
+    """Fills `out`, uint8 (B, H, W, C), or float32 with `affine`, factor and offset of each channel, (2, C).
+
+    `pixels` holds the windows, one after the other: tops, lefts, heights and widths in their pictures, (B, 4). `spans`,
+    (2, B, 4), has start and length of the box and the limits of the filter, for rows and columns. Raises IndexError for
+    a box that is not inside its window.
+    """
+    _, height, width, channels = out.shape
+    _native.resample(
+        pixels,
+        np.ascontiguousarray(windows, np.int64),
+        np.ascontiguousarray(spans.transpose(1, 0, 2)),
+        flips.astype(np.uint8),
+        out,
+        b"" if affine is None else affine,
+        *(channels, height, width),
+        *(cubic, antialias),
+    )
