@@ -102,17 +102,15 @@ def _facts(name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[
 
 
 def _split_facts(split: Split, in_use: list[int] | None) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+    return {
         "num_samples": split.num_samples,
         "num_shards": len(split.shards),
         "squashed": split.squashed,
+        "num_stored": split.num_rows,
+        "order": split.order,
+        "in_use": in_use,
+        "arrays": {name: _array_facts(array) for name, array in split.arrays.items()},
     }
-    if not split.is_version_1:
-        facts["num_stored"] = split.num_rows
-        facts["order"] = split.order
-        facts["in_use"] = in_use
-        facts["arrays"] = {name: _array_facts(array) for name, array in split.arrays.items()}
-    return facts
 
 
 def _array_facts(array: ArrayEntry) -> dict[str, Any]:

@@ -184,10 +184,6 @@ class Split:
     def tables(self) -> tuple[TableEntry, ...]:
         return (self.index, *self.orders, *(array.crc32 for array in self.arrays.values()))
 
-    @property
-    def is_version_1(self) -> bool:
-        return not self.orders and not self.arrays
-
     def content(self) -> dict[str, Any]:
         """Returns the JSON object that stands for it in a manifest."""
         content: dict[str, Any] = {

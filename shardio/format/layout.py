@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from shardio.errors import show
 
 FORMAT_NAME = "shardio"
-# A set that has neither arrays nor orders is of version 1, and every other of version 2.
-FORMAT_VERSIONS = (1, 2)
+FORMAT_VERSION = 1
 
 # One page: the pixels that follow are page aligned for mmap and O_DIRECT, whatever the length of the NPY header text.
 HEADER_NBYTES = 4096

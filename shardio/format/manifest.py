@@ -31,7 +31,7 @@ from shardio.format.entries import (
 from shardio.format.layout import (
     CRC32_ROW,
     FORMAT_NAME,
-    FORMAT_VERSIONS,
+    FORMAT_VERSION,
     MANIFEST_NAME,
     MAX_ARRAYS,
     MAX_KEY_NBYTES,
@@ -139,15 +139,10 @@ class Manifest:
             json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
         ).hexdigest()
 
-    @property
-    def format_version(self) -> int:
-        """The oldest version of the format in which the set can be written, which is the one that it has."""
-        return 1 if all(split.is_version_1 for split in self.splits.values()) else 2
-
     def _content(self) -> dict[str, Any]:
         content = {
             "format": FORMAT_NAME,
-            "format_version": self.format_version,
+            "format_version": FORMAT_VERSION,
             "sample_shape": list(self.sample_shape),
             "classes": list(self.classes),
             "splits": {name: split.content() for name, split in self.splits.items()},
@@ -211,9 +206,9 @@ def _columns(value: object, where: str) -> IndexColumns:
         raise FormatError(f"{where}: {error}") from None
 
 
-def _split(value: object, where: str, version: int) -> Split:
-    later = {"orders", "order", "arrays"} if version > 1 else set[str]()
-    fields = parse.fields(value, where, {"num_samples", "index", "shards"}, optional={"squashed", *later})
+def _split(value: object, where: str) -> Split:
+    optional = {"orders", "order", "arrays", "squashed"}
+    fields = parse.fields(value, where, {"num_samples", "index", "shards"}, optional)
     shards = parse.sequence(fields["shards"], f"{where}.shards")
     orders = parse.filled(fields["orders"], f"{where}.orders") if "orders" in fields else []
     arrays = parse.filled_mapping(fields["arrays"], f"{where}.arrays") if "arrays" in fields else {}
@@ -290,9 +285,8 @@ def parse_manifest(data: bytes) -> Manifest:
         found = document.get("format") if type(document) is dict else document
         raise parse.fault("format", repr(FORMAT_NAME), found)
     version = document.get("format_version")
-    if type(version) is not int or version not in FORMAT_VERSIONS:
-        known = " or ".join(map(str, FORMAT_VERSIONS))
-        raise parse.fault("format_version", f"{known} (a newer set needs a newer shardio)", version)
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise parse.fault("format_version", f"{FORMAT_VERSION} (a newer set needs a newer shardio)", version)
     parse.fields(document, "manifest", _KEYS, optional={"class_names"})
     splits = parse.mapping(document["splits"], "splits")
     names = parse.filled(document["class_names"], "class_names") if "class_names" in document else []
@@ -300,26 +294,11 @@ def parse_manifest(data: bytes) -> Manifest:
     manifest = Manifest(
         sample_shape=_sample_shape(document["sample_shape"], "sample_shape"),
         classes=parse.strings(document["classes"], "classes"),
-        splits={parse.name(name, "splits"): _split(split, f"splits.{name}", version) for name, split in splits.items()},
+        splits={parse.name(name, "splits"): _split(split, f"splits.{name}") for name, split in splits.items()},
         rejects=_rejects(document["rejects"], "rejects"),
         provenance=document["provenance"],
         class_names=parse.strings(names, "class_names"),
     )
-    if version != manifest.format_version:
-        raise parse.fault("format_version", f"{manifest.format_version}, as the set has no arrays or orders", version)
     if document["digest"] != manifest.digest:
         raise parse.fault("digest", f"{manifest.digest} (computed from the content)", document["digest"])
-    _check_squashed(manifest)
     return manifest
-
-
-def _check_squashed(manifest: Manifest) -> None:
-    """Raises FormatError for a squashed set from before manifests recorded it: its pictures would stay distorted."""
-    conversion = manifest.provenance.get("conversion")
-    if isinstance(conversion, dict) and conversion.get("fit") == "squash":
-        for name, split in manifest.splits.items():
-            if not split.squashed:
-                raise FormatError(
-                    f"splits.{name}: expected the key 'squashed', as the provenance says fit 'squash', found none: an "
-                    "older shardio made the set: convert again"
-                )

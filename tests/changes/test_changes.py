@@ -287,7 +287,6 @@ def test_files_that_stay_are_hard_links_and_the_rest_is_new(out: Path, new: Path
     assert (report.copied_nbytes, report.cloned_nbytes) == (0, 0)
     assert rooms[0].copied_nbytes == 0
     assert report.digest == load_manifest(new).digest != load_manifest(out).digest
-    assert load_manifest(new).format_version == 1
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
@@ -526,17 +525,17 @@ def test_a_selection_of_a_selection_refers_to_the_stored_rows(out: Path, tmp_pat
     assert np.load(tmp_path / "b" / "train-order-0.npy").tolist() == [1, 10, 10, 11]
 
 
-def test_whole_shards_in_their_order_need_no_order_and_stay_version_1(out: Path, tmp_path: Path) -> None:
+def test_whole_shards_in_their_order_need_no_order(out: Path, tmp_path: Path) -> None:
     select(out, tmp_path / "a", indices=np.arange(10, 25))
     manifest = load_manifest(tmp_path / "a")
-    assert manifest.format_version == 1
+    assert not manifest.splits["train"].orders
     assert [shard.num_samples for shard in manifest.splits["train"].shards] == [10, 5]
     select(out, tmp_path / "b", indices=np.arange(25)[::-1])
     select(tmp_path / "b", tmp_path / "c", indices=np.arange(25)[::-1])
-    assert load_manifest(tmp_path / "b").format_version == 2
+    assert load_manifest(tmp_path / "b").splits["train"].orders
     assert load_manifest(tmp_path / "c").digest == load_manifest(out).digest
     merge([tmp_path / "a", out], tmp_path / "d", same_keys="allow", same_images="keep")
-    assert load_manifest(tmp_path / "d").format_version == 1
+    assert not load_manifest(tmp_path / "d").splits["train"].orders
 
 
 def test_arrays_go_with_their_samples_and_share_orders_that_are_equal(
@@ -905,7 +904,6 @@ def test_samples_get_the_labels_of_their_keys(how: str, out: Path, new: Path, tm
     assert open_shards(new).labels.tolist() == expected
     assert samples_of(new) == list(range(25))
     assert report.notes == {"num_relabelled": {"train": 2}, "new_classes": []}
-    assert load_manifest(new).format_version == 1
 
 
 def test_new_classes_come_behind_the_others_or_as_they_are_listed(out: Path, new: Path, tmp_path: Path) -> None:

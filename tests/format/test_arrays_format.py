@@ -1,4 +1,4 @@
-"""Version 2 on disk: arrays beside the pixels, orders of stored rows, and what of them no manifest may say."""
+"""Arrays, orders of stored rows, and what no manifest may say of them."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from shardio.sets.verify import verify
 
 GOLDEN = DATA / "golden-arrays"
 """Three samples in three stored rows, one of which none of them uses, with three arrays. No test writes here."""
-GOLDEN_DIGEST = "99301530984f325d4b92326c1ffa9b32d4093aabc9e0f9f1dd91085586256401"
+GOLDEN_DIGEST = "0776b0563dd98df671a9d5d8ea8c700c9ceae0f64fdd901937ea164dc1351bab"
 GOLDEN_SHA256 = {
-    "manifest.json": "262cb4cacdb29d057f73616d3e18545058cd3440591544ce2d299c84b57bcb57",
+    "manifest.json": "528175d61a67165bfa6873599887dbe3a0e0425bc19ba0985c88b20219559ce7",
     "rejects.jsonl": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
     "train-00000.npy": "2e4687c0088ddcaedca680c63dce0cb9f2e1bda4a96baac8f08c048d905f6e89",
     "train-00001.npy": "04495d06aa479de349eb59693b697c5977df765f3e0d61a98072b0b1e7ac495d",
@@ -127,7 +127,7 @@ def test_the_same_arrays_and_order_give_the_golden_bytes_again(tmp_path: Path) -
         assert (tmp_path / "out" / name).read_bytes() == (GOLDEN / name).read_bytes(), name
 
 
-def test_the_pixels_of_stored_rows_are_those_of_version_1() -> None:
+def test_the_pixels_of_stored_rows_are_those_of_a_set_without_orders() -> None:
     for name in ("train-00000.npy", "train-00001.npy"):
         assert (GOLDEN / name).read_bytes() == (DATA / "golden" / name).read_bytes()
 
@@ -151,7 +151,7 @@ def test_golden_arrays_and_orders_are_a_header_and_rows() -> None:
 
 def test_golden_set_opens_with_these_samples() -> None:
     shards = open_shards(GOLDEN)
-    assert (len(shards), shards.digest, load_manifest(GOLDEN).format_version) == (3, GOLDEN_DIGEST, 2)
+    assert (len(shards), shards.digest) == (3, GOLDEN_DIGEST)
     stored = np.load(DATA / "golden" / "train-index.npy")
     pixels = np.concatenate([np.load(DATA / "golden" / f"train-0000{number}.npy") for number in range(2)])
     for i, row in enumerate(ORDER):
@@ -178,11 +178,10 @@ def test_numpy_alone_reads_the_golden_arrays() -> None:
         np.testing.assert_array_equal(of_samples.ravel(), np.array(wanted, array["dtype"]).ravel())
 
 
-@pytest.mark.parametrize("name", ["golden", "golden-columns"])
-def test_a_set_without_arrays_and_orders_is_of_version_1_byte_for_byte(name: str) -> None:
+@pytest.mark.parametrize("name", ["golden", "golden-arrays", "golden-columns"])
+def test_golden_manifests_come_back_byte_for_byte(name: str) -> None:
     data = (DATA / name / "manifest.json").read_bytes()
     assert json.loads(data)["format_version"] == 1
-    assert parse_manifest(data).format_version == 1
     assert parse_manifest(data).dumps() == data
     assert len(open_shards(DATA / name)) == len(np.load(DATA / name / "train-index.npy"))
     assert verify(DATA / name).ok
@@ -423,15 +422,6 @@ def test_no_two_files_have_one_name() -> None:
                 changed = document()
                 put(changed, path, at(changed, other).upper())
                 assert "expected distinct names" in refused(dump(seal(changed)))
-
-
-def test_arrays_make_version_2_and_nothing_else_does() -> None:
-    message = refused(dump(seal({**document(), "format_version": 1})))
-    assert "splits.train: " in message
-    assert "with unknown ['arrays', 'order', 'orders']" in message
-    first = json.loads((DATA / "golden" / "manifest.json").read_bytes())
-    message = refused(dump(seal({**first, "format_version": 2})))
-    assert message == "format_version: expected 1, as the set has no arrays or orders, found 2"
 
 
 def test_manifests_made_in_memory_are_checked_too() -> None:

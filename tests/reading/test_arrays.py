@@ -266,11 +266,3 @@ def test_another_name_or_array_is_refused(changed: tuple[Path, NDArray[np.int64]
         shards.gather_array("clip", np.array([0]), np.empty((1, 16), np.float32))
     with pytest.raises(IndexError):
         shards.gather_array("clip", np.array([99]), np.empty((1, 16), np.float16))
-
-
-def test_the_version_is_the_oldest_that_can_hold_the_set(make_set: Callable[..., Path]) -> None:
-    out = make_set(COUNT)
-    assert load_manifest(out).format_version == 1
-    digest = load_manifest(out).digest
-    assert change_split(out, {"clip": ARRAYS["clip"]}).format_version == 2
-    assert load_manifest(out).digest != digest

@@ -1,4 +1,4 @@
-"""Sets of version 2, made from others by writing arrays and orders beside their shards."""
+"""Writes arrays and orders next to the shards of a set."""
 
 from __future__ import annotations
 
