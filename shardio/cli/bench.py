@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,7 @@ import click
 
 from shardio.cli.options import each, json_option, parse_count, set_argument
 from shardio.cli.output import Column, show, table
+from shardio.cli.pictures import read_chain
 from shardio.conversion.amounts import parse_size
 from shardio.system.amounts import counted
 
@@ -41,16 +43,14 @@ _WIDTH = 100
     "num_threads",
     callback=each(parse_count, "auto"),
     metavar="N|auto,...",
-    default="1,auto",
-    help="Gather threads; auto: as many as the loader takes by itself.",
+    help="Gather threads; auto: as many as the loader chooses.  [default: 1,auto]",
 )
 @click.option(
     "--io",
     "ios",
     callback=each(str),
     metavar="auto|mmap|pread|direct,...",
-    default="auto",
-    help="How samples are read.",
+    help="How samples are read.  [default: auto]",
 )
 @click.option(
     "--crop",
@@ -65,8 +65,7 @@ _WIDTH = 100
     "prefetches",
     callback=each(partial(parse_count, least=0)),
     metavar="N,...",
-    default="2",
-    help="Batches ready ahead of the consumer.",
+    help="Batches prepared ahead of the training loop.  [default: 2]",
 )
 @click.option(
     "--device",
@@ -76,6 +75,15 @@ _WIDTH = 100
     default="cpu",
     help="Where batches go.",
 )
+@click.option(
+    "--tune", "tuned", is_flag=True, help="Try many values of --threads, --prefetch and --io, and print the fastest."
+)
+@click.option(
+    "--transform",
+    "chain",
+    metavar="CHAIN",
+    help="The training's transform: a recipe, or a JSON file of to_dict(). On the CPU it competes with gather threads.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=7, help="Rounds, of which figures are medians.")
 @click.option(
     "--seconds",
@@ -84,7 +92,16 @@ _WIDTH = 100
     help="Seconds for each way and round, after as long a warm-up.",
 )
 @json_option
-def bench(out: Path, split: str, rounds: int, seconds: float, as_json: bool, **values: Any) -> None:
+def bench(
+    out: Path,
+    split: str,
+    tuned: bool,
+    chain: str | None,
+    rounds: int,
+    seconds: float,
+    as_json: bool,
+    **values: Any,
+) -> None:
     """Read the set in OUT with every combination of the values given, beside the limits of this machine.
 
     All of them take turns in one run, and each ratio is of GB/s over those of a limit in the same round:
@@ -103,14 +120,37 @@ def bench(out: Path, split: str, rounds: int, seconds: float, as_json: bool, **v
 
     With a crop, GB/s are those of its windows, while memcpy, take and direct move whole samples. Nothing leaves the
     page cache for this command: benchmarks/cold.py in the repository measures how fast a first epoch is.
+
+    With --tune, run it where the training will run and while nothing else does. A set that fits in memory is read from
+    the page cache, a larger one from storage. The last line is the Python to paste.
     """
     import shardio.measure.bench as benchmark
+    from shardio.reading.shardset import open_shards
     from shardio.system.progress import Bar
 
     with Bar(unit=" turns") as bar:
-        sweep = benchmark.Sweep(**values)
-        report = benchmark.bench(out, sweep, split=split, rounds=rounds, seconds=seconds, on_turn=bar.reach)
-    show(report.to_dict() if as_json else summary(report))
+        shards = open_shards(out, split)
+        transform = None if chain is None else read_chain(chain, len(shards.classes))
+        sweep = benchmark.candidates(shards) if tuned else benchmark.Sweep()
+        sweep = replace(sweep, **{name: value for name, value in values.items() if value is not None})
+        report = benchmark.bench(
+            out, sweep, split=split, transform=transform, rounds=rounds, seconds=seconds, on_turn=bar.reach
+        )
+    if as_json:
+        chosen, gain = report.fastest()
+        fastest = {"fastest": {"line": report.line(chosen), "gain": round(gain, 3)}} if tuned else {}
+        show(report.to_dict() | fastest)
+    else:
+        show(summary(report))
+        if tuned:
+            show(_fastest(report))
+
+
+def _fastest(report: Report) -> Iterator[str]:
+    chosen, gain = report.fastest()
+    yield ""
+    yield "the defaults are as fast as any:" if gain == 1.0 else f"{gain:.2f} times as fast as the defaults:"
+    yield f"  {report.line(chosen)}"
 
 
 def summary(report: Report) -> Iterator[str]:

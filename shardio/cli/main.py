@@ -46,7 +46,6 @@ from shardio.cli.select import drop, select
 from shardio.cli.stage import stage
 from shardio.cli.stats import stats
 from shardio.cli.top import top
-from shardio.cli.tune import tune
 from shardio.cli.verify import verify
 from shardio.cli.view import view
 from shardio.cli.warm import warm
@@ -73,7 +72,7 @@ COMMANDS = {
     "Make a set": [plan, convert, verify, repair],
     "Look at it": [info, stats, view, report, find, extract, export_index],
     "Make another one of it, which shares its files": [attach, select, drop, relabel, append, merge, diff],
-    "Train with it": [doctor, bench, tune, warm, top, replay],
+    "Train with it": [doctor, bench, warm, top, replay],
     "Share it": [publish, list_sets, stage, evict],
     "Begin": [demo],
 }

@@ -35,10 +35,11 @@ import torch
 from shardio.format.layout import sample_nbytes
 from shardio.kernels.built import DEFAULT_KERNEL
 from shardio.loading.loader import ShardLoader
+from shardio.loading.transform import Function
 from shardio.measure import limits
 from shardio.measure.limits import Steps
 from shardio.measure.report import Combination, LimitResult, LoaderResult, Report, Speed
-from shardio.reading.choose import Io
+from shardio.reading.choose import Io, choose, fits_in_memory, look_at
 from shardio.reading.shardset import ShardSet, open_shards
 from shardio.system.filesystems import filesystem_kind
 from shardio.system.machine import usable_cores
@@ -63,11 +64,33 @@ class Sweep:
     ios: Sequence[Io] = ("auto",)
     num_threads: Sequence[int | None] = (1, None)
     prefetches: Sequence[int] = (2,)
+    fresh: bool = False
+    """Never measure samples that were just read: for a set that is larger than memory."""
 
     def combinations(self, num_samples: int) -> Iterator[Combination]:
         sizes = [min(_BATCH_SIZE, num_samples) if size is None else size for size in self.batch_sizes]
         options = product(self.devices, self.crops, sizes, self.ios, self.num_threads, self.prefetches)
         return (Combination(*values) for values in options)
+
+
+def candidates(shards: ShardSet) -> Sweep:
+    """Returns the sweep of `--tune`. Its first combination is the loader's default.
+
+    A set that memory can hold is read from the page cache, where the readers hardly differ.
+    """
+    facts = look_at(shards, len(shards))
+    in_memory = facts.resident_share == 1.0 or fits_in_memory(facts)
+    cores = usable_cores()
+    most = min(64, cores if in_memory else max(8, 2 * cores))
+    ios: list[Io] = [] if in_memory else ["mmap", "pread"]
+    if not in_memory and facts.direct_alignment is not None:
+        ios.append("direct")
+    return Sweep(
+        ios=("auto", *(io for io in ios if io != choose(facts).engine)),
+        num_threads=(None, *(1 << power for power in range(7) if 1 << power <= most)),
+        prefetches=(2, 4),
+        fresh=not in_memory,
+    )
 
 
 def bench(
@@ -77,15 +100,18 @@ def bench(
     split: str = "train",
     rounds: int = 7,
     seconds: float = 0.5,
+    transform: Function | None = None,
     on_turn: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Measures the limits and every combination in turn, `rounds` times: for about `seconds`, after as long a warm-up.
 
+    Loaders run the `transform`, which takes cores from their threads; figures still count stored bytes.
     `on_turn` is called with the number of turns that are done, and of all turns. Raises ValueError before anything is
     measured if a combination cannot work.
     """
     shards = open_shards(path, split)
-    found = [_look_at(path, split, combination) for combination in sweep.combinations(len(shards))]
+    open_loader = partial(_open, path, split, transform)
+    found = [_look_at(open_loader, combination) for combination in sweep.combinations(len(shards))]
     loaders = list({loader.combination: loader for loader in found}.values())
     why_not = limits.why_no_direct_reads(shards)
     ways = list(_limits(shards, loaders, direct=why_not is None))
@@ -104,7 +130,7 @@ def bench(
         loaders=loaders,
     )
     turns: list[Callable[[int], None]] = [partial(_limit_turn, limit, steps, seconds) for limit, steps in ways]
-    turns += [partial(_loader_turn, path, split, loader, seconds) for loader in loaders]
+    turns += [partial(_loader_turn, open_loader, loader, seconds, sweep.fresh) for loader in loaders]
     for done, (number, turn) in enumerate(product(range(rounds), turns), 1):
         turn(number)
         if on_turn is not None:
@@ -112,9 +138,9 @@ def bench(
     return report
 
 
-def _look_at(path: str | os.PathLike[str], split: str, asked: Combination) -> LoaderResult:
+def _look_at(open_loader: Callable[[Combination], ShardLoader], asked: Combination) -> LoaderResult:
     """Opens and closes a loader as it will be measured, which raises ValueError for what cannot work."""
-    with _open(path, split, asked) as loader:
+    with open_loader(asked) as loader:
         stats = loader.stats()
         height, width, channels = loader.shards.sample_shape
     shape = (*(asked.crop or (height, width)), channels)
@@ -127,8 +153,8 @@ def _look_at(path: str | os.PathLike[str], split: str, asked: Combination) -> Lo
     )
 
 
-def _open(path: str | os.PathLike[str], split: str, options: Combination) -> ShardLoader:
-    return ShardLoader(path, split=split, **vars(options))
+def _open(path: str | os.PathLike[str], split: str, transform: Function | None, options: Combination) -> ShardLoader:
+    return ShardLoader(path, split=split, transform=transform, **vars(options))
 
 
 def _limits(
@@ -160,9 +186,11 @@ def _limit_turn(limit: LimitResult, steps: Callable[[int], Steps], seconds: floa
     _measure(limit.speed, steps, number, seconds, again=limit.kind != "direct", lead=lead)
 
 
-def _loader_turn(path: str | os.PathLike[str], split: str, result: LoaderResult, seconds: float, number: int) -> None:
+def _loader_turn(
+    open_loader: Callable[[Combination], ShardLoader], result: LoaderResult, seconds: float, fresh: bool, number: int
+) -> None:
     start = time.perf_counter()
-    with _open(path, split, result.combination) as loader:
+    with open_loader(result.combination) as loader:
         next(iter(loader))
         limits.synchronize(loader.device)
         result.first_batch_seconds.append(time.perf_counter() - start)
@@ -171,7 +199,7 @@ def _loader_turn(path: str | os.PathLike[str], split: str, result: LoaderResult,
             partial(_batches, loader),
             number,
             seconds,
-            again=result.engine != "direct",
+            again=result.engine != "direct" and not fresh,
             lead=2 * (loader.prefetch + _SLOTS_BEYOND_PREFETCH),
             device=loader.device,
         )

@@ -24,6 +24,11 @@ class Combination:
     prefetch: int
 
 
+# A way that gains less than this is not worth an argument, and a costlier one that gains less not worth its cost.
+_WORTH_AN_ARGUMENT = 1.05
+_WORTH_A_THREAD = 1.02
+
+
 @dataclass
 class Speed:
     """The speed of one way to move images. Figures are medians over the rounds."""
@@ -117,6 +122,31 @@ class Report:
     def ratios(self, loader: LoaderResult) -> dict[LimitKind, float]:
         """Returns the ratio to each limit of this loader that was measured."""
         return {limit.kind: loader.speed.ratio_to(limit.speed) for limit in self.limits if limit.bounds(loader)}
+
+    def fastest(self) -> tuple[LoaderResult, float]:
+        """Returns the loader worth choosing and its speed relative to the first one, the default.
+
+        The default wins unless another is clearly faster. Of about equally fast loaders, the one with the fewest
+        threads wins.
+        """
+        default = self.loaders[0]
+        gains = [(loader.speed.ratio_to(default.speed), loader) for loader in self.loaders]
+        best = max(gain for gain, _ in gains)
+        if best < _WORTH_AN_ARGUMENT:
+            return default, 1.0
+        near = [(gain, loader) for gain, loader in gains if gain * _WORTH_A_THREAD >= best]
+        gain, chosen = min(near, key=lambda one: (one[1].combination.num_threads or 0, one[1].combination.prefetch))
+        return chosen, gain
+
+    def line(self, chosen: LoaderResult) -> str:
+        """Returns the line of Python that makes the chosen loader."""
+        default = self.loaders[0].combination
+        words = [repr(self.path), f"batch_size={chosen.combination.batch_size}"]
+        words += [f"split={self.split!r}"] if self.split != "train" else []
+        for name in ("num_threads", "prefetch", "io"):
+            value = getattr(chosen.combination, name)
+            words += [f"{name}={value!r}"] if value != getattr(default, name) else []
+        return f"ShardLoader({', '.join(words)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as JSON values."""

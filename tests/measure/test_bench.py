@@ -12,17 +12,22 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from copiers import FakeCopier
 
 import shardio.loading.loader
 import shardio.measure.bench
 import shardio.measure.limits
 import shardio.reading.choose
+from shardio.augment import CenterCrop
 from shardio.cli.bench import summary
+from shardio.cli.main import cli
 from shardio.loading.loader import ShardLoader
-from shardio.measure.bench import Sweep, bench
+from shardio.measure.bench import Sweep, bench, candidates
 from shardio.measure.limits import Steps
 from shardio.measure.report import Combination, LimitResult, LoaderResult, Report, Speed
+from shardio.reading.choose import Facts, choose
+from shardio.reading.shardset import open_shards
 
 PAGES = (64, 64, 1)
 """The shape of samples of a page, which O_DIRECT can read anywhere."""
@@ -106,6 +111,69 @@ def test_ratios_are_of_bytes_per_second_to_the_limits_of_the_same_batch_size(pat
             if limit.batch_size in (None, loader.combination.batch_size):
                 expected = loader.speed.gigabytes_per_second / limit.speed.gigabytes_per_second
                 assert ratios[limit.kind] == pytest.approx(expected)
+
+
+def measured(gains: dict[tuple[int, int], float]) -> Report:
+    """A report of loaders with these (threads, prefetch) and speeds, in three rounds of a machine that changes."""
+    loaders = [
+        LoaderResult(
+            Combination("cpu", None, 8, "auto", threads, prefetch),
+            "mmap",
+            "",
+            (8, 8, 3),
+            Speed(192, [noise / gain for noise in (1.0, 7.0, 2.0)]),
+        )
+        for (threads, prefetch), gain in gains.items()
+    ]
+    return Report("a set", "val", "0", 10, (8, 8, 3), 1.0, {}, 3, 0.1, [], {}, loaders)
+
+
+@pytest.mark.parametrize(
+    ("gains", "threads", "gain", "line"),
+    [
+        ({(2, 2): 1.0, (4, 2): 1.04}, 2, 1.0, "ShardLoader('a set', batch_size=8, split='val')"),
+        ({(2, 2): 1.0, (4, 2): 1.5}, 4, 1.5, "ShardLoader('a set', batch_size=8, split='val', num_threads=4)"),
+        ({(2, 2): 1.0, (8, 2): 1.5, (1, 4): 1.48}, 1, 1.48, "batch_size=8, split='val', num_threads=1, prefetch=4)"),
+    ],
+)
+def test_the_default_wins_unless_another_way_is_clearly_faster_and_the_cheapest_of_the_fast_ways(
+    gains: dict[tuple[int, int], float], threads: int, gain: float, line: str
+) -> None:
+    report = measured(gains)
+    chosen, found = report.fastest()
+    assert chosen.combination.num_threads == threads
+    assert found == pytest.approx(gain)
+    assert report.line(chosen).endswith(line)
+
+
+@pytest.mark.parametrize(
+    ("cores", "fits", "alignment"), [(1, True, 512), (6, True, 512), (6, False, 512), (96, False, None)]
+)
+def test_candidates_begin_with_the_default_and_are_what_the_machine_can_do(
+    cores: int, fits: bool, alignment: int | None, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = Facts("ext4", 100, 0.0, 1000 if fits else 10, alignment)
+    monkeypatch.setattr(shardio.measure.bench, "look_at", lambda shards, count: facts)
+    monkeypatch.setattr(shardio.measure.bench, "usable_cores", lambda: cores)
+    sweep = candidates(open_shards(path))
+    first, *others = sweep.combinations(30)
+    assert first == Combination("cpu", None, 30, "auto", None, 2)
+    assert first not in others
+    assert sweep.fresh == (not fits)
+    threads = [count for count in sweep.num_threads if count is not None]
+    assert (threads[0], max(threads)) == (1, {(1, True): 1, (6, True): 4, (6, False): 8, (96, False): 64}[cores, fits])
+    assert ("direct" in sweep.ios or choose(facts).engine == "direct") == (not fits and alignment is not None)
+
+
+def test_the_command_prints_the_fastest_line_as_text_and_json(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "chain.json").write_text(json.dumps(CenterCrop(8).to_dict()))
+    words = ["bench", str(path), "--tune", "--batch-size", "8", "--threads", "1,2", "--prefetch", "1"]
+    words += ["--transform", str(tmp_path / "chain.json"), "--rounds", "1", "--seconds", "0.01"]
+    text = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
+    assert text.splitlines()[-1].startswith(f"  ShardLoader('{path}', batch_size=8")
+    told = json.loads(CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False).stdout)
+    assert told["fastest"]["line"].startswith("ShardLoader(")
+    assert told["fastest"]["gain"] >= 1
 
 
 def test_a_ratio_is_the_median_of_those_of_the_rounds() -> None:
