@@ -33,7 +33,7 @@ from shardio.augment.transforms import (
     ToDtype,
 )
 from shardio.kernels import resample as kernel
-from shardio.kernels.built import in_slices
+from shardio.kernels.pixels import in_slices
 from shardio.order.windows import Windows
 
 Part = tuple[Transform, str]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardio.augment.boxes import Boxes
 from shardio.kernels import resample as kernel
-from shardio.kernels.built import in_slices
+from shardio.kernels.pixels import in_slices
 from shardio.order.windows import Windows
 from shardio.system.eager import is_recorded
 

@@ -19,7 +19,7 @@ from shardio.augment.checks import check_number
 from shardio.augment.pixels import run_steps
 from shardio.augment.resample import to_device
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, Op, Sampling, Step, Steps
-from shardio.kernels.built import in_slices
+from shardio.kernels.pixels import in_slices
 from shardio.system.eager import is_recorded
 
 Floats = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Which kernels in C this installation has, what a missing one costs, and how threads share the work on a batch.
+"""Which kernels in C this installation has, and what a missing one costs.
 
 They are built at installation where there is a C compiler. Without them numpy copies, Python reads files and torch
 does the rest, with the same results.
@@ -6,11 +6,7 @@ does the rest, with the same results.
 
 from __future__ import annotations
 
-import _thread
 import os
-import queue
-from collections.abc import Callable
-from itertools import pairwise
 
 from shardio.system.caller import warn_caller
 
@@ -53,8 +49,6 @@ _COSTS = (
     (_fit, "a conversion takes a fifth longer"),
 )
 _warned = False
-# Fewer images are not worth the start of a thread.
-_MIN_IMAGES = 4
 
 
 def kernels_in_use() -> dict[str, str]:
@@ -88,35 +82,3 @@ def warn_of_missing_kernels() -> None:
     if not _warned and _FORCED != "numpy" and (text := missing_kernels()):
         _warned = True
         warn_caller(f"{text}; set SHARDIO_KERNEL=numpy to silence this warning")
-
-
-def in_slices(count: int, work: Callable[[slice], None]) -> None:
-    """Calls `work` with slices that cover `count` images, in as many threads as torch has, and waits for all of them.
-
-    Raises what `work` raised in one of them.
-    """
-    import torch  # readers copy rows without it
-
-    threads = min(torch.get_num_threads(), count // _MIN_IMAGES)
-    if threads <= 1:
-        work(slice(None))
-        return
-    bounds = [count * part // threads for part in range(threads + 1)]
-    # Threads that end by themselves, even if an exception from a signal handler ends the wait for them.
-    results: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-
-    def run(some: slice) -> None:
-        try:
-            work(some)
-        except BaseException as error:
-            results.put(error)
-        else:
-            results.put(None)
-
-    first, *others = (slice(*pair) for pair in pairwise(bounds))
-    for some in others:
-        _thread.start_new_thread(run, (some,))
-    work(first)
-    for _ in others:
-        if (error := results.get()) is not None:
-            raise error

@@ -1,17 +1,54 @@
-"""Steps of color and geometry on a batch, and its normalization, in as many threads as torch has: _pixels.c.
+"""Steps of color and geometry on a batch, and its normalization: _pixels.c, in as many threads as torch has.
 
 shardio.augment.pixels_torch defines the results by operations of torch.
 """
 
 from __future__ import annotations
 
+import _thread
+import queue
+from collections.abc import Callable
+from itertools import pairwise
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from shardio.kernels.built import _pixels as _native
-from shardio.kernels.built import in_slices
 
 AVAILABLE = _native is not None
+# Fewer images are not worth the start of a thread.
+_MIN_IMAGES = 4
+
+
+def in_slices(count: int, work: Callable[[slice], None]) -> None:
+    """Calls `work` with slices that cover `count` images, in as many threads as torch has, and waits for all of them.
+
+    Raises what `work` raised in one of them.
+    """
+    threads = min(torch.get_num_threads(), count // _MIN_IMAGES)
+    if threads <= 1:
+        work(slice(None))
+        return
+    bounds = [count * part // threads for part in range(threads + 1)]
+    # Threads that end by themselves, even if an exception from a signal handler ends the wait for them.
+    results: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run(some: slice) -> None:
+        try:
+            work(some)
+        except BaseException as error:
+            results.put(error)
+        else:
+            results.put(None)
+
+    first, *others = (slice(*pair) for pair in pairwise(bounds))
+    for some in others:
+        _thread.start_new_thread(run, (some,))
+    work(first)
+    for _ in others:
+        if (error := results.get()) is not None:
+            raise error
 
 
 def run_steps(pixels: NDArray[np.uint8], codes: NDArray[np.uint8], values: NDArray[np.float64]) -> None:

@@ -15,7 +15,7 @@ from pictures import as_batch, psnr, random_picture
 
 from shardio.augment import pixels, pixels_torch
 from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
-from shardio.kernels.built import in_slices
+from shardio.kernels.pixels import in_slices
 
 EXACT = frozenset(Op) - {Op.SATURATION, Op.HUE, Op.BLUR, Op.CONTRAST, Op.COLLECT, Op.TAKE}
 SIZES = [(1, 1), (1, 7), (7, 1), (2, 2), (3, 3), (5, 224), (33, 47)]
