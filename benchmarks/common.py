@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.format.layout import MANIFEST_NAME
-from shardio.loading.cuda import numa_node
 
 BUILD = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
 
@@ -33,11 +32,7 @@ def describe_machine() -> str:
 
 
 def describe_gpu(device: torch.device) -> str:
-    node = numa_node(device)
-    return (
-        f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, "
-        f"{'NUMA node unknown, or the only one' if node is None else f'NUMA node {node}'}"
-    )
+    return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
 
 
 def generated_set(num_samples: int, size: int, shard_nbytes: int = 1 << 30) -> Path:

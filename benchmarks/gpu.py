@@ -1,10 +1,9 @@
-"""The speed of batches on their way to a GPU: beside bare pinned copies, and by ways that the loader does not go.
+"""The speed of batches on their way to a GPU: beside bare pinned copies, and by a way that the loader does not go.
 
 bus       `shardio bench --device cuda`: the loader beside copies of as large batches from pinned memory, and nothing
           else. The aim is 0.85 of them.
 mapping   Is the copy into pinned slots needed? The mapped shards are registered with CUDA, read-only, and each sample,
           or the rows of its window, is copied to the device right out of the page cache. Drivers may refuse this.
-numa      The loader with its slots on each NUMA node, and where they lie by default.
 
 Everything that is compared takes turns. Exit code 2 where there is no GPU.
 """
@@ -27,17 +26,13 @@ import torch
 from common import describe_gpu, describe_machine, generated_set, in_turn, print_ratios
 from numpy.typing import NDArray
 
-from shardio.format.layout import sample_nbytes
-from shardio.loading.cuda import numa_node
 from shardio.loading.loader import ShardLoader
 from shardio.measure.bench import Sweep, bench
-from shardio.measure.limits import pinned_copies
 from shardio.reading.shardset import ShardSet, open_shards
 
 Way = Callable[[], int]
 CROPS = (None, (224, 224))
-PARTS = ("bus", "mapping", "numa")
-NODES = Path("/sys/devices/system/node")
+PARTS = ("bus", "mapping")
 REGISTER_READ_ONLY = 0x08
 HOST_TO_DEVICE = 1
 
@@ -174,27 +169,6 @@ def measure_mapping(path: Path, options: argparse.Namespace, device: torch.devic
         return {"supported": False, "reason": str(error)}
 
 
-def measure_numa(path: Path, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    own = numa_node(device)
-    if own is None:
-        return {"supported": False, "reason": "the NUMA node of the GPU is unknown, or the only one"}
-    shards = open_shards(path)
-    batch_size = min(256, len(shards))
-    ways: dict[str, Iterator[int]] = {}
-    # torch would give pinned memory that was freed before, here and after this, to slots that should lie elsewhere. For
-    # the same reason all loaders are open at the same time.
-    with ExitStack() as stack:
-        stack.callback(torch._C._host_emptyCache)
-        torch._C._host_emptyCache()
-        for node in (None, *sorted(int(folder.name[4:]) for folder in NODES.glob("node[0-9]*"))):
-            loader = stack.enter_context(ShardLoader(path, batch_size, device=device, rank=0, world_size=1))
-            loader._pipeline._copier._node = node  # type: ignore[union-attr]
-            name = "wherever they come" if node is None else f"node {node}" + " of the GPU" * (node == own)
-            ways[f"slots: {name}"] = from_the_loader(loader, options.batches)
-        ways["bare pinned copies"] = pinned_copies(device, batch_size, sample_nbytes(shards.sample_shape))
-        return {"supported": True, "images_per_second": rates_in_turn(ways, options.rounds)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", type=Path, nargs="?", help="a set in the page cache; generated if none is given")
@@ -202,7 +176,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append", help="may be given again  [default: all]")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--batches", type=int, default=50, help="batches per way and round, for mapping and numa")
+    parser.add_argument("--batches", type=int, default=50, help="batches per way and round, for mapping")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.5, help="seconds per way and round, for bus")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -218,7 +192,7 @@ def main() -> None:
         if part == "bus":
             report[part] = measure_bus(path, options)
         else:
-            report[part] = (measure_mapping if part == "mapping" else measure_numa)(path, options, device)
+            report[part] = measure_mapping(path, options, device)
     if options.json:
         print(json.dumps(report))
         return
@@ -230,17 +204,14 @@ def main() -> None:
             f"{row['images_per_second']:>12,.0f} images/s {row['gigabytes_per_second']:>8.2f} GB/s, "
             f"{row['of_pinned_copies']:.3f} of pinned copies"
         )
-    for part in ("mapping", "numa"):
-        found = report.get(part)
-        if found and found["supported"]:
-            rates = found["images_per_second"]
-            print_ratios(
-                {f"{part}: {name}": values for name, values in rates.items()},
-                f"{part}: {next(iter(rates))}",
-                "images/s",
-            )
-        elif found:
-            print(f"{part}: not supported: {found['reason']}")
+    found = report.get("mapping")
+    if found and found["supported"]:
+        rates = found["images_per_second"]
+        print_ratios(
+            {f"mapping: {name}": values for name, values in rates.items()}, f"mapping: {next(iter(rates))}", "images/s"
+        )
+    elif found:
+        print(f"mapping: not supported: {found['reason']}")
 
 
 if __name__ == "__main__":

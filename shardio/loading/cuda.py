@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
@@ -14,7 +13,6 @@ from shardio.format.layout import RowType, SampleShape
 from shardio.loading.prefetch import Tensors, torch_dtype
 from shardio.loading.ring import Slot
 from shardio.system.direct import ALIGNMENT
-from shardio.system.numa import node_of_pci_device, preferring_node
 
 # A device copies one thing after the other: what the caller copies waits for a piece of a batch, and not for all of it.
 # 8 MiB take 0.15 to 0.3 ms, and a launch some microseconds.
@@ -42,27 +40,20 @@ class PinnedSlot(Slot):
 
 
 class CudaCopier:
-    """Copies to one CUDA device, on one stream of its own. A `shardio.loading.prefetch.Copier`.
-
-    Slots lie on the NUMA node of the device, where that can be told, as long as torch takes new memory for them: pinned
-    memory that it has kept from earlier is used again wherever it lies, and pages that its threads touch for it
-    (pinned_num_register_threads) follow their own policy.
-    """
+    """Copies to one CUDA device, on one stream of its own. A `shardio.loading.prefetch.Copier`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device)
-        self._node = numa_node(device)
 
     def new_slot(
         self, batch_size: int, sample_shape: SampleShape, more: Mapping[str, RowType] = MappingProxyType({})
     ) -> PinnedSlot:
-        with preferring_node(self._node):
-            return PinnedSlot(
-                _pinned((batch_size, *sample_shape), torch.uint8),
-                _pinned((2, batch_size), torch.int64),
-                {name: _pinned((batch_size, *row.shape), torch_dtype(row.dtype)) for name, row in more.items()},
-            )
+        return PinnedSlot(
+            _pinned((batch_size, *sample_shape), torch.uint8),
+            _pinned((2, batch_size), torch.int64),
+            {name: _pinned((batch_size, *row.shape), torch_dtype(row.dtype)) for name, row in more.items()},
+        )
 
     def reserve(self, slot: Slot) -> CudaTransfer:
         assert isinstance(slot, PinnedSlot)
@@ -163,15 +154,6 @@ def _copy(memory: torch.Tensor, pinned: torch.Tensor) -> None:
     rows = max(_PIECE_NBYTES * len(pinned) // max(pinned.nbytes, 1), 1)
     for start in range(0, len(pinned), rows):
         memory[start : start + rows].copy_(pinned[start : start + rows], non_blocking=True)
-
-
-def numa_node(device: torch.device) -> int | None:
-    """Returns the NUMA node that a CUDA device is attached to; None if it is unknown, or if there is only one."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    try:
-        return node_of_pci_device(properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
-    except AttributeError:  # of older versions of torch
-        return None
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

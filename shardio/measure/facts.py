@@ -35,7 +35,6 @@ from shardio.sets.storage import FolderStorage
 from shardio.system.files import try_lock
 from shardio.system.filesystems import filesystem_kind, is_network, is_shared
 from shardio.system.machine import PROC, memory_left, usable_cores
-from shardio.system.numa import SYSFS
 from shardio.system.opening import open_file
 from shardio.version import __version__
 
@@ -43,6 +42,7 @@ T = TypeVar("T")
 
 _LIBRARIES = ("torch", "numpy", "pillow", "simplejpeg")
 _SHM = "/dev/shm"
+_SYSFS = Path("/sys")
 # What schedulers call the cores of one task: SLURM, and PBS.
 _GRANTED = ("SLURM_CPUS_PER_TASK", "NCPUS")
 ANSWER_SECONDS = 60.0
@@ -87,7 +87,7 @@ def look_at_machine(proc: Path = PROC, environ: Mapping[str, str] = os.environ) 
         locked_memory=_limit(resource.RLIMIT_MEMLOCK),
         shm_free=_free(_SHM),
         huge_pages=_huge_pages(),
-        numa_nodes=max(1, len(list((SYSFS / "devices" / "system" / "node").glob("node[0-9]*")))),
+        numa_nodes=max(1, len(list((_SYSFS / "devices" / "system" / "node").glob("node[0-9]*")))),
         kernels=kernels_in_use(),
         missing_kernels=missing_kernels(),
         versions={
@@ -211,7 +211,7 @@ def _mappings_left(proc: Path) -> int | None:
 
 def _huge_pages() -> str:
     with contextlib.suppress(OSError, IndexError):
-        text = (SYSFS / "kernel" / "mm" / "transparent_hugepage" / "enabled").read_text()
+        text = (_SYSFS / "kernel" / "mm" / "transparent_hugepage" / "enabled").read_text()
         return text.split("[")[1].split("]")[0]
     return ""
 

@@ -23,7 +23,7 @@ from simulated_cuda import Event, Simulation, Stream, Tensor
 
 import shardio.loading.cuda
 import shardio.loading.loader
-from shardio.loading.cuda import CudaCopier, PinnedSlot, numa_node
+from shardio.loading.cuda import CudaCopier, PinnedSlot
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import MOST_AHEAD, CopyCounts, DevicePrefetch, Tensors
 from shardio.loading.ring import Ring, Slot
@@ -454,42 +454,6 @@ def test_memory_that_begins_on_a_page_is_taken_as_it_is(hand: Hand, monkeypatch:
     monkeypatch.setattr(shardio.loading.cuda.torch, "empty", empty)
     hand.copier.new_slot(BATCH, SHAPE)
     assert asked == [BATCH * int(np.prod(SHAPE)), 2 * BATCH * 8]
-
-
-def test_slots_are_made_while_the_device_s_node_is_preferred(
-    simulate: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    simulation = simulate()
-    preferred: list[int | None] = []
-    asked = []
-
-    @contextlib.contextmanager
-    def preferring_node(node: int | None) -> Iterator[None]:
-        preferred.append(node)
-        yield
-        preferred.pop()
-
-    def empty(*shape: object, **options: object) -> object:
-        asked.append(list(preferred))
-        return simulation.empty(*shape, **options)  # type: ignore[arg-type]
-
-    def node_of_pci_device(*address: int) -> int:
-        assert address == (0x10, 0xDC, 3)
-        return 1
-
-    properties = SimpleNamespace(pci_domain_id=0x10, pci_bus_id=0xDC, pci_device_id=3)
-    monkeypatch.setattr(shardio.loading.cuda.torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(shardio.loading.cuda.torch, "empty", empty)
-    monkeypatch.setattr(shardio.loading.cuda, "preferring_node", preferring_node)
-    monkeypatch.setattr(shardio.loading.cuda, "node_of_pci_device", node_of_pci_device)
-    CudaCopier("simulated").new_slot(BATCH, SHAPE)  # type: ignore[arg-type]
-    assert len(asked) >= 3
-    assert all(nodes == [1] for nodes in asked)
-    assert preferred == []
-
-
-def test_a_torch_that_tells_no_pci_address_leaves_the_node_unknown(hand: Hand) -> None:
-    assert numa_node(torch.device("cuda", 0)) is None
 
 
 # The double itself.

@@ -46,13 +46,12 @@ from shardio.augment.pixels_cuda import can_fuse, run_steps_fused
 from shardio.augment.pixels_torch import TABLES
 from shardio.augment.resample import normalized
 from shardio.augment.steps import NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step, Steps
-from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot, _copy, numa_node
+from shardio.loading.cuda import CudaCopier, CudaTransfer, PinnedSlot, _copy
 from shardio.loading.loader import ShardLoader
 from shardio.loading.prefetch import MOST_AHEAD, DevicePrefetch, Tensors, Transfer
 from shardio.loading.ring import Ring, Slot
 from shardio.order.sampler import Tail
 from shardio.system.direct import ALIGNMENT
-from shardio.system.numa import preferring_node
 
 pytestmark = [
     pytest.mark.gpu,
@@ -584,14 +583,6 @@ def test_copying_is_timed_on_the_device(path: Path, busy: Busy) -> None:
         seconds = time.perf_counter() - start
         # The wait for the steps, which is nearly all of the time, does not count. No bus carries 500 GB/s.
         assert 5 * len(loader) * NBYTES / 500e9 < loader.stats()["copy_seconds"] < seconds / 2
-
-
-def test_slots_on_the_node_of_the_device_are_like_others(hand: Hand) -> None:
-    node = numa_node(hand.copier.device)
-    assert node is None or Path(f"/sys/devices/system/node/node{node}").is_dir()
-    with preferring_node(0 if node is None else node):
-        slot = hand.copier.new_slot(BATCH, SHAPE)
-    assert all(tensor.is_pinned() for tensor in slot.tensors)
 
 
 def test_slots_are_on_the_host_whatever_the_default_device_is(path: Path) -> None:
