@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import command
 import environment  # noqa: F401 - before NumPy and torch
-import forked
 import numpy as np
 import pytest
-from gpus import why_gpus_are_not_tested
+from environment import why_gpus_are_not_tested
 from leaks import descriptors, shared_names, shared_names_left
 from pictures import random_picture, write_jpeg
 from places import SHARED, SUPPORT
@@ -115,7 +115,7 @@ def short_collections() -> None:
 def helping_processes() -> None:
     """Python keeps helper processes, with pipes to them, from the first worker on: not a leak of ours."""
     multiprocessing.resource_tracker.ensure_running()
-    multiprocessing.set_forkserver_preload(forked.PRELOADED)
+    multiprocessing.set_forkserver_preload(command.PRELOADED)
     multiprocessing.forkserver.ensure_running()
 
 

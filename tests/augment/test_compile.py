@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exporting import needs_export
 from pictures import sample_images
+from transforms import needs_export
 
 from shardio import ShardDataset, ShardLoader, open_shards
 from shardio.augment import (

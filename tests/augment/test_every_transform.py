@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exporting import needs_export
 from pictures import as_batch
-from transforms import ALL, COLOURED, FIXED, RANDOM, SINGLE
+from transforms import ALL, COLOURED, FIXED, RANDOM, SINGLE, needs_export
 
 import shardio.augment
 from shardio import ShardLoader

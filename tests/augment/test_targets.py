@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exporting import needs_export
 from numpy.typing import NDArray
 from torch import Tensor
-from transforms import COLOURED, FIXED, RANDOM
+from transforms import COLOURED, FIXED, RANDOM, needs_export
 
 import shardio.augment.batch
 import shardio.augment.targets

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from command import shardio
 from pictures import random_picture, write_jpeg
-from tars import tar_of
+from storages import tar_of
 
 from shardio.cache.folder import Cache
 from shardio.cache.through_cache import CachedSplit

@@ -21,8 +21,8 @@ from shardio.sets.verify import verify
 
 @pytest.fixture(autouse=True)
 def workers_that_have_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forks workers from the process that has torch imported (tests/support/forked.py), where spawned ones would import
-    it. They do not inherit anything either. Commands and scripts spawn theirs, and so do the tests of storms."""
+    """Forks workers from the process that has torch imported (tests/support/command.py), where spawned ones would
+    import it. They do not inherit anything either. Commands and scripts spawn theirs, and so do the tests of storms."""
     quick = multiprocessing.get_context("forkserver")
     stand_in = SimpleNamespace(get_context=lambda name: quick, Pipe=multiprocessing.Pipe)
     monkeypatch.setattr(processes, "multiprocessing", stand_in)

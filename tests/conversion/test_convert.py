@@ -26,6 +26,7 @@ import pytest
 from conversions import (
     OPTIONS,
     PER_SHARD,
+    RESAMPLES,
     SIZE,
     TWO_PROCESSES,
     Interrupt,
@@ -37,7 +38,6 @@ from conversions import (
 )
 from deadlines import must_not_block
 from disks import FailingDisk
-from filters import RESAMPLES
 from folders import everything, flip, hashes, stamps
 from pictures import random_picture, write_jpeg
 from PIL import Image

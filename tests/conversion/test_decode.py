@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoding import decode_or_refuse
+from conversions import decode_or_refuse
 from mutate_images import claimed_sizes, mutate
 from numpy.typing import NDArray
 from pictures import encode, random_picture

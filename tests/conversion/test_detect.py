@@ -17,12 +17,12 @@ from storages import (
     WORDS,
     devkit_files,
     draw_imagenet,
+    tar_of,
     write_archives,
     write_kaggle,
     write_list,
     write_webdataset,
 )
-from tars import tar_of
 
 from shardio.conversion.convert import convert
 from shardio.conversion.repair import repair

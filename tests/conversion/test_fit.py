@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import simplejpeg
 from command import run_python
-from filters import RESAMPLES
+from conversions import RESAMPLES
 from numpy.typing import NDArray
 from pictures import random_picture
 from PIL import Image

@@ -14,9 +14,19 @@ from pathlib import Path
 
 import list_archive
 import pytest
-from collected import keys
-from storages import CLASSES, SYNSETS, WORDS, devkit_files, draw_imagenet, meta_mat, write_archives
-from tars import END, header, tar_of
+from storages import (
+    CLASSES,
+    END,
+    SYNSETS,
+    WORDS,
+    devkit_files,
+    draw_imagenet,
+    header,
+    keys,
+    meta_mat,
+    tar_of,
+    write_archives,
+)
 
 from shardio.conversion.sources.collection import Extent
 from shardio.conversion.sources.ilsvrc import scan_ilsvrc

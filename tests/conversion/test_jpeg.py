@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 import pytest
-from decoding import decode_or_refuse
+from conversions import decode_or_refuse
 from numpy.typing import NDArray
 from pictures import encode, random_picture
 from PIL import Image

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 from folders import put as put_files
 from pictures import random_jpeg
-from storages import draw_imagenet, write_archives, write_kaggle
-from tars import tar_of
+from storages import draw_imagenet, tar_of, write_archives, write_kaggle
 
 from shardio.cli.main import cli
 from shardio.conversion.convert import convert

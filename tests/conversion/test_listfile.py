@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from collected import rows
 from folders import put
-from storages import CLASSES, draw_imagenet, write_list
+from storages import CLASSES, draw_imagenet, rows, write_list
 
 from shardio.conversion.sources.collection import Collection
 from shardio.conversion.sources.listfile import scan_list

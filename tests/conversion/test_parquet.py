@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from collected import keys
 from command import assert_one_clear_error, shardio
 from conversions import OPTIONS, Interrupt, convert_twice_at_once, rejects
 from disks import FailingDisk
 from folders import everything, hashes, stamps
 from pictures import random_jpeg, random_picture, write_jpeg
+from storages import keys
 
 from shardio.conversion.convert import Conversion, convert
 from shardio.conversion.estimate import estimate

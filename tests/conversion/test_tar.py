@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tars import END, header, tar_of
+from storages import END, header, tar_of
 
 from shardio.conversion.sources.tar import BLOCK_NBYTES, Archive, Member, drain, is_header, members, open_archive
 from shardio.errors import SourceError

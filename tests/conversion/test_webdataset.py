@@ -8,10 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from collected import rows
 from folders import put
-from storages import CLASSES, draw_imagenet, images_of, write_webdataset
-from tars import tar_of
+from storages import CLASSES, draw_imagenet, images_of, rows, tar_of, write_webdataset
 
 from shardio.conversion.sources.collection import Collection, Fault
 from shardio.conversion.sources.tree import scan_tree

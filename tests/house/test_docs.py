@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command import run_forked
 from documents import code_blocks
-from forked import run_forked
 from pictures import random_picture, write_jpeg
 from places import DATA, ROOT
 from storages import draw_imagenet, write_archives, write_kaggle, write_list, write_webdataset

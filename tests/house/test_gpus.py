@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpus import why_gpus_are_not_tested
+from environment import why_gpus_are_not_tested
 from places import ROOT
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT, SUPPORT
-from plain_sets import make_plain_set
-from reading import read_in_every_way
+from plain_sets import make_plain_set, read_in_every_way
 
 from shardio.format.manifest_file import load_manifest
 from shardio.loading.loader import ShardLoader
@@ -25,7 +24,7 @@ from shardio.loading.loader import ShardLoader
 _READ = """\
 import os, shutil, sys
 from pathlib import Path
-from reading import read_in_every_way
+from plain_sets import read_in_every_way
 path, user = Path(sys.argv[1]), int(sys.argv[2])
 if user:
     # Imports what is imported late: the user may not be able to enter the folders of the package.

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from reading import first_shard
+from plain_sets import first_shard
 from servers import Fault, ObjectStore, SlowServer, cut, shifted, short, slow, status, whole
 
 from shardio.errors import FormatError, SetNotFoundError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reading import first_shard
+from plain_sets import first_shard
 
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.manifest_file import load_manifest

@@ -9,12 +9,14 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from folders import hashes
 
 from shardio.conversion.convert import convert
+from shardio.conversion.images.decode import Decoded, decode_image
+from shardio.conversion.images.fit import Fit, Resample
 from shardio.conversion.report import Progress
 from shardio.conversion.sources import collection as sources
 from shardio.errors import DecodeError
@@ -99,3 +101,16 @@ def failing_storage(key: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources.FileOrigin, "read", read)
         yield
+
+
+def decode_or_refuse(data: bytes) -> Decoded | DecodeError:
+    try:
+        return decode_image(data)
+    except DecodeError as error:
+        return error
+
+
+RESAMPLES: list[Resample] = []
+for _name in get_args(Resample):
+    with contextlib.suppress(ValueError):
+        RESAMPLES.append(Fit((4, 4), resample=_name).resample)

@@ -1,4 +1,4 @@
-"""One small ImageNet in every kind of storage, built as the real ones are."""
+"""One small ImageNet in every kind of storage, built as the real ones are; tars; and what a collection lists."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import tarfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pictures import random_picture, write_jpeg
-from tars import tar_of
+
+from shardio.conversion.sources.collection import Collection
+from shardio.conversion.sources.tar import BLOCK_NBYTES
 
 SYNSETS = {  # WordNet id -> (number, words); the numbers are in another order than the names, as in the real devkit
     "n01440764": (3, "tench, Tinca tinca"),
@@ -133,3 +136,45 @@ def write_webdataset(tree: Path, out: Path, *, samples_per_tar: int = 6, as_json
                 files += [(path.name, path.read_bytes())]
             (out / f"{split}-{number:06d}.tar").write_bytes(tar_of(files))
     return out
+
+
+Files = Iterable[tuple[str, bytes]]
+
+
+def tar_of(files: Files, kind: int = tarfile.GNU_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=kind) as tar:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(content), 1_300_000_000
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def header(name: bytes = b"a", nbytes: int = 0, kind: bytes = b"0", **changes: bytes) -> bytes:
+    """One header with the right checksum, whatever else is in it."""
+    fields = {
+        "name": name.ljust(100, b"\0"),
+        "mode": b"0000644\0" + b"0000000\0" * 2,
+        "size": b"%011o\0" % nbytes,
+        "time": b"00000000000\0",
+        "checksum": b" " * 8,
+        "kind": kind,
+        "link": bytes(100),
+        "magic": b"ustar  \0",
+        "rest": bytes(247),
+    } | changes
+    block = b"".join(fields.values())
+    assert len(block) == BLOCK_NBYTES
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+END = bytes(2 * BLOCK_NBYTES)
+
+
+def rows(found: Collection, split: str = "train") -> list[tuple[bytes, int]]:
+    return [(source.key, source.label) for source in found.splits[split]]
+
+
+def keys(collection: Collection) -> dict[str, list[bytes]]:
+    return {split: [source.key for source in sources] for split, sources in collection.splits.items()}
