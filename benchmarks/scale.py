@@ -22,7 +22,7 @@ from pathlib import Path
 
 from common import BUILD, describe_machine
 
-from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, Split
+from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import (
     REJECTS_NAME,
     index_header,
@@ -57,7 +57,7 @@ def make_sparse_set(path: Path, num_samples: int, num_shards: int) -> None:
     (path / index.file).write_bytes(index_header(num_samples, KEY_NBYTES))
     os.truncate(path / index.file, index.nbytes)
     (path / REJECTS_NAME).touch()
-    split = Split(num_samples, index, tuple(shards))
+    split = SplitEntry(num_samples, index, tuple(shards))
     commit_manifest(path, Manifest(SHAPE, (), {"train": split}, RejectsEntry(REJECTS_NAME, 0, UNKNOWN, 0)))
 
 

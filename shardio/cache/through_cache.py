@@ -27,7 +27,7 @@ from shardio.cache.partial import StagedSet, fetch
 from shardio.cache.stage import Stager, take_lease
 from shardio.errors import FormatError, printable
 from shardio.format.checksum import crc32
-from shardio.format.entries import ShardEntry, Split
+from shardio.format.entries import ShardEntry, SplitEntry
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split
 from shardio.order.windows import Windows
@@ -324,7 +324,7 @@ class CachedSplit:
             self._staging.close()
 
 
-def _by_need(split: Split, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
+def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
     """Returns the shards that the first batches need, in the order in which they need them.
 
     Where samples are in another order than they are stored in, these are guesses: no file of the set is read for it.

@@ -20,7 +20,7 @@ import numpy as np
 from shardio.changes.draft import ArrayDraft, Draft, GivenArray, Held, Orders, SplitDraft, Stored, check_arrays
 from shardio.changes.parents import Parent, read_held
 from shardio.errors import ConvertError, FormatError, SpaceError
-from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, FileEntry, IndexEntry, RejectsEntry, Split
+from shardio.format.entries import ArrayEntry, ArrayShard, Crc32Entry, FileEntry, IndexEntry, RejectsEntry, SplitEntry
 from shardio.format.layout import (
     CRC32_ROW,
     HEADER_NBYTES,
@@ -176,7 +176,7 @@ class _Maker:
 
     # --- files that stay ----------------------------------------------------------------------------------------------
 
-    def _keep_split(self, name: str, split: SplitDraft) -> Split:
+    def _keep_split(self, name: str, split: SplitDraft) -> SplitEntry:
         """Brings in the shards that stay. Returns the split's entry, whose index and orders are still to be written."""
         orders = Orders()
         pixels = split.pixels.kept()
@@ -186,7 +186,7 @@ class _Maker:
         number = orders.number(pixels.order)
         arrays = {array: self._keep_array(name, array, draft, orders) for array, draft in split.arrays.items()}
         self._orders[name] = orders
-        return Split(len(split), IndexEntry("", 0, "", 4), tuple(shards), (), number, arrays, split.squashed)
+        return SplitEntry(len(split), IndexEntry("", 0, "", 4), tuple(shards), (), number, arrays, split.squashed)
 
     def _keep_array(self, split: str, name: str, draft: ArrayDraft, orders: Orders) -> ArrayEntry:
         kept = draft.stored.kept()
@@ -252,7 +252,7 @@ class _Maker:
                 total += array.row.file_nbytes(len(split)) + CRC32_ROW.file_nbytes(len(split))
         return total
 
-    def _finish_split(self, name: str, split: SplitDraft, entry: Split) -> Split:
+    def _finish_split(self, name: str, split: SplitDraft, entry: SplitEntry) -> SplitEntry:
         distinct = self._orders[name].distinct
         return replace(
             entry,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.changes.draft import ArrayDraft, Draft, Held, SplitDraft, Stored
 from shardio.errors import ConvertError, FormatError
-from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry, ShardEntry, Split
+from shardio.format.entries import ArrayEntry, FileEntry, IndexEntry, OrderEntry, ShardEntry, SplitEntry
 from shardio.format.layout import HEADER_NBYTES, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_split, load_manifest
@@ -42,7 +42,7 @@ class Parent:
             (Held(self.folder, manifest.rejects),),
         )
 
-    def _split(self, split: Split) -> SplitDraft:
+    def _split(self, split: SplitEntry) -> SplitDraft:
         orders = [(entry, self._order(entry)) for entry in split.orders]
         return SplitDraft(
             rows=self._rows(split.index),

@@ -16,7 +16,7 @@ from shardio.errors import printable, shortened
 from shardio.system.amounts import bytes_text, counted
 
 if TYPE_CHECKING:
-    from shardio.format.entries import ArrayEntry, Split
+    from shardio.format.entries import ArrayEntry, SplitEntry
     from shardio.format.layout import RowType
     from shardio.format.manifest import Manifest
     from shardio.sets.statistics import ClassCounts
@@ -70,7 +70,7 @@ def _counts(storage: Storage, manifest: Manifest) -> ClassCounts | str:
         return f"not counted: {error}"
 
 
-def _in_use(storage: Storage, split: Split) -> list[int]:
+def _in_use(storage: Storage, split: SplitEntry) -> list[int]:
     """Returns how many different stored rows each order of the split names."""
     import numpy as np
 
@@ -101,7 +101,7 @@ def _facts(name: str, manifest: Manifest, fault: str, in_use: Mapping[str, list[
     }
 
 
-def _split_facts(split: Split, in_use: list[int] | None) -> dict[str, Any]:
+def _split_facts(split: SplitEntry, in_use: list[int] | None) -> dict[str, Any]:
     return {
         "num_samples": split.num_samples,
         "num_shards": len(split.shards),
@@ -221,7 +221,7 @@ def _wrapped(title: str, text: str, whole: bool) -> list[str]:
     )
 
 
-def _arrays(split: Split, in_use: list[int] | None) -> Iterator[str]:
+def _arrays(split: SplitEntry, in_use: list[int] | None) -> Iterator[str]:
     """Yields a table of the split's arrays, if there are any."""
     arrays = split.arrays.items()
     columns = [

@@ -153,7 +153,7 @@ class ArrayEntry:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitEntry:
     """The samples of one split: their pixels in shards, an index of one row per sample, and arrays.
 
     Sample i is row i of the shards, counted over all of them; with an order, it is row `order[i]`.

@@ -26,7 +26,7 @@ from shardio.format.entries import (
     OrderEntry,
     RejectsEntry,
     ShardEntry,
-    Split,
+    SplitEntry,
 )
 from shardio.format.layout import (
     CRC32_ROW,
@@ -55,7 +55,7 @@ class Manifest:
 
     sample_shape: SampleShape
     classes: tuple[str, ...]
-    splits: Mapping[str, Split]
+    splits: Mapping[str, SplitEntry]
     rejects: RejectsEntry
     provenance: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class Manifest:
         """All files of the set but the manifest itself."""
         return [self.rejects, *chain.from_iterable(split.files for split in self.splits.values())]
 
-    def _check_split(self, name: str, split: Split) -> None:
+    def _check_split(self, name: str, split: SplitEntry) -> None:
         total = sum(shard.num_samples for shard in split.shards)
         if split.order is None and total != split.num_samples:
             raise FormatError(f"splits.{name}.num_samples: expected the shards' sum {total}, found {split.num_samples}")
@@ -105,7 +105,7 @@ class Manifest:
             _array_name(array_name, f"splits.{name}.arrays")
             self._check_array(f"splits.{name}.arrays.{array_name}", array_name, array, split)
 
-    def _check_orders(self, name: str, split: Split) -> None:
+    def _check_orders(self, name: str, split: SplitEntry) -> None:
         """Checks that every order is used, and that every number of one is that of an order."""
         for order in split.orders:
             _check_nbytes(f"splits.{name}", order, ORDER_ROW.file_nbytes(split.num_samples))
@@ -118,7 +118,7 @@ class Manifest:
                 else f"splits.{name}: expected no numbers of orders, as there are none, found {sorted(used, key=str)}"
             )
 
-    def _check_array(self, where: str, name: str, array: ArrayEntry, split: Split) -> None:
+    def _check_array(self, where: str, name: str, array: ArrayEntry, split: SplitEntry) -> None:
         try:
             check_kind(array.kind, array.row, self.sample_shape)
         except ValueError as error:
@@ -206,7 +206,7 @@ def _columns(value: object, where: str) -> IndexColumns:
         raise FormatError(f"{where}: {error}") from None
 
 
-def _split(value: object, where: str) -> Split:
+def _split(value: object, where: str) -> SplitEntry:
     optional = {"orders", "order", "arrays", "squashed"}
     fields = parse.fields(value, where, {"num_samples", "index", "shards"}, optional)
     shards = parse.sequence(fields["shards"], f"{where}.shards")
@@ -214,7 +214,7 @@ def _split(value: object, where: str) -> Split:
     arrays = parse.filled_mapping(fields["arrays"], f"{where}.arrays") if "arrays" in fields else {}
     if len(arrays) > MAX_ARRAYS:
         raise parse.fault(f"{where}.arrays", f"at most {MAX_ARRAYS}", sorted(arrays))
-    return Split(
+    return SplitEntry(
         num_samples=parse.count(fields["num_samples"], f"{where}.num_samples", minimum=1),
         index=_index(fields["index"], f"{where}.index"),
         shards=tuple(_shard(shard, f"{where}.shards[{i}]") for i, shard in enumerate(shards)),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.format.checksum import crc32
-from shardio.format.entries import Crc32Entry, ShardEntry, Split
+from shardio.format.entries import Crc32Entry, ShardEntry, SplitEntry
 from shardio.format.layout import HEADER_NBYTES, RowType
 from shardio.system.opening import open_regular
 
@@ -21,7 +21,7 @@ from shardio.system.opening import open_regular
 class Values:
     """What stored rows of a split hold: its pixels, or, with a name, an array's values."""
 
-    split: Split
+    split: SplitEntry
     name: str
     shards: tuple[ShardEntry, ...]
     row: RowType
@@ -39,7 +39,7 @@ class Values:
         return list(accumulate((shard.num_samples for shard in self.shards[:-1]), initial=0))
 
 
-def values_of(split: Split, pixels: RowType) -> list[Values]:
+def values_of(split: SplitEntry, pixels: RowType) -> list[Values]:
     """Returns the pixels, and the arrays in the order of their names, as the order of keys in a manifest means
     nothing."""
     arrays = sorted(split.arrays.items())

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, SetNotFoundError, printable
 from shardio.format.checksum import crc32
-from shardio.format.entries import FileEntry, ShardEntry, Split, TableEntry
+from shardio.format.entries import FileEntry, ShardEntry, SplitEntry, TableEntry
 from shardio.format.layout import HEADER_NBYTES, MANIFEST_NAME, pixels_row
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest
@@ -201,7 +201,7 @@ class _Verifier:
             raise FormatError(_other_sha256(path, entry, found))
         return np.frombuffer(data, dtype, offset=HEADER_NBYTES)
 
-    def read_index(self, split: Split) -> NDArray[np.void]:
+    def read_index(self, split: SplitEntry) -> NDArray[np.void]:
         return self.read_rows(split.index, split.index.dtype)
 
     def read_sums(self, values: Values) -> Sums:
@@ -233,7 +233,7 @@ class _Verifier:
             crc32s = index["crc32"][samples]
         return Sums(rows, crc32s, samples, None if index is None else index["key"])
 
-    def check_index(self, split: Split) -> Problem | None:
+    def check_index(self, split: SplitEntry) -> Problem | None:
         problem = self.check_file(split.index)
         if problem is None and not self.quick and self.manifest.classes:
             path = self.folder / split.index.file
@@ -248,7 +248,7 @@ class _Verifier:
                 return Problem(path.name, detail, tuple(wrong.tolist()))
         return problem
 
-    def check_order(self, split: Split, number: int) -> Problem | None:
+    def check_order(self, split: SplitEntry, number: int) -> Problem | None:
         """Compares an order with its entry, and its numbers with those of stored rows of all that have this order."""
         entry = split.orders[number]
         problem = self.check_file(entry)

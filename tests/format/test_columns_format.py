@@ -20,7 +20,7 @@ from places import DATA
 
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import FormatError
-from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, Split
+from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import (
     MAX_COLUMNS,
     check_columns,
@@ -161,7 +161,7 @@ def test_other_columns_are_refused_with_what_was_found(name: str) -> None:
 def full_manifest(columns: tuple[tuple[str, str], ...] = (("a", "<i8"), ("b_2", "<f8"))) -> Manifest:
     """Samples of (2, 3, 3) = 18 bytes; rows of 8 + 12 + 12 bytes and 8 for each column."""
     index = IndexEntry("train-index.npy", index_nbytes(3, 12, columns), "1" * 64, 12, columns)
-    split = Split(3, index, (ShardEntry("train-00000.npy", 4096 + 3 * 18, "0" * 64, 3),))
+    split = SplitEntry(3, index, (ShardEntry("train-00000.npy", 4096 + 3 * 18, "0" * 64, 3),))
     names = ("crane", "crane")  # both a bird and a machine
     return Manifest(
         (2, 3, 3), ("n02012849", "n03126707"), {"train": split}, RejectsEntry("r", 0, "2" * 64, 0), {}, names

@@ -36,14 +36,14 @@ from manifests import (
 )
 
 from shardio.errors import ConvertError, FormatError, SetNotFoundError
-from shardio.format.entries import FileEntry, IndexEntry, RejectsEntry, ShardEntry, Split
+from shardio.format.entries import FileEntry, IndexEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.manifest import Manifest, parse_manifest
 from shardio.format.manifest_file import check_names_fit, commit_manifest, load_manifest
 
 
 def small_manifest() -> Manifest:
     """Samples of (2, 3, 3) = 18 bytes; rows of 8 + 12 + 12 = 32 bytes."""
-    train = Split(
+    train = SplitEntry(
         num_samples=3,
         index=IndexEntry("train-index.npy", 4096 + 3 * 32, sha("ti"), 12),
         shards=(
@@ -51,7 +51,7 @@ def small_manifest() -> Manifest:
             ShardEntry("train-00001.npy", 4096 + 18, sha("t1"), 1),
         ),
     )
-    val = Split(
+    val = SplitEntry(
         num_samples=1,
         index=IndexEntry("val-index.npy", 4096 + 24, sha("vi"), 4),
         shards=(ShardEntry("val-00000.npy", 4096 + 18, sha("v0"), 1),),
@@ -148,7 +148,7 @@ def test_the_size_of_a_manifest_is_foreseen_and_not_more_than_a_fifth_too_large(
     shards = tuple(ShardEntry(f"train-{i:05d}.npy", 4096 + 7 * 18, sha(str(i)), 7) for i in range(num_shards))
     index = IndexEntry("train-index.npy", 4096 + 7 * num_shards * 32, sha("i"), 12)
     rejects = RejectsEntry("rejects.jsonl", 0, sha(""), 0)
-    manifest = Manifest((2, 3, 3), classes, {"train": Split(7 * num_shards, index, shards)}, rejects)
+    manifest = Manifest((2, 3, 3), classes, {"train": SplitEntry(7 * num_shards, index, shards)}, rejects)
     found: list[int] = []
     monkeypatch.setattr("shardio.format.manifest_file._check_room", lambda nbytes, *others: found.append(nbytes))
     check_names_fit(classes, (), [shard.file for shard in shards])

@@ -27,7 +27,7 @@ from pictures import sample_pixels
 
 from shardio.conversion.writing.set_writer import ShardWriter, SplitContent, publish_set
 from shardio.errors import FormatError, SetNotFoundError
-from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, Split
+from shardio.format.entries import IndexEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import SampleShape, index_dtype, index_nbytes, shard_header, shard_nbytes
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest
@@ -735,7 +735,7 @@ def test_an_index_of_another_row_width_is_refused(tmp_path: Path) -> None:
 def promise(out: Path, shape: SampleShape, counts: Sequence[int]) -> None:
     """A sound manifest of shards that are a few bytes long."""
     total = sum(counts)
-    split = Split(
+    split = SplitEntry(
         num_samples=total,
         index=IndexEntry("train-index.npy", index_nbytes(total, 4), "0" * 64, 4),
         shards=tuple(

@@ -20,7 +20,7 @@ from shardio.conversion.arrays import ArrayDeclaration, check_splits, declare
 from shardio.conversion.sources.labels import check_label
 from shardio.conversion.writing.shard_file import IndexRows, ShardFileWriter, with_columns
 from shardio.errors import ConvertError, FormatError
-from shardio.format.entries import ArrayEntry, RejectsEntry, ShardEntry, Split
+from shardio.format.entries import ArrayEntry, RejectsEntry, ShardEntry, SplitEntry
 from shardio.format.layout import (
     HEADER_NBYTES,
     MANIFEST_NAME,
@@ -119,7 +119,7 @@ def publish_set(
         sample_shape=sample_shape,
         classes=tuple(classes),
         splits={
-            name: Split(
+            name: SplitEntry(
                 len(content.rows),
                 write_index(folder, name, content.rows),
                 tuple(content.shards),
