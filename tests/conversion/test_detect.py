@@ -239,7 +239,7 @@ def test_files_are_told_by_what_they_begin_with(imagenet: Path, tmp_path: Path) 
     for text in (b"a.jpg 0\n", b"", b"caf\xe9.jpg\tcat\n", b"path,label\n"):
         (tmp_path / "list").write_bytes(text)
         assert find_kind(tmp_path / "list") == "list"
-    with pytest.raises(SourceError, match=r"devkit_t12.tar.gz: expected a plain tar.*compressed by gzip"):
+    with pytest.raises(SourceError, match=r"devkit_t12.tar.gz: expected a plain tar.*compressed with gzip"):
         find_kind(archives / "ILSVRC2012_devkit_t12.tar.gz")
     image = next((imagenet / "val").rglob("*01.JPEG"))
     with pytest.raises(

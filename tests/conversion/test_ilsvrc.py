@@ -165,7 +165,7 @@ def test_an_archive_that_was_cut_short_is_named_with_the_class(imagenet: Path, s
     (src / TRAIN).write_bytes(tar_of([("a.tar", inner), ("b.tar", inner[:9000])]))
     message = refused(src)
     assert f"{TRAIN}: 'b.tar' in it: expected '2.JPEG' of 5,000 bytes at byte " in message
-    assert "cut short" in message
+    assert "truncated" in message
 
 
 @pytest.mark.parametrize(
@@ -177,14 +177,14 @@ def test_an_archive_that_was_cut_short_is_named_with_the_class(imagenet: Path, s
         (train_archive(("/1.JPEG", b"x")), "found '/1.JPEG'"),
         (tar_of([("n01.tar", header(b"1.JPEG", kind=b"2") + END)]), "found the symbolic link '1.JPEG'"),
         (tar_of([("n01.tar", header(b"1.JPEG", kind=b"1") + END)]), "found the hard link '1.JPEG'"),
-        (tar_of([("n01.tar", gzip.compress(tar_of([]), mtime=0))]), "found one compressed by gzip"),
+        (tar_of([("n01.tar", gzip.compress(tar_of([]), mtime=0))]), "found one compressed with gzip"),
         (tar_of([("n01.tar", b"no tar".ljust(1024))]), "found other bytes: it is no tar"),
-        (tar_of([("n01.tar", b"")]), "cut short"),
+        (tar_of([("n01.tar", b"")]), "truncated"),
         (tar_of([("n01.tar", tar_of([]))]), "expected images, found none"),
         (tar_of([]), "expected images, found none"),
-        (b"", "cut short"),
+        (b"", "truncated"),
         (b"<html>404</html>".ljust(2000), "it is no tar"),
-        (gzip.compress(b"", mtime=0), "compressed by gzip"),
+        (gzip.compress(b"", mtime=0), "compressed with gzip"),
     ],
 )
 def test_what_is_wrong_with_an_archive_is_named(archive: bytes, found: str, src: Path) -> None:

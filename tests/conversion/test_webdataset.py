@@ -270,7 +270,7 @@ def test_a_damaged_tar_is_named(tars: Path) -> None:
     path.write_bytes(path.read_bytes()[:1200])
     assert refused(tars).startswith(f"{path}: expected ")
     path.write_bytes(b"\x1f\x8b gzip")
-    assert "compressed by gzip. Decompress it; it need not be unpacked" in refused(tars)
+    assert "compressed with gzip. Decompress it; it need not be unpacked" in refused(tars)
 
 
 # --- splits and keys --------------------------------------------------------------------------------------------------

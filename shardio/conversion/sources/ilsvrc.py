@@ -22,7 +22,7 @@ import numpy as np
 
 from shardio.conversion.sources.clutter import clutter, clutter_in
 from shardio.conversion.sources.collection import Collection, Extent, FileOrigin, Source, in_tree_order, read_file
-from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, Member, drain, members, open_archive
+from shardio.conversion.sources.tar import GZIP_MAGIC, Archive, TarMember, drain, members, open_archive
 from shardio.errors import DecodeError, SourceError
 from shardio.format.layout import is_safe_name
 
@@ -82,9 +82,9 @@ def holds_tars(archive: Archive) -> bool:
 # --- the archives -----------------------------------------------------------------------------------------------------
 
 
-def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, Member]:
+def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, TarMember]:
     """Returns the tar of its images for each class."""
-    tars: dict[str, Member] = {}
+    tars: dict[str, TarMember] = {}
     with open_archive(train) as archive:
         for member in members(archive):
             stem, _, suffix = os.fsdecode(os.path.basename(member.name)).rpartition(".")
@@ -100,7 +100,7 @@ def _class_tars(train: Path, ignored: Counter[str]) -> dict[str, Member]:
 
 
 def _train_sources(
-    train: Path, tars: dict[str, Member], classes: Sequence[str], ignored: Counter[str]
+    train: Path, tars: dict[str, TarMember], classes: Sequence[str], ignored: Counter[str]
 ) -> tuple[Source, ...]:
     file = os.fsencode(train.name)
 
@@ -195,7 +195,7 @@ def _read_devkit(folder: Path) -> _Devkit | None:
         else:
             archive = _devkit_archive(path)
             files = {
-                name: archive.read(member.offset, member.nbytes)
+                name: archive.read_at(member.offset, member.nbytes)
                 for member in members(archive)
                 for name in wanted
                 if os.fsdecode(member.name).endswith("/" + name)
@@ -216,7 +216,7 @@ def _devkit_archive(path: Path) -> Archive:
             data = file.read(_MAX_DEVKIT_NBYTES + 1)
         if len(data) > _MAX_DEVKIT_NBYTES:
             raise SourceError(f"{path}: expected a devkit of at most {_MAX_DEVKIT_NBYTES:,} bytes, found more")
-    return Archive(str(path), lambda nbytes, offset: data[offset : offset + nbytes], 0, len(data))
+    return Archive(str(path), io.BytesIO(data), 0, len(data))
 
 
 def _read_synsets(path: Path, data: bytes) -> tuple[dict[int, str], dict[str, str]]:

@@ -1,40 +1,37 @@
-"""Where the members of a plain tar lie, told from its headers alone: what is between them is never read.
+"""The members of a plain tar and their offsets, found from the headers alone: nothing between them is read.
 
-Python's tarfile would do for sound archives. But it takes a damaged header for the end of the archive, so that the rest
-would be missing without a word, and it keeps every member in memory. Here an archive is walked to its end mark, or it
-is refused.
+tarfile reads the headers. But TarFile.next takes a damaged header for the end of the archive, so images would go
+missing without an error, and it keeps every member in memory. Here an archive is walked to its end mark or refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import stat
-import zlib
+import tarfile
 from collections.abc import Callable, Generator, Iterable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from shardio.errors import SourceError
 from shardio.system.opening import open_file
 from shardio.system.threads import ThreadPool
 
-BLOCK_NBYTES = 512
+BLOCK_NBYTES = tarfile.BLOCKSIZE
 _ZEROS = bytes(BLOCK_NBYTES)
-# Beside a header often lie small members and the next header: one read for all. A disk gives whole pages anyway.
+# The next header often follows a small member: one read gets both. A disk reads whole pages anyway.
 _READ_NBYTES = 4096
-# The longest path that Linux takes.
+# The longest path on Linux.
 _MAX_NAME_NBYTES = 4096
 # An extended header holds the name of a member and little else.
 _MAX_EXTENSION_NBYTES = 1 << 20
 # Zeros fill up the archive's last record, which has 10 KiB, seldom more.
 _MAX_PADDING_NBYTES = 1 << 20
-# Walking headers is waiting for a disk or a network.
+# Reading headers is waiting for a disk or a network.
 _THREADS = 16
-
-_ADLER_MODULUS = 65521
 
 GZIP_MAGIC = b"\x1f\x8b"
 _COMPRESSED = {
@@ -47,25 +44,23 @@ _COMPRESSED = {
 }
 _MAGIC_NBYTES = max(map(len, _COMPRESSED))
 
-# The kinds of members, by the byte in their headers.
-_REGULAR = b"0\x007"
-_FOLDER = b"5"
-_LONG_NAME, _LONG_LINK = b"L", b"K"
-_EXTENDED, _GLOBAL = b"x", b"g"
+_LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE)
+_SUPPORTED = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE, tarfile.DIRTYPE)
 _REFUSED = {
-    b"1": "the hard link",
-    b"2": "the symbolic link",
-    b"3": "the device",
-    b"4": "the device",
-    b"6": "the FIFO",
-    b"S": "the sparse file",
+    tarfile.LNKTYPE: "the hard link",
+    tarfile.SYMTYPE: "the symbolic link",
+    tarfile.CHRTYPE: "the device",
+    tarfile.BLKTYPE: "the device",
+    tarfile.FIFOTYPE: "the FIFO",
+    tarfile.GNUTYPE_SPARSE: "the sparse file",
 }
 
 T = TypeVar("T")
 
 
-class Member(NamedTuple):
-    """A regular file in an archive. Its name is as stored, but for `./` and doubled slashes."""
+class TarMember(NamedTuple):
+    """A regular file in an archive. Its name is as stored, but without `./` and doubled slashes."""
 
     name: bytes
     offset: int
@@ -74,30 +69,28 @@ class Member(NamedTuple):
 
 
 class Archive:
-    """The bytes from `start` to `stop` of something that can be read anywhere, taken for a tar. Not thread safe.
+    """The bytes from `start` to `stop` of a seekable file, read as a tar. Not thread safe. `name` is for errors."""
 
-    `read_at(nbytes, offset)` gives fewer bytes at the end alone. `name` is for errors.
-    """
-
-    def __init__(self, name: str, read_at: Callable[[int, int], bytes], start: int, stop: int) -> None:
+    def __init__(self, name: str, file: IO[bytes] | io.BufferedReader, start: int, stop: int) -> None:
         self.name = name
         self.start = start
         self.stop = stop
-        self._read_at = read_at
-        self._window = b""
-        self._window_start = start
+        self._file = file
+        self.tell: Callable[[], int] = file.tell
+        self.seek: Callable[[int], int] = file.seek
+        self.seek(start)
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Raises SourceError if the archive ends before."""
-        if offset + nbytes > self.stop:
-            raise self.error(offset, f"{nbytes:,} bytes", f"its end at byte {self.stop:,}: it was cut short")
-        at = offset - self._window_start
-        if not 0 <= at <= len(self._window) - nbytes:
-            self._window = self._read_at(min(max(nbytes, _READ_NBYTES), self.stop - offset), offset)
-            self._window_start, at = offset, 0
-            if len(self._window) < nbytes:
-                raise self.error(offset, f"{nbytes:,} bytes", f"{len(self._window):,}: it was cut short")
-        return self._window[at : at + nbytes]
+    def read(self, nbytes: int) -> bytes:
+        """Reads on from where the last read ended. Raises SourceError if the archive ends before."""
+        offset = self.tell()
+        data = self._file.read(nbytes) if 0 <= nbytes <= self.stop - offset else b""
+        if len(data) != nbytes:
+            raise self.error(offset, f"{nbytes:,} bytes", f"its end at byte {self.stop:,}: it is truncated")
+        return data
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        self.seek(offset)
+        return self.read(nbytes)
 
     def error(self, offset: int, expected: str, found: str) -> SourceError:
         return SourceError(f"{self.name}: expected {expected} at byte {offset:,}, found {found}")
@@ -107,74 +100,52 @@ class Archive:
 def open_archive(path: Path, start: int = 0, stop: int | None = None, name: str | None = None) -> Iterator[Archive]:
     """Opens a tar file, or a tar that is a member of one. Raises SourceError if it cannot be read or is compressed."""
     try:
-        with open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) as file:
-            descriptor = file.fileno()
-            status = os.fstat(descriptor)
+        opened = open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with io.BufferedReader(opened, _READ_NBYTES) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError(f"{path}: expected a tar, found {stat.filemode(status.st_mode)}")
-            archive = Archive(
-                str(path) if name is None else name,
-                partial(os.pread, descriptor),
-                start,
-                status.st_size if stop is None else stop,
-            )
-            check_plain(archive.name, os.pread(descriptor, _MAGIC_NBYTES, start))
+            archive = Archive(name or str(path), file, start, status.st_size if stop is None else stop)
+            check_plain(archive.name, os.pread(file.fileno(), _MAGIC_NBYTES, start))
             yield archive
     except OSError as error:
         raise SourceError(f"{path}: expected a readable tar, found: {error.strerror}") from None
 
 
 def check_plain(name: str, first_bytes: bytes) -> None:
-    """Raises SourceError if a file that begins so is compressed."""
+    """Raises SourceError if a file that begins with these bytes is compressed."""
     for magic, method in _COMPRESSED.items():
         if first_bytes.startswith(magic):
             raise SourceError(
-                f"{name}: expected a plain tar, whose images are read where they lie, found one compressed by "
-                f"{method}. Decompress it; it need not be unpacked"
+                f"{name}: expected a plain tar, whose images are read in place, found one compressed with {method}. "
+                "Decompress it; it need not be unpacked"
             )
 
 
 def is_header(block: bytes) -> bool:
-    """Whether a block of a tar begins a member, as its checksum tells."""
-    if len(block) != BLOCK_NBYTES or block == _ZEROS or (stored := _number(block[148:156])) is None:
+    """Whether a block of a tar is the header of a member, going by its checksum."""
+    try:
+        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
         return False
-    # The checksum is the sum of all bytes, its own counted as spaces. The low half of Adler-32 is that sum plus one,
-    # modulo a prime, and takes a tenth of the time of sum().
-    low = zlib.adler32(block[156:], zlib.adler32(b" " * 8, zlib.adler32(block[:148]))) & 0xFFFF
-    return (low - 1 - stored) % _ADLER_MODULUS == 0
+    return True
 
 
-def members(archive: Archive) -> Iterator[Member]:
-    """Yields the regular files of an archive, in its order; folders are skipped.
+def members(archive: Archive) -> Iterator[TarMember]:
+    """Yields the regular files of an archive in order, and skips folders.
 
-    Raises SourceError for anything else that it holds (links, devices, sparse files), for names that lead out of a
-    folder, for damage, and if the end mark is missing.
+    Raises SourceError for links, devices and sparse files, for names that lead out of a folder, for damage, and if the
+    end mark is missing.
     """
-    offset = archive.start
-    said: dict[bytes, bytes] = {}  # by extended headers, of the member to come
-    while (header := _read_header(archive, offset)) is not None:
-        kind, name, nbytes = header
-        if kind in (_LONG_NAME, _LONG_LINK, _EXTENDED, _GLOBAL):
-            said |= _read_extension(archive, offset, kind, nbytes)
-            offset += BLOCK_NBYTES + _padded(nbytes)
+    walk = _Walk(archive)
+    while (member := walk.next()) is not None:
+        if member.isdir() or member.name.endswith("/"):
             continue
-        name = said.get(b"path", name)
-        if b"size" in said:
-            nbytes = int(said[b"size"])
-        said = {}
-        is_folder = kind == _FOLDER or (kind in _REGULAR and name.endswith(b"/"))
-        if not is_folder:
-            if kind not in _REGULAR:
-                what = _REFUSED.get(kind, f"a member of kind {kind!r},")
-                raise _no_file(archive, offset, f"{what} {os.fsdecode(name)!r}")
-            if offset + BLOCK_NBYTES + nbytes > archive.stop:
-                found = f"its end at byte {archive.stop:,}: it was cut short"
-                raise archive.error(offset, f"{os.fsdecode(name)!r} of {nbytes:,} bytes", found)
-            yield Member(_checked_name(archive, offset, name), offset + BLOCK_NBYTES, nbytes)
-        offset += BLOCK_NBYTES + (0 if kind == _FOLDER else _padded(nbytes))
-    if said:
-        raise archive.error(offset, "the member that an extended header announced", "the end mark")
-    _check_end(archive, offset)
+        if not 0 <= member.size <= archive.stop - member.offset_data:
+            found = f"its end at byte {archive.stop:,}: it is truncated"
+            raise archive.error(member.offset, f"{member.name!r} of {member.size:,} bytes", found)
+        yield TarMember(_checked_name(archive, member), member.offset_data, member.size)
+    _check_end(archive, walk.offset)
 
 
 def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
@@ -201,71 +172,73 @@ def drain(walks: Iterable[Generator[T, None, None]]) -> list[list[T]]:
 # --- headers ----------------------------------------------------------------------------------------------------------
 
 
-def _read_header(archive: Archive, offset: int) -> tuple[bytes, bytes, int] | None:
-    """Returns (kind, name, nbytes); None for the end mark."""
-    block = archive.read(offset, BLOCK_NBYTES)
-    if block == _ZEROS:
-        return None
-    if not is_header(block):
-        what = "other bytes: it is no tar" if offset == archive.start else "damage"
-        raise archive.error(offset, "the header of a member", what)
-    nbytes = _number(block[124:136])
-    if nbytes is None:
-        raise archive.error(offset, "a header with a size", repr(block[124:136]))
-    name = _text(block[:100])
-    if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500])):  # GNU's magic differs, and has no prefix
-        name = prefix + b"/" + name
-    return block[156:157], name, nbytes
+class _Walk(tarfile.TarFile):
+    """A TarFile whose `next` raises SourceError for damage, and keeps no member."""
+
+    _archive: Archive | None = None
+
+    def __init__(self, archive: Archive) -> None:
+        # Its constructor reads a first member, of nothing yet.
+        super().__init__(fileobj=io.BytesIO(), encoding="utf-8", errors="surrogateescape")
+        self.fileobj: Any = archive
+        self._archive, self.offset = archive, archive.start
+
+    def next(self) -> tarfile.TarInfo | None:
+        archive = self._archive
+        if archive is None:
+            return None
+        archive.seek(self.offset)
+        try:
+            return _Header.fromtarfile(self)
+        except (tarfile.HeaderError, UnicodeError, RecursionError) as error:
+            if archive.read_at(self.offset, BLOCK_NBYTES) == _ZEROS:
+                return None
+            found = "other bytes: it is no tar" if self.offset == archive.start else f"damage: {error}"
+            raise archive.error(self.offset, "the header of a member", found) from None
 
 
-def _read_extension(archive: Archive, offset: int, kind: bytes, nbytes: int) -> dict[bytes, bytes]:
-    """Returns what an extended header says of the path and size of the member that follows."""
-    if nbytes > _MAX_EXTENSION_NBYTES:
-        raise archive.error(offset, f"an extended header of at most {_MAX_EXTENSION_NBYTES:,} bytes", f"{nbytes:,}")
-    content = archive.read(offset + BLOCK_NBYTES, nbytes)
-    if kind == _LONG_LINK:
-        return {}
-    if kind == _LONG_NAME:
-        return {b"path": _text(content)}
-    said: dict[bytes, bytes] = {}
-    while content:  # records: "LENGTH KEY=VALUE\n", where the length is that of the whole record
+class _Header(tarfile.TarInfo):
+    """A header that is checked before tarfile reads on by it."""
+
+    def _proc_member(self, walk: Any) -> tarfile.TarInfo:  # which tarfile has for subclasses to override
+        archive: Archive = walk.fileobj
+        if self.type in _LONG_NAMES + _EXTENDED:
+            if not 0 <= self.size <= _MAX_EXTENSION_NBYTES:
+                expected = f"an extended header of at most {_MAX_EXTENSION_NBYTES:,} bytes"
+                raise archive.error(self.offset, expected, f"{self.size:,}")
+            if self.type in _EXTENDED:
+                _check_records(archive, self.offset, archive.read(self.size), self.type == tarfile.XGLTYPE)
+                archive.seek(self.offset + BLOCK_NBYTES)
+        elif self.type not in _SUPPORTED:
+            what = _REFUSED.get(self.type, f"a member of type {self.type!r},")
+            raise _no_file(archive, self.offset, f"{what} {self.name!r}")
+        header: tarfile.TarInfo = super()._proc_member(walk)  # type: ignore[misc]
+        return header
+
+
+def _check_records(archive: Archive, offset: int, content: bytes, is_global: bool) -> None:
+    """Checks the records of an extended header, "LENGTH KEY=VALUE\\n": tarfile ignores those that are damaged."""
+    while content:
         match = re.match(rb"([1-9]\d{0,6}) ([^=]+)=", content)
         length = int(match[1]) if match else 0
         if match is None or not match.end() < length <= len(content) or content[length - 1 : length] != b"\n":
             raise archive.error(offset, "an extended header", "a damaged one")
-        if match[2].startswith(b"GNU.sparse."):
+        key, value = match[2], content[match.end() : length - 1]
+        if key.startswith(b"GNU.sparse."):
             raise _no_file(archive, offset, "the header of a sparse file")
-        if match[2] in (b"path", b"size"):
-            said[match[2]] = content[match.end() : length - 1]
+        if is_global and key in (b"path", b"size"):
+            raise archive.error(offset, "a global header without path and size", f"{key.decode()} {value!r:.80}")
+        if key == b"size" and not re.fullmatch(rb"\d{1,18}", value):
+            raise archive.error(offset, "a size in decimal", f"{value!r:.80}")
         content = content[length:]
-    if said and kind == _GLOBAL:
-        raise archive.error(offset, "a global header of neither path nor size", f"{said!r:.80}")
-    if not re.fullmatch(rb"\d{1,18}", said.get(b"size", b"0")):
-        raise archive.error(offset, "a size in decimal", f"{said[b'size']!r:.80}")
-    return said
 
 
-def _number(field: bytes) -> int | None:
-    """Returns a number of a header: octal digits, or, as GNU writes larger ones, base 256."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    digits = _text(field).strip(b" ")
-    return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
-
-
-def _text(field: bytes) -> bytes:
-    return field.partition(b"\0")[0]
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
-
-
-def _checked_name(archive: Archive, offset: int, name: bytes) -> bytes:
+def _checked_name(archive: Archive, member: tarfile.TarInfo) -> bytes:
+    name = member.name.encode("utf-8", "surrogateescape")
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if not parts or name.startswith(b"/") or b".." in parts or b"\0" in name or len(name) > _MAX_NAME_NBYTES:
         expected = f"a relative name without '..', of at most {_MAX_NAME_NBYTES:,} bytes,"
-        raise archive.error(offset, expected, f"{os.fsdecode(name)!r:.80}")
+        raise archive.error(member.offset, expected, f"{member.name!r:.80}")
     return b"/".join(parts)
 
 
@@ -277,9 +250,9 @@ def _check_end(archive: Archive, offset: int) -> None:
     """Raises SourceError if another archive follows the end mark at `offset`: tar would not see it, nor would we."""
     last = min(archive.stop - BLOCK_NBYTES, offset + _MAX_PADDING_NBYTES)
     for place in range(offset, last + 1, BLOCK_NBYTES):
-        block = archive.read(place, BLOCK_NBYTES)
+        block = archive.read_at(place, BLOCK_NBYTES)
         if block != _ZEROS:
             if is_header(block):
                 found = "another member: tars were joined. Unpack them with `tar --ignore-zeros`, or keep them apart"
                 raise archive.error(place, "nothing after the end mark", found)
-            return  # garbage in the last record, which tar passes over, too
+            return  # garbage in the last record, which tar skips, too

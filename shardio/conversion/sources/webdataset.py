@@ -194,7 +194,7 @@ def _walk(folder: Path, tar: str) -> Generator[_Sample | str, None, None]:
                 place = Extent(os.fsencode(tar), member.offset, member.nbytes)
                 found.setdefault(above + slash + stem, _Parts()).images.append((name, place))
             elif suffix in ("cls", "json") and member.nbytes <= _MAX_LABEL_NBYTES:
-                content = archive.read(member.offset, member.nbytes)
+                content = archive.read_at(member.offset, member.nbytes)
                 parts = found.setdefault(above + slash + stem, _Parts())
                 if suffix == "cls":
                     parts.cls.append(_read_text(content))
