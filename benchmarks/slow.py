@@ -34,7 +34,7 @@ from common import describe_machine, generated_set, leave_the_page_cache
 from shardio import ShardLoader, open_shards
 from shardio.format.layout import HEADER_NBYTES, sample_nbytes
 from shardio.reading.choose import make_reader
-from shardio.system.filesystems import filesystem_kind
+from shardio.system.machine import filesystem_kind
 
 BATCH_SIZE = 256
 NUM_STALLS = 3

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from shardio.augment.resample import Statistics, affine_of, to_device
 from shardio.errors import printable
-from shardio.system.caller import warn_caller
-from shardio.system.eager import is_recorded
+from shardio.system.eager import is_recorded, warn_caller
 
 try:
     import triton

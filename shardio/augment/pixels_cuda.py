@@ -22,8 +22,7 @@ from shardio.augment.resample import Statistics, affine_of, to_device
 from shardio.augment.steps import FILL_AT, Op, Step, Steps
 from shardio.augment.steps_cuda import CHAINS, MEASURED, ROOM_AT, TAPS_AT, VALUES_AT
 from shardio.errors import printable
-from shardio.system.caller import warn_caller
-from shardio.system.eager import is_recorded
+from shardio.system.eager import is_recorded, warn_caller
 
 try:
     import triton

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from shardio.augment.boxes import Boxes
 from shardio.augment.resample import Interpolation, Statistics, affine_of, filter_radius, make_spans, to_device
 from shardio.errors import printable
-from shardio.system.caller import warn_caller
-from shardio.system.eager import is_recorded
+from shardio.system.eager import is_recorded, warn_caller
 
 try:
     import triton

@@ -29,7 +29,7 @@ from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
 from shardio.sets.local import check_local
 from shardio.system.files import make_folder, write_all
-from shardio.system.filesystems import filesystem_kind, is_shared
+from shardio.system.machine import filesystem_kind, is_shared
 from shardio.system.opening import open_folder
 
 MARKER_NAME = "shardio-cache.txt"

@@ -40,8 +40,7 @@ from shardio.sets.local import check_local
 from shardio.sets.new_folder import check_new, rename_new, sweep_beside, sync_names, temporary_folder
 from shardio.sets.rows import ArrayWriter, index_content, write_crc32s, write_index, write_order
 from shardio.sets.storage import FolderStorage
-from shardio.system.files import AtomicFile, remove_temporaries, write_atomic
-from shardio.system.links import is_same_file, try_clone, try_link
+from shardio.system.files import AtomicFile, is_same_file, remove_temporaries, try_clone, try_link, write_atomic
 from shardio.system.opening import FolderHandle, naming
 from shardio.system.threads import Flag
 

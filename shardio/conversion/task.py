@@ -45,7 +45,7 @@ from shardio.conversion.writing.shard_file import ShardFileWriter
 from shardio.errors import DecodeError, FormatError
 from shardio.format.checksum import crc32
 from shardio.system.files import AtomicFile
-from shardio.system.filesystems import filesystem_kind, is_network
+from shardio.system.machine import filesystem_kind, is_network
 from shardio.system.opening import OpenFile, open_untrusted
 from shardio.system.threads import ThreadPool
 

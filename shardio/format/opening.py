@@ -9,8 +9,7 @@ from shardio.errors import FormatError
 from shardio.format.entries import FileEntry, TableEntry
 from shardio.format.layout import SampleShape
 from shardio.system.opening import FileAt, OpenFile, naming, open_regular
-from shardio.system.pour import pour
-from shardio.system.retry import TRANSIENT, Attempts, reading_failed
+from shardio.system.pour import TRANSIENT, Attempts, pour, reading_failed
 
 SoundFiles = dict[str, tuple[int, ...]]
 """Files whose bytes were found right: their paths, and what tells each from another file and from a later state."""

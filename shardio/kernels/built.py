@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from shardio.system.caller import warn_caller
+from shardio.system.eager import warn_caller
 
 try:
     from shardio.kernels import _rowcopy as _rowcopy

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from shardio.reading import choose
 from shardio.sets.names import is_url
 from shardio.system.amounts import bytes_text
-from shardio.system.filesystems import is_network, is_shared
+from shardio.system.machine import is_network, is_shared
 
 Severity = Literal["error", "warning", "hint"]
 _SEVERITIES = get_args(Severity)

@@ -41,8 +41,7 @@ from shardio.measure.limits import Steps
 from shardio.measure.report import Combination, LimitResult, LoaderResult, Report, Speed
 from shardio.reading.choose import Io, choose, fits_in_memory, look_at
 from shardio.reading.shardset import ShardSet, open_shards
-from shardio.system.filesystems import filesystem_kind
-from shardio.system.machine import usable_cores
+from shardio.system.machine import filesystem_kind, usable_cores
 from shardio.version import __version__
 
 _BATCH_SIZE = 256

@@ -33,8 +33,7 @@ from shardio.reading.shardset import ShardSet
 from shardio.sets.names import catalogue_roots, find_folder, is_url, shown
 from shardio.sets.storage import FolderStorage
 from shardio.system.files import try_lock
-from shardio.system.filesystems import filesystem_kind, is_network, is_shared
-from shardio.system.machine import PROC, memory_left, usable_cores
+from shardio.system.machine import PROC, filesystem_kind, is_network, is_shared, memory_left, usable_cores
 from shardio.system.opening import open_file
 from shardio.version import __version__
 

@@ -21,7 +21,7 @@ from shardio.format.layout import sample_nbytes
 from shardio.reading.choose import alignment_of
 from shardio.reading.shardset import ShardSet
 from shardio.system.direct import aligned_empty, set_direct
-from shardio.system.filesystems import filesystem_kind
+from shardio.system.machine import filesystem_kind
 from shardio.system.opening import naming, open_regular
 from shardio.system.threads import ThreadPool
 

@@ -14,8 +14,7 @@ from shardio.reading.mapped import MappedReader
 from shardio.reading.reader import Reader
 from shardio.reading.shardset import ShardSet
 from shardio.system.direct import direct_alignment
-from shardio.system.filesystems import filesystem_kind, is_network
-from shardio.system.machine import memory_left
+from shardio.system.machine import filesystem_kind, is_network, memory_left
 
 Io = Literal["auto", "mmap", "pread", "direct"]
 

@@ -29,9 +29,8 @@ from shardio.reading.reader import CountingReader
 from shardio.reading.spans import Span, behind, distinct, pieces, requests, sector_of, stretches
 from shardio.reading.table import Table
 from shardio.system.direct import aligned_empty, set_direct
-from shardio.system.openfiles import OpenFiles, most_open
-from shardio.system.opening import OpenFile, naming
-from shardio.system.retry import TRANSIENT, Attempts, reading_failed
+from shardio.system.opening import OpenFile, OpenFiles, most_open, naming
+from shardio.system.pour import TRANSIENT, Attempts, reading_failed
 
 # One request. Longer ones are no faster, and keep a thread from noticing that the batch is not wanted any more.
 _REQUEST_NBYTES = 4 << 20

@@ -26,8 +26,8 @@ from shardio.order.windows import Windows
 from shardio.reading.layout import as_bytes
 from shardio.reading.reader import ReadCounts, Reader
 from shardio.reading.shardset import ShardSet
-from shardio.system.caller import warn_caller
 from shardio.system.direct import aligned_empty
+from shardio.system.eager import warn_caller
 
 # Memory that a thread keeps for whole samples of which windows are wanted: they are still in its caches when summed.
 _ROOM_NBYTES = 1 << 20

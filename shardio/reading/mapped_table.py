@@ -18,7 +18,7 @@ from shardio.order.windows import Windows
 from shardio.reading.mapping import RowMapping, will_need
 from shardio.reading.table import Table
 from shardio.system.opening import OpenFile, open_regular
-from shardio.system.retry import Attempts, reading_failed
+from shardio.system.pour import Attempts, reading_failed
 
 
 class MappedTable:

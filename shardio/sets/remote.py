@@ -25,7 +25,7 @@ from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import check_manifest_nbytes, manifest_of
 from shardio.sets.names import join_place, without_credentials, without_credentials_in
-from shardio.system.retry import Attempts
+from shardio.system.pour import Attempts
 
 # A throttled or restarting server is back within a minute, or something is wrong with it.
 _PATIENCE_SECONDS = 60.0

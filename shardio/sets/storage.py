@@ -17,9 +17,8 @@ from shardio.format.manifest_file import load_manifest
 from shardio.format.opening import check_not_cut, open_sized
 from shardio.sets.names import candidates, holds_set, is_url, not_in_catalogue
 from shardio.sets.remote import RemoteStorage
-from shardio.system.openfiles import OpenFiles, most_open
-from shardio.system.opening import FileAt, FolderHandle, OpenFile, kind_of
-from shardio.system.retry import TRANSIENT, Attempts, reading_failed
+from shardio.system.opening import FileAt, FolderHandle, OpenFile, OpenFiles, kind_of, most_open
+from shardio.system.pour import TRANSIENT, Attempts, reading_failed
 
 
 class Storage(Protocol):

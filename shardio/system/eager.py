@@ -1,4 +1,5 @@
-"""Functions that torch's compiler leaves alone, and a test whether torch.export records an operation.
+"""Functions that torch's compiler leaves alone, whether torch.export records an operation, and warnings at the
+caller's line.
 
 torch.compile breaks its graph around a call of an `eager` function, and traces nothing of what is in it.
 
@@ -8,8 +9,11 @@ Threads, mapped memory and NumPy's random integers cannot be traced, and there i
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -51,3 +55,18 @@ def is_recorded(images: object) -> bool:
         if module is not None and isinstance(images, getattr(module, kind)):
             return True
     return False
+
+
+_OWN = str(Path(__file__).parents[1]) + os.sep
+# torch's compiler calls the functions that it leaves alone from here.
+_COMPILER = os.path.join("torch", "_dynamo", "")
+
+
+def warn_caller(text: str) -> None:
+    """Gives a RuntimeWarning at the last line that was run outside of shardio."""
+    frame, levels = sys._getframe(), 1
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_OWN) or _COMPILER in frame.f_code.co_filename
+    ):
+        frame, levels = frame.f_back, levels + 1
+    warnings.warn(text, RuntimeWarning, stacklevel=levels)

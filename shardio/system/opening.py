@@ -1,4 +1,7 @@
-"""Opens files in whose place another user may have put anything, and gives every descriptor an owner at once."""
+"""Opens files that another user may have replaced with anything, and gives every descriptor an owner at once.
+
+`OpenFiles` keeps a few of many files open: a process may open only so many, and a set may have more.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ import errno
 import functools
 import io
 import os
+import resource
 import secrets
 import select
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, starmap
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from shardio.errors import FormatError, ShardioError
 
@@ -241,3 +247,60 @@ def read_untrusted(path: str | Path, *, refusal: type[ShardioError] = FormatErro
     """Returns all bytes of a file that `open_untrusted` opens."""
     with naming(path), open_untrusted(path, refusal=refusal, way_out=way_out) as file:
         return file.readall()
+
+
+K = TypeVar("K")
+
+
+class OpenFiles(Generic[K]):
+    """At most `most` files, or one more for each thread at work here, which `open_file` opens. Thread safe.
+
+    Two threads may open a file at the same time; one of the descriptors then closes at once. A lock would be worse:
+    `close` may run in a finaliser, in the middle of any other call. No operation may destroy a value while it is at
+    work, as assignment and clear() do: closing a file lets other threads run, who would find the dictionary torn.
+    """
+
+    def __init__(self, open_file: Callable[[K], OpenFile], most: int) -> None:
+        self.most = most
+        self._open_file = open_file
+        self._open: OrderedDict[K, OpenFile] = OrderedDict()
+        self._closed = False
+
+    def get(self, key: K) -> OpenFile:
+        """Returns the file, and opens it if it is not open. Errors are those of `open_file`."""
+        if self._closed:
+            raise RuntimeError("the reader was closed")
+        file = self._open.get(key)
+        if file is not None:
+            with contextlib.suppress(KeyError):
+                self._open.move_to_end(key)
+            return file
+        file = self._open.setdefault(key, self._open_file(key))
+        if len(self._open) > self.most:  # by one, or by as many as there are threads here
+            self._forget_oldest()
+        if self._closed:
+            self.forget_all()
+        return file
+
+    def _forget_oldest(self) -> None:
+        with contextlib.suppress(KeyError):  # another thread did
+            self._open.popitem(last=False)
+
+    def forget(self, key: K) -> None:
+        """Has the file opened anew next time."""
+        self._open.pop(key, None)
+
+    def forget_all(self) -> None:
+        for _ in range(len(self._open)):
+            self._forget_oldest()
+
+    def close(self) -> None:
+        """Gives no more files. Those in use close when they no longer are."""
+        self._closed = True
+        self.forget_all()
+
+
+def most_open() -> int:
+    """Returns a part of the number of files that this process may open, as it opens others, too."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1024 if soft < 0 else max(4, min(1024, soft // 4))

@@ -45,7 +45,7 @@ from shardio.sets.choice import Condition, parse_condition
 from shardio.sets.leftovers import folder_of
 from shardio.sets.publish import publish
 from shardio.sets.verify import verify
-from shardio.system import links
+from shardio.system import files
 from shardio.system.files import AtomicFile
 
 SHAPE = (6, 5, 3)
@@ -324,7 +324,7 @@ def test_a_filesystem_that_clones_is_asked_to(out: Path, new: Path, monkeypatch:
         os.sendfile(descriptor, source, 0, os.fstat(source).st_size)
         return 0
 
-    monkeypatch.setattr(links.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(files.fcntl, "ioctl", ioctl)
     report = select(out, new, labels="c1", copy=True)
     assert report.cloned_nbytes > 0
     assert report.copied_nbytes == 0

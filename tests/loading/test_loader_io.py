@@ -211,7 +211,7 @@ def test_an_error_that_passes_is_counted_and_one_that_stays_is_raised(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return preadv(descriptor, buffers, offset)
 
-    monkeypatch.setattr(shardio.system.retry, "RETRY_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(shardio.system.pour, "RETRY_SECONDS", (0.0, 0.0, 0.0))
     monkeypatch.setattr(shardio.kernels.rowread, "_native", None)  # which reads without os.preadv
     with loader_of(io, tail="short", num_threads=1) as loader:
         monkeypatch.setattr(os, "preadv", sometimes)

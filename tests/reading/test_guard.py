@@ -43,7 +43,7 @@ from shardio.reading.choose import Io
 from shardio.reading.file_reader import FileReader
 from shardio.reading.mapped import MappedReader
 from shardio.reading.shardset import open_shards
-from shardio.system import retry
+from shardio.system import pour
 from shardio.system.direct import direct_alignment
 
 NUM_SAMPLES = 47
@@ -240,7 +240,7 @@ def test_an_index_is_read_once_to_be_checked_however_often_it_is_opened(
 def test_storage_that_fails_while_an_index_is_checked_is_asked_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(pour, "RETRY_SECONDS", (0.0, 0.0))
     failures = [None, None]
     preadv = os.preadv
 

@@ -158,7 +158,7 @@ def test_what_comes_when_asked_again_is_taken(
     indices = [30, 1, 1, 17, 39, 0, 22, 22, 5, 6, 7, 8]
     assert np.array_equal(gathered(shards, indices), pixels(indices))
     assert asked == [12, 9, 6, 3]
-    assert no_pauses == list(shardio.system.retry.RETRY_SECONDS)
+    assert no_pauses == list(shardio.system.pour.RETRY_SECONDS)
 
 
 def test_what_never_comes_is_an_error_with_the_reason_that_reading_gives(
@@ -174,7 +174,7 @@ def test_what_never_comes_is_an_error_with_the_reason_that_reading_gives(
         gathered(shards, [25])
     assert caught.value.errno == errno.ESTALE
     assert caught.value.filename == str(shards.path / "train-00001.npy")
-    assert no_pauses == list(shardio.system.retry.RETRY_SECONDS)
+    assert no_pauses == list(shardio.system.pour.RETRY_SECONDS)
 
 
 def test_a_file_that_was_cut_and_then_replaced_by_a_good_one_is_named(shards: ShardSet) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.system.filesystems import filesystem_kind, is_network
-from shardio.system.machine import memory_left, usable_cores
+from shardio.system.machine import filesystem_kind, is_network, memory_left, usable_cores
 
 GB = 10**9
 ESCAPED_SPACE = r"\040"

@@ -37,7 +37,7 @@ from shardio.format.layout import (
 )
 from shardio.system.direct import ALIGNMENT, aligned_empty, set_direct
 from shardio.system.files import AtomicFile, reserve, write_all
-from shardio.system.filesystems import filesystem_kind, is_network
+from shardio.system.machine import filesystem_kind, is_network
 from shardio.system.opening import naming
 from shardio.system.pour import BackgroundSync, pour
 from shardio.system.threads import Call, ThreadPool
