@@ -15,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = {path.stem for path in (ROOT / "shardio" / "kernels").glob("_*.c")}
+# Files of the package that are no modules.
+DATA = {"shardio/py.typed", *(f"shardio/viewing/report.{kind}" for kind in ("html", "css", "js"))}
 # What a user of a wheel does not need, and what no file that is published may hold.
 FOREIGN = re.compile(r"(^|/)(tests|benchmarks|tools|docs|build)/|__pycache__|\.py[co]$|\.c$")
 # Of a clone, that an sdist does without.
@@ -26,7 +28,7 @@ def faults_of_wheel(names: list[str]) -> list[str]:
     built = {match[1] for name in names if (match := re.search(r"shardio/kernels/(_\w+)\.[^/]*(?:so|pyd)$", name))}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "shardio").rglob("*.py")}
     found = [f"lacks the kernel {name}: was there no compiler?" for name in sorted(KERNELS - built)]
-    found += [f"lacks {name}" for name in sorted((modules | {"shardio/py.typed"}) - set(names))]
+    found += [f"lacks {name}" for name in sorted((modules | DATA) - set(names))]
     return found + [f"has {name}, which no user needs" for name in names if FOREIGN.search(name)]
 
 

@@ -1,4 +1,4 @@
-"""What commands that show samples share: captions, chains of transforms, and where the sheet goes."""
+"""Shared by commands that show samples: chains of transforms, pixel levels, and the output of a sheet."""
 
 from __future__ import annotations
 
@@ -26,16 +26,23 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 output_option = click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the sheet there, as a PNG."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the sheet to this PNG file instead of the terminal.",
 )
 
 
 def sheet_options(command: Command) -> Command:
-    """Adds what all commands that draw a sheet have alike."""
+    """Adds the options of a sheet."""
     for option in reversed(
         [
-            click.option("--columns", type=click.IntRange(1), help="Pictures in a row.  [default: at most 8 that fit]"),
-            click.option("--side", type=click.IntRange(1, 4096), help="Longer side of a picture on the sheet."),
+            click.option(
+                "--columns", type=click.IntRange(1), help="Pictures per row.  [default: 8, or as many as fit]"
+            ),
+            click.option(
+                "--side", type=click.IntRange(1, 4096), help="Longer side of a picture on the sheet, in pixels."
+            ),
             output_option,
         ]
     ):
@@ -44,8 +51,10 @@ def sheet_options(command: Command) -> Command:
 
 
 def read_chain(text: str, num_classes: int) -> Transform:
-    """Returns the transform in a JSON file that `Transform.to_dict` made, or the recipe of that name. Raises ValueError
-    if it is neither."""
+    """Returns the recipe with this name, or the transform that `Transform.to_dict` stored in this JSON file.
+
+    Raises ValueError if it is neither.
+    """
     from shardio.augment import Transform, from_dict, recipe
     from shardio.system.opening import read_untrusted
 
@@ -54,14 +63,14 @@ def read_chain(text: str, num_classes: int) -> Transform:
     try:
         made = from_dict(json.loads(read_untrusted(Path(text))))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{text}: expected what `to_dict` of a transform returned, as JSON; found: {error}") from None
+        raise ValueError(f"{text}: expected JSON that `to_dict` of a transform returned: {error}") from None
     if not isinstance(made, Transform):
         raise ValueError(f"{text}: expected a transform, found {type(made).__name__}")
     return made
 
 
 def normalizes(transform: object) -> Iterator[Any]:
-    """Yields the transforms in a chain that normalise."""
+    """Yields the Normalize transforms of a chain."""
     from shardio.augment import Normalize
 
     if isinstance(transform, Normalize):
@@ -74,9 +83,9 @@ def normalizes(transform: object) -> Iterator[Any]:
 
 
 def levels_of(images: torch.Tensor, transform: object = None) -> NDArray[np.uint8]:
-    """Returns pictures, (B, C, H, W) of any type, as people see them: uint8 (B, H, W, C).
+    """Returns pictures (B, C, H, W) of any type as uint8 (B, H, W, C), with the transform's Normalize undone.
 
-    Normalising by the transform is undone. Other numbers are taken for shares of white.
+    Floating-point levels are from 0 for black to 1 for white.
     """
     import torch
 
@@ -101,33 +110,27 @@ def show_sheet(
     group: int = 1,
     per_row: int | None = None,
 ) -> None:
-    """Writes a sheet of pictures, or draws it in the terminal.
+    """Writes a sheet of pictures to a file, or draws the pictures in the terminal.
 
-    `per_row` is the number of columns of a sheet if `columns` is not given. In a terminal pictures of a group of
-    `group` stay together. Raises ValueError if there is neither a file nor a terminal.
+    A sheet has `columns` or else `per_row` pictures in a row. In a terminal, rows end between groups of `group`
+    pictures. Raises ValueError if there is neither a file nor a terminal.
     """
     from shardio.drawing.sheet import sheet
-    from shardio.drawing.terminal import graphics_of, in_blocks, in_terminal
+    from shardio.drawing.terminal import in_blocks
 
-    graphics = graphics_of(os.environ)
-    if output is None and not sys.stdout.isatty():
-        raise ValueError("expected a terminal, or a file for the sheet: --output sheet.png")
-    if output is None and graphics == "blocks":
-        width = shutil.get_terminal_size().columns
-        for line in in_blocks(pictures, captions, width, columns=columns, group=group):
-            click.echo(line)
-        return
-    image = sheet(pictures, captions, columns=columns or per_row, side=side)
     if output is not None:
+        image = sheet(pictures, captions, columns=columns or per_row, side=side)
         write_png(image, output)
         say(f"{output}: {image.width} x {image.height} pixels")
-    elif graphics != "blocks":
-        for line in in_terminal(image, graphics):
-            click.echo(line)
+        return
+    if not sys.stdout.isatty():
+        raise ValueError("expected a terminal, or a file for the sheet: --output sheet.png")
+    for line in in_blocks(pictures, captions, shutil.get_terminal_size().columns, columns=columns, group=group):
+        click.echo(line)
 
 
 def write_png(image: Image.Image, path: Path) -> None:
-    """Writes a picture, whole or not at all."""
+    """Writes a picture atomically."""
     import io
 
     from shardio.system.files import write_output

@@ -24,20 +24,22 @@ if TYPE_CHECKING:
     Pictures: TypeAlias = list[NDArray[np.uint8]]
 
 
-@click.command(short_help="Show samples of a set as a sheet of pictures.")
+@click.command(short_help="Show samples of a set as pictures.")
 @set_argument
 @click.option("--split", default="train", help="Split to show.")
-@click.option("--count", type=click.IntRange(1, 1000), default=24, help="Samples to show, drawn at random.")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Which samples are drawn.")
+@click.option("--count", type=click.IntRange(1, 1000), default=24, help="Number of samples, drawn at random.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Another seed draws other samples.")
 @indices_option
 @class_option
 @key_option
 @where_option
-@click.option("--per-class", type=click.IntRange(1, 100), help="So many samples of each class, of at most 100 classes.")
-@click.option("--damaged", is_flag=True, help="Damaged samples only: reads the whole split to find them.")
-@click.option("--augmented", metavar="CHAIN", help="Draws of a recipe, or of a chain in a JSON file, of each sample.")
-@click.option("--draws", type=click.IntRange(1, 64), default=8, help="Draws of each sample, with --augmented.")
-@click.option("--against", type=folder, metavar="SRC", help="The source of each sample beside it.")
+@click.option("--per-class", type=click.IntRange(1, 100), help="Samples per class, for at most 100 classes.")
+@click.option("--damaged", is_flag=True, help="Only damaged samples. Reads the whole split to find them.")
+@click.option(
+    "--augmented", metavar="CHAIN", help="Show augmented draws of each sample: a recipe, or a JSON file of to_dict()."
+)
+@click.option("--draws", type=click.IntRange(1, 64), default=8, help="Draws per sample, with --augmented.")
+@click.option("--against", type=folder, metavar="SRC", help="Show each sample next to its source image in SRC.")
 @sheet_options
 def view(
     out: Path,
@@ -57,14 +59,14 @@ def view(
     side: int | None,
     output: Path | None,
 ) -> None:
-    """Show samples of the set in OUT, with their numbers, classes and keys: in the terminal, or as a PNG.
+    """Show samples of the set in OUT with their numbers, classes and keys, in the terminal or as a PNG.
 
     \b
-    shardio view out/                                24 samples, at random
+    shardio view out/                                24 random samples
     shardio view out/ --class tench -o tench.png
-    shardio view out/ --where 'source_width < 100'   all that is given holds
-    shardio view out/ --count 4 --augmented deit3    what a recipe makes of it
-    shardio view out/ --against imagenet/            beside the images
+    shardio view out/ --where 'source_width < 100'
+    shardio view out/ --count 4 --augmented deit3    draws of a recipe
+    shardio view out/ --against imagenet/            next to the source images
     """
     import numpy as np
 
@@ -72,7 +74,7 @@ def view(
     from shardio.sets.choice import describe_none, make_choice
 
     if augmented is not None and against is not None:
-        raise click.UsageError("--augmented and --against show different things: give one of them")
+        raise click.UsageError("--augmented and --against exclude each other: give one of them")
     shards = open_shards(out, split)
     rng = np.random.default_rng(seed)
     choice = make_choice(labels, keys, where)
@@ -106,7 +108,7 @@ def _damaged(shards: ShardSet) -> list[int]:
 
 
 def _drawn(shards: ShardSet, choice: Choice, rng: np.random.Generator, count: int, per_class: int | None) -> list[int]:
-    """Returns so many of the samples that are meant, at random: of each class, if classes were asked for."""
+    """Returns `count` random samples of the choice, or `per_class` of each class."""
     import numpy as np
 
     from shardio.sets.choice import find_labels
@@ -126,7 +128,7 @@ def _drawn(shards: ShardSet, choice: Choice, rng: np.random.Generator, count: in
 def _augmented(
     shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], chain: str, draws: int, seed: int
 ) -> tuple[Pictures, list[str], int]:
-    """Returns each sample, and so many draws of it: those of the epochs from 0 on."""
+    """Returns each sample followed by its draws in the epochs from 0 on, their captions, and pictures per sample."""
     import numpy as np
     import torch
 
@@ -149,7 +151,7 @@ def _augmented(
 def _beside_sources(
     shards: ShardSet, chosen: Sequence[int], captions: Sequence[str], src: Path
 ) -> tuple[Pictures, list[str]]:
-    """Returns each sample beside the image that it was made of."""
+    """Returns each sample followed by its source image, and their captions."""
     import numpy as np
 
     from shardio.conversion.images.decode import decode_image
@@ -164,7 +166,7 @@ def _beside_sources(
         pictures.append(shards[index].image)
         texts.append(caption)
         source = sources.get(bytes(shards.index["key"][index]))
-        picture, text = np.zeros((8, 8, 3), np.uint8), "not there"
+        picture, text = np.zeros((8, 8, 3), np.uint8), "not found"
         if source is not None:
             try:
                 picture = decode_image(collection.origin.read(source)).pixels

@@ -1,4 +1,4 @@
-"""Pictures as people see them: side by side with captions, as small ones for pages, as files, or in a terminal.
+"""Pictures for people: side by side with captions, as thumbnails for pages, or in a terminal.
 
-Pictures come in as uint8 arrays, and captions as text; images and bytes come out. Nothing here knows a set.
+Pictures come in as uint8 arrays, and captions as text; images and text come out. Nothing here knows a set.
 """

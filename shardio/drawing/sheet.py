@@ -1,23 +1,29 @@
-"""A contact sheet: pictures in rows and columns, each with a caption below it, as one picture."""
+"""A contact sheet: pictures in rows and columns with captions, as one picture. And thumbnails for pages."""
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, features
 
-# Between black and white, so that what lies on it is seen on light and dark pages.
+THUMBNAIL_SIDE = 96
+"""The longer side of a thumbnail, at most. Smaller pictures keep their size."""
+
+_THUMBNAIL_QUALITY = 60
+# Between black and white, so that the sheet can be seen on light and dark pages.
 _GROUND = (40, 44, 52)
 _INK = (225, 228, 232)
 _GAP = 6
 _LINE = 14
 _FONT_SIZE = 11
-_MOST_COLUMNS = 8
-# The longer side of a picture on the sheet, unless it is asked for.
-_LEAST_SIDE, _MOST_SIDE = 96, 224
+_MAX_COLUMNS = 8
+# The longer side of a picture on the sheet, by default.
+_MIN_SIDE, _MAX_SIDE = 96, 224
 
 
 def sheet(
@@ -29,10 +35,10 @@ def sheet(
 ) -> Image.Image:
     """Returns the pictures, uint8 (height, width, channels) of any sizes, side by side in rows of `columns`.
 
-    `captions` has lines of text for each, separated by newlines; lines that are too long end in "...". `side` is the
-    longer side of each picture on the sheet, in pixels; by default pictures of 96 to 224 pixels are shown as they are,
-    smaller ones in whole multiples, so that their pixels can be seen. Raises ValueError if there is no picture, or one
-    has no pixel.
+    `captions` has lines of text for each, separated by newlines; a line that is too long ends in "...". `side` is the
+    longer side of each picture on the sheet, in pixels. By default, pictures of 96 to 224 pixels keep their size, and
+    smaller ones are enlarged in whole multiples, which keeps their pixels visible. Raises ValueError if there is no
+    picture, or a picture has no pixels.
     """
     if not len(pictures):
         raise ValueError("expected at least one picture, found none")
@@ -40,7 +46,7 @@ def sheet(
     if len(texts) != len(pictures):
         raise ValueError(f"expected a caption for each of the {len(pictures)} pictures, found {len(texts)}")
     images = [_shown(picture, side) for picture in pictures]
-    per_row = min(len(images), columns or _MOST_COLUMNS)
+    per_row = min(len(images), columns or _MAX_COLUMNS)
     width = max(image.width for image in images)
     height = max(image.height for image in images)
     lines = max(map(len, texts), default=0)
@@ -58,27 +64,38 @@ def sheet(
 
 
 def as_image(picture: NDArray[np.uint8]) -> Image.Image:
-    """Returns a picture (height, width, channels) in colours if it has three or four channels; else the first, grey."""
-    seen = picture[:, :, :3] if picture.shape[2] in (3, 4) else picture[:, :, 0]
-    return Image.fromarray(np.ascontiguousarray(seen))
+    """Returns a picture (height, width, channels) in color if it has 3 or 4 channels; otherwise channel 0 in grey."""
+    pixels = picture[:, :, :3] if picture.shape[2] in (3, 4) else picture[:, :, 0]
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def thumbnail(picture: NDArray[np.uint8]) -> str:
+    """Returns a picture (height, width, channels) as a data URL, with sides of at most THUMBNAIL_SIDE pixels."""
+    image = as_image(picture).convert("RGB")
+    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX)
+    # WebP takes three quarters of the bytes of a JPEG, but not every build of Pillow has it.
+    kind = "webp" if features.check("webp") else "jpeg"
+    buffer = io.BytesIO()
+    image.save(buffer, kind, quality=_THUMBNAIL_QUALITY)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _shown(picture: NDArray[np.uint8], side: int | None) -> Image.Image:
-    """Returns a picture as it stands on the sheet: in colours if it has them, or else in grey."""
+    """Returns a picture in the size and colors that it has on the sheet."""
     if picture.ndim != 3 or picture.dtype != np.uint8 or not picture.size:
         raise ValueError(f"expected uint8 pictures (height, width, channels), found {picture.dtype} {picture.shape}")
     image = as_image(picture).convert("RGB")
     longer = max(image.size)
     if side is None:
-        side = longer * max(1, -(-_LEAST_SIDE // longer)) if longer <= _MOST_SIDE else _MOST_SIDE
+        side = longer * max(1, -(-_MIN_SIDE // longer)) if longer <= _MAX_SIDE else _MAX_SIDE
     size = tuple(max(1, round(length * side / longer)) for length in image.size)
     # Enlarged pixels stay squares.
     return image.resize((size[0], size[1]), Image.Resampling.NEAREST if side > longer else Image.Resampling.LANCZOS)
 
 
 def _fitting(line: str, width: int, font: Any) -> str:
-    """Returns a line of text, or as much of it as fits with dots behind it."""
-    # The font has no other characters; a box would stand for each.
+    """Returns a line of text, cut to the width."""
+    # The font has only these characters, and draws a box for any other.
     line = line.encode("ascii", "replace").decode()
     if font.getlength(line) <= width:
         return line

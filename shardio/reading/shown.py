@@ -58,7 +58,7 @@ def table_html(facts: Mapping[str, str]) -> str:
 def pictures_html(pictures: Iterable[NDArray[np.uint8]], captions: Iterable[str]) -> str:
     """Returns small pictures in a row; each shows its caption where one points at it. "" without Pillow."""
     try:
-        from shardio.drawing.thumbnails import thumbnail
+        from shardio.drawing.sheet import thumbnail
     except ImportError:
         return ""
     images = (

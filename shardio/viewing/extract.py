@@ -1,4 +1,4 @@
-"""Samples of a set as files that any program opens: a PNG of each, its arrays, and one table of what they are."""
+"""Samples of a set as files for other programs: a PNG of each, its arrays, and a table."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from shardio.drawing.files import png_of
 from shardio.errors import FormatError
 from shardio.format.checksum import crc32
 from shardio.reading.shardset import ShardSet
@@ -21,11 +21,10 @@ from shardio.system.files import make_folder, sweep_temporaries, target_of, writ
 
 LABELS_NAME = "labels.csv"
 
-# Whatever else is in a key, none of it may be a folder, a hidden file, or what a shell or another system reads
-# otherwise.
+# A name made from a key must not be a folder, a hidden file, or special to a shell or another system.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-_LONGEST = 80
-# The files that `extract` writes. A conversion may go on with temporary files of shards in the same folder.
+_MAX_STEM = 80
+# The files that `extract` writes. Temporary files of other commands in the same folder stay.
 _OWN = re.compile(r"[0-9]+(-.*)?\.(png|npy)|" + re.escape(LABELS_NAME))
 
 
@@ -35,11 +34,11 @@ def extract(
     folder: Path,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:
-    """Writes these samples of a split into `folder`, and says in labels.csv, written last, what each file is.
+    """Writes these samples of a split into `folder`, then a labels.csv that describes each file.
 
-    Pixels, masks and images become PNGs, other arrays NPY files, and so do pictures of more channels than PNG has.
-    Returns how many files it wrote. Raises ValueError if the folder has a labels.csv already or is one of the set's
-    own, FormatError for a sample that is not what was published.
+    Pixels, masks and images become PNGs; other arrays, and pictures that PNG cannot hold, become NPY files. Returns the
+    number of files. Raises ValueError if the folder has a labels.csv already or lies in the set, and FormatError for a
+    damaged sample.
     """
     if os.path.lexists(folder / LABELS_NAME):
         raise ValueError(f"{folder}: expected a folder without {LABELS_NAME}, found one: choose another folder")
@@ -77,7 +76,7 @@ def extract(
 
 
 def _row(shards: ShardSet, index: int) -> dict[str, Any]:
-    """Returns what the index says of a sample, copied, as storage that fails must not end the process."""
+    """Returns a sample's row of the index, copied, because failing storage must not end the process."""
     one = np.array([index])
     return {name: shards.column_of(name, one)[0] for name in ("label", "key", "crc32")}
 
@@ -87,8 +86,8 @@ def _pixels(shards: ShardSet, index: int, expected: int) -> NDArray[np.uint8]:
     shards.gather(np.array([index]), pixels[None])
     if (found := crc32(pixels.reshape(-1))) != expected:
         raise FormatError(
-            f"{shards.path}: sample {index}: crc32: expected {expected}, found {found}: `shardio verify` says what "
-            "else is damaged, and how to repair it"
+            f"{shards.path}: sample {index}: crc32: expected {expected}, found {found}: `shardio verify` lists all "
+            "damage and says how to repair it"
         )
     return pixels
 
@@ -101,9 +100,27 @@ def _value(shards: ShardSet, name: str, index: int) -> NDArray[Any]:
 
 
 def _stem(key: bytes) -> str:
-    """Returns the last part of a key without its ending, as it can stand in the name of a file anywhere."""
+    """Returns the last part of a key without its extension, safe in a file name anywhere."""
     name = os.fsdecode(key).rpartition("/")[2]
-    return _UNSAFE.sub("_", name.rpartition(".")[0] or name)[:_LONGEST]
+    return _UNSAFE.sub("_", name.rpartition(".")[0] or name)[:_MAX_STEM]
+
+
+def png_of(picture: NDArray[Any]) -> bytes | None:
+    """Returns a picture (height, width[, channels]) as a PNG with the same numbers; None if PNG cannot hold them.
+
+    PNG holds uint8 of one to four channels, uint16 of one channel, and bool as 0 and 1.
+    """
+    if picture.dtype == np.bool_:
+        picture = picture.view(np.uint8)
+    if picture.ndim == 3 and picture.shape[2] == 1:
+        picture = picture[:, :, 0]
+    is_grey = picture.ndim == 2 and picture.dtype in (np.uint8, np.uint16)
+    is_color = picture.ndim == 3 and picture.dtype == np.uint8 and picture.shape[2] in (2, 3, 4)
+    if not (is_grey or is_color):
+        return None
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(picture)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def _npy(value: NDArray[Any]) -> bytes:

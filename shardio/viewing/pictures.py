@@ -1,24 +1,30 @@
-"""The pictures of a whole set: all its splits opened, and samples of one read in a row."""
+"""The pictures of a set: all its splits opened, samples of one split read in a row, and thumbnails of its classes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.drawing.sheet import thumbnail
 from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import ShardSet
 from shardio.sets.levels import first_split
 
-# Bytes of pictures that are read at a time, about.
+# Approximate bytes of pictures read at a time.
 _BATCH_NBYTES = 16 << 20
+# Limits of a gallery, so that a page stays below 20 MB. A thumbnail takes about 3 kB.
+_GALLERY_NBYTES = 12_000_000
+_MAX_THUMBNAILS = 4000
+_MAX_PER_CLASS = 24
 
 
 def open_splits(path: str | os.PathLike[str]) -> dict[str, ShardSet]:
-    """Opens all splits of the set in the folder `path`: the one that models are trained with first, then by name."""
+    """Opens all splits of the set in the folder `path`: first the one for training, then the others by name."""
     folder = Path(path)
     manifest = load_manifest(folder)
     first = first_split(manifest.splits)
@@ -27,8 +33,10 @@ def open_splits(path: str | os.PathLike[str]) -> dict[str, ShardSet]:
 
 
 def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-    """Yields the pictures (height, width, channels) of these samples, in this order. Each is valid until the next is
-    asked for. Errors are those of `ShardSet.gather`."""
+    """Yields the pictures (height, width, channels) of these samples, in this order.
+
+    A picture is valid until the next one is requested. Errors are those of `ShardSet.gather`.
+    """
     size = max(1, _BATCH_NBYTES // shards.row_nbytes)
     out = np.empty((min(size, len(indices)), *shards.sample_shape), np.uint8)
     shards.expect_random_reads()
@@ -38,3 +46,46 @@ def read_pictures(shards: ShardSet, indices: NDArray[np.int64]) -> Iterator[NDAr
         shards.will_read(indices[start + size : start + 2 * size])
         shards.gather(some, out[: len(some)])
         yield from out[: len(some)]
+
+
+def keys_of(shards: ShardSet, indices: Sequence[int]) -> list[str]:
+    """Returns the keys of these samples."""
+    return [os.fsdecode(bytes(key)) for key in shards.column_of("key", np.array(indices, np.int64))]
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A sample with its small picture, a data URL."""
+
+    index: int
+    key: str
+    url: str
+
+
+def make_gallery(shards: ShardSet, labels: NDArray[np.int64], wanted: Sequence[int]) -> dict[int, list[Thumbnail]]:
+    """Returns thumbnails by label, spread over the split; `labels` has the label of each of its samples.
+
+    If there is not room for all `wanted` labels, the labels with thumbnails are spread evenly among them.
+    """
+    order = np.argsort(labels, kind="stable")
+    order = order[np.isin(labels[order], np.array(wanted, np.int64))]
+    present, starts = np.unique(labels[order], return_index=True)
+    members = np.split(order, starts[1:])
+    per_class = min(max(1, _MAX_THUMBNAILS // max(1, len(present))), _MAX_PER_CLASS)
+    chosen = [members[i][_evenly(len(members[i]), per_class)] for i in _evenly(len(present), _MAX_THUMBNAILS)]
+    indices = np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
+    gallery: dict[int, list[Thumbnail]] = {}
+    nbytes = 0
+    pictures, keys = read_pictures(shards, indices), keys_of(shards, indices.tolist())
+    for index, key, picture in zip(indices.tolist(), keys, pictures, strict=True):
+        url = thumbnail(picture)
+        gallery.setdefault(int(labels[index]), []).append(Thumbnail(index, key, url))
+        nbytes += len(url)
+        if nbytes > _GALLERY_NBYTES:
+            break
+    return gallery
+
+
+def _evenly(count: int, most: int) -> NDArray[np.int64]:
+    """Returns at most `most` of the numbers below `count`, ascending and evenly spaced."""
+    return np.arange(min(count, most)) * count // max(1, min(count, most))

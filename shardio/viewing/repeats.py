@@ -1,74 +1,116 @@
-"""Samples that a set has more than once: equal ones, by the checksums of all, and alike ones, among those looked at.
+"""Samples that a set has more than once: equal ones among all, and pictures that look alike among those read.
 
-What repeats under another label, or in another split, is likely to be an error of the collection.
+A repeat with another label, or in another split, is probably an error of the collection.
+
+Pictures that look alike are found by dHash (Neal Krawetz, "Kind of Like That", hackerfactor.com, 2013): 64 bits that
+mark where a small grey picture becomes brighter to the right. Hashes are close if they differ in few bits. To find
+close pairs, the hashes are sorted four times, each time by another quarter of their bits first: two hashes that differ
+in at most three bits agree in at least one quarter, and are neighbors in that order.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from shardio.drawing.sheet import as_image
 from shardio.reading.shardset import ShardSet
-from shardio.viewing.alike import close_pairs, fields_of, join, look_alike, tells
 from shardio.viewing.pictures import read_pictures
 
-# Pictures that are compared with others, at most: of each kind of repeats, and of one checksum or key.
-_MOST_COMPARED = 4000
-_MOST_OF_A_GROUP = 200
-_MOST_KEYS = 1000
+MAX_BITS = 3
+"""Close hashes differ in at most this many bits. With more bits than quarters - 1, no quarter need agree."""
+
+_QUARTERS = 4
+_QUARTER_BITS = 16
+# A hash is compared with this many neighbors at most, so that a set of flat pictures with equal hashes stays fast.
+_WINDOW = 256
+# The differences in a flat picture are noise: with fewer bits set, or unset, its hash says nothing.
+_MIN_BITS = 6
+# Pictures with close hashes look alike if their 16 x 16 fields differ by at most 8 grey levels on average.
+_FIELDS = 16
+_MAX_DIFFERENCE = 8.0
+# Pictures that are compared at most: of each kind of repeats, and with one checksum or key.
+_MAX_COMPARED = 4000
+_MAX_OF_GROUP = 200
+_MAX_KEYS = 1000
+
+_BITS_OF = np.array([bin(number).count("1") for number in range(1 << 16)], np.uint8)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The samples of a split that were looked at, ascending, and the hashes of their pictures."""
+class HashedSamples:
+    """The samples of a split that were read, ascending, and the dHash of each picture."""
 
     indices: NDArray[np.int64]
     hashes: NDArray[np.uint64]
 
 
 @dataclass(frozen=True, order=True)
-class Member:
+class RepeatedSample:
+    """A sample of a group."""
+
     split: str
     index: int
     label: int
 
 
 @dataclass(frozen=True)
-class Group:
-    """Two or more samples that have the same pixels (`equal`), or look alike."""
+class RepeatGroup:
+    """Two or more samples with the same pixels (`equal`), or that look alike."""
 
     equal: bool
-    members: tuple[Member, ...]
+    samples: tuple[RepeatedSample, ...]
 
     @property
     def labels_differ(self) -> bool:
-        return len({member.label for member in self.members}) > 1
+        return len({sample.label for sample in self.samples}) > 1
 
     @property
     def splits_differ(self) -> bool:
-        return len({member.split for member in self.members}) > 1
+        return len({sample.split for sample in self.samples}) > 1
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """`groups` begin with those under different labels, then those in different splits. `keys` are groups of samples
-    that have one key in a split and differ in their labels."""
+    """All groups of a set: first those with different labels, then those in different splits."""
 
-    groups: tuple[Group, ...]
-    keys: tuple[Group, ...]
+    groups: tuple[RepeatGroup, ...]
+    keys: tuple[RepeatGroup, ...]
+    """Samples of one split that have the same key and different labels."""
     num_not_compared: int
-    """Samples with the checksum, or pairs with the hash, of another one that were too many to be compared."""
+    """Samples with equal checksums and pairs with close hashes beyond the number that is compared."""
 
 
-class _Samples:
-    """All samples of all splits under one number each."""
+def hash_picture(image: Image.Image) -> int:
+    """Returns the picture's dHash, 64 bits."""
+    greys = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX))
+    return int.from_bytes(np.packbits(greys[:, 1:] > greys[:, :-1]).tobytes(), "big")
+
+
+def find_repeats(
+    splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]], hashed: Mapping[str, HashedSamples]
+) -> Repeats:
+    """Finds the repeats in these splits, whose labels are `labels`. Only `hashed` samples can look alike."""
+    samples = _AllSamples(splits, labels)
+    equal, left_equal = _find_equal(samples)
+    duplicates = {number for group in equal for number in group[1:]}
+    alike, left_alike = _find_alike(samples, hashed, duplicates)
+    groups = [RepeatGroup(is_equal, tuple(map(samples.sample, group))) for is_equal, group in _merged(equal, alike)]
+    groups.sort(key=lambda group: (not group.labels_differ, not group.splits_differ, not group.equal, group.samples))
+    keys = islice(_find_keys(splits, labels), _MAX_KEYS)
+    return Repeats(tuple(groups), tuple(keys), left_equal + left_alike)
+
+
+class _AllSamples:
+    """The samples of all splits, numbered through."""
 
     def __init__(self, splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]]) -> None:
         self.names = list(splits)
@@ -76,61 +118,50 @@ class _Samples:
         self.labels = np.concatenate(list(labels.values()))
         self.starts = np.cumsum([0, *map(len, splits.values())])
 
-    def member(self, number: int) -> Member:
-        place, index = self.locate(number)
-        return Member(self.names[place], index, int(self.labels[number]))
+    def sample(self, number: int) -> RepeatedSample:
+        place, index = self._locate(number)
+        return RepeatedSample(self.names[place], index, int(self.labels[number]))
 
-    def locate(self, number: int) -> tuple[int, int]:
+    def _locate(self, number: int) -> tuple[int, int]:
         place = int(np.searchsorted(self.starts, number, "right")) - 1
         return place, number - int(self.starts[place])
 
-    def column(self, name: str) -> NDArray[np.uint32]:
-        return np.concatenate([shards.column_of(name, np.arange(len(shards))) for shards in self.splits.values()])
+    def crc32s(self) -> NDArray[np.uint32]:
+        return np.concatenate([shards.column_of("crc32", np.arange(len(shards))) for shards in self.splits.values()])
 
     def read(self, numbers: list[int]) -> Iterator[NDArray[np.uint8]]:
         """Yields the pictures of ascending numbers."""
-        places = [self.locate(number) for number in numbers]
+        located = [self._locate(number) for number in numbers]
         for place, name in enumerate(self.names):
-            yield from read_pictures(
-                self.splits[name], np.array([index for at, index in places if at == place], np.int64)
-            )
-
-
-def find_repeats(
-    splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]], seen: Mapping[str, Seen]
-) -> Repeats:
-    """Finds what repeats in these splits, whose labels are `labels`. Alike pictures are searched among those `seen`."""
-    samples = _Samples(splits, labels)
-    equal, left_equal = _find_equal(samples)
-    again = {number for group in equal for number in group[1:]}
-    alike, left_alike = _find_alike(samples, seen, again)
-    groups = [Group(is_equal, tuple(map(samples.member, group))) for is_equal, group in _merged(equal, alike)]
-    groups.sort(key=lambda group: (not group.labels_differ, not group.splits_differ, not group.equal, group.members))
-    keys = islice(_find_keys(splits, labels), _MOST_KEYS)
-    return Repeats(tuple(groups), tuple(keys), left_equal + left_alike)
+            indices = [index for at, index in located if at == place]
+            yield from read_pictures(self.splits[name], np.array(indices, np.int64))
 
 
 def _merged(equal: list[list[int]], alike: list[list[int]]) -> Iterator[tuple[bool, list[int]]]:
-    """Yields all groups, and whether each has equal pictures alone. Equal pictures join the group of the first."""
+    """Yields all groups, and whether all pictures of the group are equal.
+
+    Equal pictures join the group that their first picture looks alike with.
+    """
     others = {group[0]: group for group in equal}
     for group in alike:
-        members = sorted(number for one in group for number in others.pop(one, [one]))
-        yield False, members
+        yield False, sorted(number for one in group for number in others.pop(one, [one]))
     for group in others.values():
         yield True, group
 
 
-def _find_equal(samples: _Samples) -> tuple[list[list[int]], int]:
-    """Returns groups of equal pictures, and how many samples were not compared. Checksums of four bytes tell which may
-    be equal: among a million samples, a hundred pairs have one by chance."""
-    crc32s = samples.column("crc32")
+def _find_equal(samples: _AllSamples) -> tuple[list[list[int]], int]:
+    """Returns groups of equal pictures, and how many samples were not compared.
+
+    A checksum only selects candidates: among a million samples, about a hundred pairs share one by chance.
+    """
+    crc32s = samples.crc32s()
     order = np.argsort(crc32s, kind="stable")
     candidates = [order[start:stop] for start, stop in _runs(crc32s[order])]
     candidates.sort(key=lambda group: (len(np.unique(samples.labels[group])) < 2, int(group[0])))
     chosen: list[int] = []
     left = 0
     for group in candidates:
-        room = min(_MOST_OF_A_GROUP, _MOST_COMPARED - len(chosen))
+        room = min(_MAX_OF_GROUP, _MAX_COMPARED - len(chosen))
         chosen += group[:room].tolist()
         left += len(group[room:])
     chosen.sort()
@@ -140,34 +171,101 @@ def _find_equal(samples: _Samples) -> tuple[list[list[int]], int]:
     return [group for group in same.values() if len(group) > 1], left
 
 
-def _find_alike(samples: _Samples, seen: Mapping[str, Seen], again: set[int]) -> tuple[list[list[int]], int]:
-    """Returns groups of pictures that look alike, without those of `again`, and how many pairs were not compared."""
-    numbers = np.concatenate([seen[name].indices + start for name, start in zip(seen, samples.starts, strict=False)])
-    hashes = np.concatenate([some.hashes for some in seen.values()])
-    wanted = tells(hashes) & ~np.isin(numbers, np.array(sorted(again), np.int64))
+def _find_alike(
+    samples: _AllSamples, hashed: Mapping[str, HashedSamples], duplicates: set[int]
+) -> tuple[list[list[int]], int]:
+    """Returns groups of pictures that look alike, without `duplicates`, and how many pairs were not compared."""
+    starts = samples.starts[: len(hashed)]
+    numbers = np.concatenate([some.indices + start for some, start in zip(hashed.values(), starts, strict=True)])
+    hashes = np.concatenate([some.hashes for some in hashed.values()])
+    wanted = ~_is_flat(hashes) & ~np.isin(numbers, np.array(sorted(duplicates), np.int64))
     numbers, hashes = numbers[wanted], hashes[wanted]
     pairs = [(int(numbers[one]), int(numbers[other])) for one, other in close_pairs(hashes)]
     pairs.sort(key=lambda pair: (samples.labels[pair[0]] == samples.labels[pair[1]], pair))
-    left = max(0, len(pairs) - _MOST_COMPARED // 2)
-    pairs = pairs[: _MOST_COMPARED // 2]
+    left = max(0, len(pairs) - _MAX_COMPARED // 2)
+    pairs = pairs[: _MAX_COMPARED // 2]
     needed = sorted({number for pair in pairs for number in pair})
-    fields = {n: fields_of(picture) for n, picture in zip(needed, samples.read(needed), strict=True)}
-    return join(pair for pair in pairs if look_alike(fields[pair[0]], fields[pair[1]])), left
+    fields = {number: _fields(picture) for number, picture in zip(needed, samples.read(needed), strict=True)}
+    close = [pair for pair in pairs if np.abs(fields[pair[0]] - fields[pair[1]]).mean() <= _MAX_DIFFERENCE]
+    return join(close), left
 
 
-def _find_keys(splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]]) -> Iterator[Group]:
-    """Yields groups of samples of one key, in one split, whose labels differ."""
+def _is_flat(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    bits = _count_bits(hashes)
+    return (bits < _MIN_BITS) | (bits > 64 - _MIN_BITS)
+
+
+def _count_bits(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Returns how many bits of each number are set."""
+    parts = np.ascontiguousarray(numbers).view(np.uint16).reshape(-1, 4)
+    counts: NDArray[np.int64] = _BITS_OF[parts].sum(axis=1, dtype=np.int64)
+    return counts
+
+
+def _fields(picture: NDArray[np.uint8]) -> NDArray[np.int16]:
+    """Returns the mean colors of a picture in 16 x 16 fields."""
+    return np.asarray(as_image(picture).resize((_FIELDS, _FIELDS), Image.Resampling.BOX)).astype(np.int16)
+
+
+def close_pairs(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Returns the pairs (n, 2) of indices whose hashes differ in at most MAX_BITS bits, each once, ascending.
+
+    Of indices with equal hashes, each is paired only with the first.
+    """
+    values, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    repeated = np.flatnonzero(first[inverse] != np.arange(len(hashes)))
+    pairs = [np.stack([first[inverse[repeated]], repeated], axis=1)]
+    for quarter in range(_QUARTERS):
+        shift = np.uint64(quarter * _QUARTER_BITS)
+        rotated = (values << shift) | (values >> (np.uint64(64) - shift) if shift else np.uint64(0))
+        order = np.argsort(rotated)
+        leading = rotated[order] >> np.uint64(64 - _QUARTER_BITS)
+        near = np.arange(len(values))
+        for step in range(1, _WINDOW):
+            near = near[near + step < len(values)]
+            near = near[leading[near] == leading[near + step]]
+            if not len(near):
+                break
+            one, other = order[near], order[near + step]
+            close = _count_bits(values[one] ^ values[other]) <= MAX_BITS
+            pairs.append(np.stack([first[one[close]], first[other[close]]], axis=1))
+    lower, higher = np.sort(np.concatenate(pairs), axis=1).T
+    # One number for each pair: np.unique of rows takes ten times as long.
+    found = np.unique(lower * len(hashes) + higher)
+    return np.stack(np.divmod(found, max(1, len(hashes))), axis=1)
+
+
+def join(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Returns the groups that the pairs connect, each ascending."""
+    parents: dict[int, int] = {}
+
+    def root(number: int) -> int:
+        while (parent := parents.setdefault(number, number)) != number:
+            parents[number] = number = parents[parent]
+        return number
+
+    for one, other in pairs:
+        lower, higher = sorted((root(one), root(other)))
+        parents[higher] = lower
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for number in sorted(parents):
+        groups[root(number)].append(number)
+    return [group for _, group in sorted(groups.items()) if len(group) > 1]
+
+
+def _find_keys(splits: Mapping[str, ShardSet], labels: Mapping[str, NDArray[np.int64]]) -> Iterator[RepeatGroup]:
+    """Yields groups of samples of one split that have the same key and different labels."""
     for name, shards in splits.items():
         keys = shards.column_of("key", np.arange(len(shards)))
         order = np.argsort(keys, kind="stable")
         for start, stop in _runs(keys[order]):
-            members = order[start:stop][:_MOST_OF_A_GROUP]
+            members = order[start:stop][:_MAX_OF_GROUP]
             if keys[members[0]] and len(np.unique(labels[name][members])) > 1:
-                yield Group(False, tuple(Member(name, int(i), int(labels[name][i])) for i in members))
+                yield RepeatGroup(False, tuple(RepeatedSample(name, int(i), int(labels[name][i])) for i in members))
 
 
 def _runs(values: NDArray[Any]) -> list[tuple[int, int]]:
-    """Returns where two or more equal values stand one after the other: (start, stop)."""
+    """Returns (start, stop) of each run of two or more equal values."""
     changes = np.flatnonzero(values[1:] != values[:-1]) + 1
     starts, stops = np.concatenate([[0], changes]), np.concatenate([changes, [len(values)]])
     long = stops - starts > 1

@@ -1,67 +1,210 @@
-"""`shardio report`: one page about a set. Facts are found, pictures drawn, and the page put together."""
+"""`shardio report`: one HTML page about a set, with everything it needs inside.
+
+Names, keys and the provenance come from others. The template escapes all text, the script only ever makes text of it,
+and the page's policy names the hashes of its style and its script, so that a browser runs nothing else.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from shardio.drawing.thumbnails import thumbnail
+from shardio.drawing.sheet import thumbnail
+from shardio.errors import printable, shortened
+from shardio.format.manifest import Manifest
 from shardio.reading.shardset import ShardSet
-from shardio.viewing.facts import Facts, OnProgress, find_facts
-from shardio.viewing.gallery import make_gallery
-from shardio.viewing.page.document import listed_classes, make_page
-from shardio.viewing.page.sections import MOST_GROUPS, MOST_MEMBERS, Looks, Refused
-from shardio.viewing.pictures import read_pictures
-from shardio.viewing.repeats import Member
+from shardio.system.amounts import bytes_text, counted
+from shardio.viewing.overview import LabelCounts, OnProgress, SetOverview, make_overview
+from shardio.viewing.pictures import Thumbnail, keys_of, make_gallery, read_pictures
+from shardio.viewing.repeats import RepeatedSample
+
+# The page shows the start of longer lists, and says how many there are.
+MAX_REFUSED = 200
+_MAX_GROUPS = 60
+_MAX_OF_GROUP = 6
+_MAX_ROWS = 20_000
+_MAX_FACTS = 300
+_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Report:
-    page: bytes
-    """The HTML, which needs nothing else."""
-    facts: Facts
+class RefusedImage:
+    """An image that a conversion refused. `picture` is a data URL, or None."""
+
+    split: str
+    key: str
+    reason: str
+    detail: str
+    picture: str | None = None
+
+
+@dataclass(frozen=True)
+class SampleCard:
+    """How the page shows a repeated sample."""
+
+    class_name: str
+    key: str
+    picture: str
 
 
 def make_report(
     splits: Mapping[str, ShardSet],
     *,
     num_pictures: int,
-    refused: Sequence[Refused],
+    refused: Sequence[RefusedImage],
     source_given: bool,
     on_progress: OnProgress | None = None,
-) -> Report:
-    """Returns the report of a set, all of whose splits `open_splits` has opened. It looks at `num_pictures` for what
-    takes pixels.
+) -> tuple[bytes, SetOverview]:
+    """Returns the page about a set, whose splits `open_splits` has opened, and the numbers on it.
 
     `refused` are the images of its rejects.jsonl. Errors are those of `ShardSet.gather`.
     """
-    facts = find_facts(splits, num_pictures, on_progress)
+    overview = make_overview(splits, num_pictures, on_progress)
     first = next(iter(splits.values()))
-    listed = listed_classes(facts.classes)
+    listed = _listed(overview.classes)
     gallery = make_gallery(first, first.labels_of(np.arange(len(first))), [one.label for one in listed])
-    indices = [shown.index for some in gallery.values() for shown in some]
-    keys = dict(zip(indices, _keys(first, indices), strict=True))
-    members = [one for group in facts.repeats.groups[:MOST_GROUPS] for one in group.members[:MOST_MEMBERS]]
-    members += [group.members[0] for group in facts.repeats.keys[:MOST_GROUPS]]
-    name = os.path.basename(first.folder)
-    looks = dict(_looks(splits, members))
-    return Report(make_page(name, facts, listed, gallery, keys, looks, refused, source_given), facts)
+    groups = overview.repeats.groups[:_MAX_GROUPS]
+    repeated = [sample for group in groups for sample in group.samples[:_MAX_OF_GROUP]]
+    repeated += [group.samples[0] for group in overview.repeats.keys[:_MAX_GROUPS]]
+    page = (
+        _environment()
+        .get_template("report.html")
+        .render(
+            name=os.path.basename(first.folder),
+            overview=overview,
+            manifest=overview.manifest,
+            style=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
+            script=Markup((_HERE / "report.js").read_text(encoding="utf-8")),
+            num_samples=[f"{split.name} {split.num_samples:,}" for split in overview.splits],
+            split_names=[shortened(split.name, 30) for split in overview.splits],
+            num_listed=len(listed),
+            num_empty=sum(not any(one.counts) for one in overview.classes),
+            num_with_pictures=len(gallery),
+            rows=list(_rows(overview.manifest, listed, gallery)),
+            normalize=normalize_lines(overview),
+            cards=dict(_cards(splits, repeated)),
+            max_groups=_MAX_GROUPS,
+            max_of_group=_MAX_OF_GROUP,
+            refused=refused,
+            max_refused=MAX_REFUSED,
+            reasons=Counter(image.reason for image in refused).most_common(20),
+            source_given=source_given,
+            changes=list(_changes(overview.manifest.provenance)),
+            provenance=list(_flat(overview.manifest.provenance)),
+            max_facts=_MAX_FACTS,
+        )
+    )
+    return page.encode(), overview
 
 
-def _keys(shards: ShardSet, indices: Sequence[int]) -> list[str]:
-    return [os.fsdecode(bytes(key)) for key in shards.column_of("key", np.array(indices, np.int64))]
+def normalize_lines(overview: SetOverview) -> str:
+    """Returns the lines to paste into a training script."""
+    mean, std = (", ".join(f"{n:.4f}" for n in numbers) for numbers in (overview.levels.mean, overview.levels.std))
+    comma = "," if len(overview.levels.mean) == 1 else ""
+    return f"from shardio.augment import Normalize\nNormalize(mean=({mean}{comma}), std=({std}{comma}))"
 
 
-def _looks(splits: Mapping[str, ShardSet], members: Iterable[Member]) -> Iterable[tuple[Member, Looks]]:
-    wanted = sorted(set(members))
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
+    )
+    environment.globals |= {"number": _number, "percent": _percent}
+    environment.filters |= {
+        "bytes": bytes_text,
+        "commas": "{:,}".format,
+        "counted": counted,
+        "foreign": _foreign,
+        "policy_hash": _policy_hash,
+        "shortened": shortened,
+    }
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    return environment
+
+
+def _foreign(text: str, most: int = 120) -> Markup:
+    """Returns text that others wrote, which has a direction of writing of its own."""
+    return Markup("<bdi>{}</bdi>").format(shortened(text, most))
+
+
+def _number(value: float) -> str:
+    """Returns a number with three significant digits."""
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _percent(share: float) -> str:
+    return f"{_number(100 * share)}%"
+
+
+def _policy_hash(text: str) -> str:
+    """Returns the hash of a style or a script as a Content-Security-Policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _listed(classes: Sequence[LabelCounts]) -> Sequence[LabelCounts]:
+    """Returns the classes of the table: all of them, or the smallest and the largest, ordered by label."""
+    if len(classes) <= _MAX_ROWS:
+        return classes
+    ordered = sorted(classes, key=lambda one: sum(one.counts))
+    half = _MAX_ROWS // 2
+    return sorted([*ordered[:half], *ordered[-half:]], key=lambda one: one.label)
+
+
+def _rows(
+    manifest: Manifest, listed: Sequence[LabelCounts], gallery: Mapping[int, Sequence[Thumbnail]]
+) -> Iterator[list[Any]]:
+    """Yields for each class [label, name, name for people, counts of each split, [[index, key, picture], ...]]."""
+    for one in listed:
+        label = one.label
+        names = [
+            shortened(some[label], 80) if 0 <= label < len(some) else ""
+            for some in (manifest.classes, manifest.class_names)
+        ]
+        shown = [[some.index, shortened(some.key, 100), some.url] for some in gallery.get(label, ())]
+        # JavaScript has no integers beyond 2**53.
+        yield [label if abs(label) < 1 << 53 else str(label), *names, one.counts, shown]
+
+
+def _cards(
+    splits: Mapping[str, ShardSet], repeated: Iterable[RepeatedSample]
+) -> Iterator[tuple[RepeatedSample, SampleCard]]:
+    wanted = sorted(set(repeated))
     for name, shards in splits.items():
-        some = [member for member in wanted if member.split == name]
-        indices = [member.index for member in some]
+        some = [sample for sample in wanted if sample.split == name]
+        indices = [sample.index for sample in some]
         pictures = read_pictures(shards, np.array(indices, np.int64))
-        for member, key, picture in zip(some, _keys(shards, indices), pictures, strict=True):
-            called = shards.class_names
-            label = called[member.label] if 0 <= member.label < len(called) else str(member.label)
-            yield member, Looks(label, key, thumbnail(picture))
+        for sample, key, picture in zip(some, keys_of(shards, indices), pictures, strict=True):
+            names, label = shards.class_names, sample.label
+            class_name = names[label] if 0 <= label < len(names) else str(label)
+            yield sample, SampleCard(class_name, key, thumbnail(picture))
+
+
+def _changes(provenance: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the operations that made the set from others, in the order in which they were done."""
+    earlier = provenance.get("earlier")
+    for step in [*(earlier if isinstance(earlier, list) else []), provenance.get("change")]:
+        if isinstance(step, dict):
+            yield str(step.get("operation"))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value if isinstance(value, str) else json.dumps(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import re
 from unicodedata import east_asian_width
 
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.drawing.sheet import sheet
-from shardio.drawing.terminal import graphics_of, in_blocks, in_terminal
+from shardio.drawing.terminal import in_blocks
 
 
 def flat(colour: tuple[int, ...], height: int = 128, width: int = 128) -> NDArray[np.uint8]:
@@ -70,20 +68,6 @@ def test_wrong_pictures_and_captions_are_refused() -> None:
         sheet([np.zeros((2, 2, 3))])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize(
-    ("variables", "graphics"),
-    [
-        ({"TERM": "xterm-256color"}, "blocks"),
-        ({}, "blocks"),
-        ({"TERM": "xterm-kitty"}, "kitty"),
-        ({"TERM_PROGRAM": "iTerm.app"}, "iterm"),
-        ({"TERM_PROGRAM": "iTerm.app", "TMUX": "/tmp/x"}, "blocks"),
-    ],
-)
-def test_a_terminal_is_known_by_its_variables(variables: dict[str, str], graphics: str) -> None:
-    assert graphics_of(variables) == graphics
-
-
 def test_half_blocks_fit_the_terminal_and_show_the_colours() -> None:
     lines = list(in_blocks([flat((10, 20, 30), 100, 200)], [""], 80))
     assert len(lines) == 22
@@ -121,14 +105,3 @@ def test_captions_are_text_below_pictures_of_20_cells_or_more(
     if per_row == 1 and width > 20:
         assert rb"train/\u732b".decode("unicode_escape") in "".join(lines)
         assert r"\x07\x1b[31m/n01440764" in "".join(lines)
-
-
-def test_graphics_carry_the_whole_picture() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (80, 90, 3), dtype=np.uint8)
-    (kitty,) = in_terminal(Image.fromarray(noise), "kitty")
-    chunks = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", kitty)
-    assert [keys[-1] for keys, _ in chunks] == ["1"] * (len(chunks) - 1) + ["0"]
-    assert max(len(data) for _, data in chunks) <= 4096
-    (iterm,) = in_terminal(Image.fromarray(noise), "iterm")
-    for data in ("".join(data for _, data in chunks), iterm.partition(":")[2].rstrip("\x07")):
-        np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), noise)

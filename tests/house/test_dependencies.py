@@ -34,6 +34,7 @@ def packages_of(module: str) -> set[str]:
                 "cli.pictures",
             },
         ),
+        ("jinja2", {"viewing"}),
         ("simplejpeg", {"conversion.images.decode"}),
         ("scipy", {"conversion.sources.ilsvrc"}),
         ("distributed", {"conversion.engines.dask_cluster"}),

@@ -14,7 +14,7 @@ from shardio import __version__
 
 MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "shardio").rglob("*.py"))
 KERNELS = [f"shardio/kernels/{name}.cpython-311-x86_64-linux-gnu.so" for name in sorted(check_wheel.KERNELS)]
-WHOLE = [*MODULES, *KERNELS, "shardio/py.typed", "shardio-0.1.0.dist-info/METADATA"]
+WHOLE = [*MODULES, *KERNELS, *check_wheel.DATA, "shardio-0.1.0.dist-info/METADATA"]
 
 
 def text_of(name: str) -> str:
@@ -38,7 +38,7 @@ def test_the_conda_recipe_needs_what_the_package_needs() -> None:
 def test_the_lowest_versions_are_those_that_the_package_allows() -> None:
     pins = dict(re.findall(r"^([\w-]+)==([\d.]+)$", text_of("constraints-lowest.txt"), re.MULTILINE))
     least = dict(re.findall(r'"([\w-]+)>=([\d.]+)["; ]', text_of("pyproject.toml")))
-    needed = {"torch", "numpy", "pillow", "simplejpeg", "tqdm", "click", "zlib-ng", "pytest", "pytest-xdist"}
+    needed = {"torch", "numpy", "pillow", "simplejpeg", "tqdm", "click", "jinja2", "zlib-ng", "pytest", "pytest-xdist"}
     assert needed | {"pyarrow", "scipy", "distributed", "fsspec", "aiohttp"} == set(pins)
     for name, version in pins.items():
         numbers, lowest = (tuple(map(int, text.split("."))) for text in (version, least[name]))
@@ -52,10 +52,11 @@ def test_the_lowest_versions_are_those_that_the_package_allows() -> None:
         (WHOLE, ""),
         ([name for name in WHOLE if "_pixels" not in name or name in MODULES], "lacks the kernel _pixels"),
         ([name for name in WHOLE if name != "shardio/loading/cuda.py"], "lacks shardio/loading/cuda.py"),
+        ([name for name in WHOLE if name != "shardio/viewing/report.html"], "lacks shardio/viewing/report.html"),
         ([*WHOLE, "shardio/kernels/_rowcopy.c"], "has shardio/kernels/_rowcopy.c, which no user needs"),
         ([*WHOLE, "tests/conftest.py"], "has tests/conftest.py, which no user needs"),
     ],
-    ids=["whole", "no kernel", "no module", "a source", "a test"],
+    ids=["whole", "no kernel", "no module", "no template", "a source", "a test"],
 )
 def test_a_wheel_is_looked_into(names: list[str], fault: str) -> None:
     faults = check_wheel.faults_of_wheel(names)

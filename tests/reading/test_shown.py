@@ -85,7 +85,7 @@ def test_html_without_pillow_or_with_storage_that_fails_is_the_table(
     with monkeypatch.context() as patch:
         patch.setattr(ShardSet, "gather", fail)
         assert shards._repr_html_().endswith("</table>")
-    monkeypatch.setitem(sys.modules, "shardio.drawing.thumbnails", None)
+    monkeypatch.setitem(sys.modules, "shardio.drawing.sheet", None)
     assert shards._repr_html_().endswith("</table>")
 
 

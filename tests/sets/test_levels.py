@@ -17,7 +17,7 @@ from shardio.format.manifest_file import load_manifest
 from shardio.reading.shardset import open_shards
 from shardio.sets import levels as levels_module
 from shardio.sets.levels import Levels, chosen_samples, first_split, measure_levels, stored_levels
-from shardio.viewing.facts import find_facts
+from shardio.viewing.overview import make_overview
 from shardio.viewing.pictures import open_splits
 
 
@@ -74,7 +74,7 @@ def test_a_report_tells_no_levels_of_damaged_pixels(tmp_path: Path) -> None:
         writer.append(np.zeros((8, 8, 3), np.uint8), 0)
     flip(tmp_path / "out" / "train-00000.npy")
     with pytest.raises(FormatError, match=r"train-00000\.npy: sample 0"):
-        find_facts(open_splits(tmp_path / "out"), num_pictures=1)
+        make_overview(open_splits(tmp_path / "out"), num_pictures=1)
 
 
 def test_a_changed_set_does_not_tell_the_levels_of_other_pixels(tmp_path: Path) -> None:

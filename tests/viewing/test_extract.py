@@ -17,9 +17,9 @@ from PIL import Image
 
 from shardio.cli.main import cli
 from shardio.conversion.writing.set_writer import ShardWriter
-from shardio.drawing.files import png_of
 from shardio.reading.shardset import open_shards
 from shardio.system.files import AtomicFile, target_of
+from shardio.viewing.extract import png_of
 
 
 def call(*words: object) -> Result:

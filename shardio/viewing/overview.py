@@ -1,0 +1,245 @@
+"""The numbers of a report: classes and sizes of all samples, and levels of some of their pictures.
+
+The index is read whole. Pictures are many bytes, so only a fixed choice of them is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.drawing.sheet import as_image
+from shardio.format.manifest import Manifest
+from shardio.order.permutation import Permutation
+from shardio.reading.shardset import ShardSet
+from shardio.sets.history import conversions_of
+from shardio.sets.levels import Levels, chosen_samples, measure_levels, sound_pictures, stored_levels
+from shardio.viewing.pictures import read_pictures
+from shardio.viewing.repeats import HashedSamples, Repeats, find_repeats, hash_picture
+
+OnProgress = Callable[[int, int], None]
+"""Is called with the number of pictures that were read, and the number of all that will be."""
+
+_MAX_BINS = 40
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Numbers in bins: `counts` between `edges`. `ticks` are the places in `edges` to label."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    ticks: tuple[int, ...]
+    quantiles: tuple[float, ...]
+    """Minimum, 5%, median, 95% and maximum."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+def histogram_of_shares(values: NDArray[Any]) -> Histogram | None:
+    """Returns a histogram of numbers from 0 to 1; None if there are none."""
+    return _histogram(values, np.linspace(0, 1, 21), range(0, 21, 5)) if len(values) else None
+
+
+def histogram_of_counts(values: NDArray[Any]) -> Histogram | None:
+    """Returns a histogram of whole numbers; None if there are none."""
+    if not len(values):
+        return None
+    low, high = int(values.min()), int(values.max())
+    steps = (nice * 10**power for power in count() for nice in (1, 2, 5))
+    step = next(step for step in steps if step * _MAX_BINS > high - low)
+    first, last = low // step, high // step + 1
+    every = 1 if last - first < 8 else 5 if last - first <= 20 else 10
+    ticks = [number - first for number in range(first, last + 1) if number % every == 0]
+    return _histogram(values, np.arange(first, last + 1) * step, ticks)
+
+
+def histogram_of_sizes(values: NDArray[Any], per_octave: int = 4) -> Histogram | None:
+    """Returns a histogram of numbers above 0, with bins on a logarithmic axis; None if there are none."""
+    if not len(values):
+        return None
+    first, last = (math.floor(math.log2(value) * per_octave) for value in (values.min(), values.max()))
+    numbers = np.arange(first, last + 2)
+    ticks = np.flatnonzero(numbers % per_octave == 0).tolist()
+    if len(ticks) < 2:  # one power of two does not make a scale
+        ticks = sorted({0, *ticks, len(numbers) - 1})
+    return _histogram(values, np.exp2(numbers / per_octave), ticks[:: -(-len(ticks) // 7)])
+
+
+def _histogram(values: NDArray[Any], edges: NDArray[Any], ticks: Sequence[int]) -> Histogram:
+    counts = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0]
+    quantiles = np.quantile(values, (0, 0.05, 0.5, 0.95, 1))
+    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()), tuple(ticks), tuple(quantiles.tolist()))
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """How many samples with this label each split has, in the order of the splits."""
+
+    label: int
+    counts: tuple[int, ...]
+
+
+def count_labels(labels: Sequence[NDArray[np.int64]], num_classes: int) -> list[LabelCounts]:
+    """Returns the counts of all classes and of any other labels, ascending. `labels` has an array for each split."""
+    found = [np.unique(some, return_counts=True) for some in labels]
+    known = np.unique(np.concatenate([np.arange(num_classes), *(values for values, _ in found)]))
+    table = np.zeros((len(known), len(labels)), np.int64)
+    for column, (values, counts) in enumerate(found):
+        table[np.searchsorted(known, values), column] = counts
+    return [LabelCounts(label, tuple(row)) for label, row in zip(known.tolist(), table.tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class ResizeLoss:
+    """What resizing did to the pictures of a split."""
+
+    fit: str
+    share: Histogram | None
+    """The share of each picture that was cropped; for `pad`, the share of each sample that is margin."""
+    reduction: Histogram
+    """Pixels along a side that became one pixel: below 1, the picture was enlarged."""
+    num_enlarged: int
+
+
+def measure_loss(widths: NDArray[Any], heights: NDArray[Any], size: tuple[int, int], fit: str) -> ResizeLoss | None:
+    """Returns the loss of pictures of these sizes in samples of `size` (height, width); None if there are none."""
+    across, down = size[1] / widths, size[0] / heights
+    if fit == "squash":
+        scale, share = np.sqrt(across * down), None
+    else:
+        scale = np.maximum(across, down) if fit == "crop" else np.minimum(across, down)
+        # The area of the resized picture, in samples: at least 1 if it is cropped, at most 1 if it is padded.
+        area = scale / across * (scale / down)
+        share = histogram_of_shares(1 - (1 / area if fit == "crop" else area))
+    reduction = histogram_of_sizes(1 / scale)
+    return None if reduction is None else ResizeLoss(fit, share, reduction, int((scale > 1 + 1e-9).sum()))
+
+
+@dataclass(frozen=True)
+class SplitOverview:
+    """A split in numbers. `widths`, `heights` and `aspects` are of the original images; None if they are unknown."""
+
+    name: str
+    num_samples: int
+    per_class: Histogram | None
+    widths: Histogram | None
+    heights: Histogram | None
+    aspects: Histogram | None
+    """Width over height."""
+    loss: ResizeLoss | None
+    brightness: Histogram | None
+    """The mean grey of each picture that was read, from 0 for black to 1 for white."""
+
+
+@dataclass(frozen=True)
+class SetOverview:
+    """A set in numbers. `levels` come from the manifest if `levels_are_stored`; otherwise they were computed."""
+
+    manifest: Manifest
+    splits: tuple[SplitOverview, ...]
+    classes: tuple[LabelCounts, ...]
+    levels: Levels
+    levels_are_stored: bool
+    repeats: Repeats
+    num_read: int
+    """Pictures that were read for brightness and for those that look alike."""
+
+    @property
+    def num_samples(self) -> int:
+        return sum(split.num_samples for split in self.splits)
+
+
+def make_overview(
+    splits: Mapping[str, ShardSet], num_pictures: int, on_progress: OnProgress | None = None
+) -> SetOverview:
+    """Reads the index and at most `num_pictures` pictures of the opened splits, and at least one of each split."""
+    manifest = next(iter(splits.values())).manifest
+    labels = {name: shards.labels_of(_all(shards)) for name, shards in splits.items()}
+    total = sum(map(len, splits.values()))
+    chosen = {
+        name: _choose(len(shards), max(1, num_pictures * len(shards) // total)) for name, shards in splits.items()
+    }
+    hashed: dict[str, HashedSamples] = {}
+    greys: dict[str, NDArray[np.float64]] = {}
+    done, num_read = 0, sum(map(len, chosen.values()))
+    for name, indices in chosen.items():
+        hashes, greys[name] = np.empty(len(indices), np.uint64), np.empty(len(indices))
+        for place, picture in enumerate(read_pictures(splits[name], indices)):
+            grey = as_image(picture).convert("L")
+            hashes[place], greys[name][place] = hash_picture(grey), np.asarray(grey).mean() / 255
+            done += 1
+            if on_progress is not None:
+                on_progress(done, num_read)
+        hashed[name] = HashedSamples(indices, hashes)
+    levels = stored_levels(manifest.provenance, manifest.sample_shape[2])
+    fit = _fit_of(manifest)
+    return SetOverview(
+        manifest,
+        tuple(
+            _describe(shards, "squash" if shards.content.squashed else fit, labels[name], greys[name])
+            for name, shards in splits.items()
+        ),
+        tuple(count_labels(list(labels.values()), len(manifest.classes))),
+        levels or _measure(splits),
+        levels is not None,
+        find_repeats(splits, labels, hashed),
+        num_read,
+    )
+
+
+def _all(shards: ShardSet) -> NDArray[np.int64]:
+    return np.arange(len(shards))
+
+
+def _choose(num_samples: int, most: int) -> NDArray[np.int64]:
+    """Returns the samples of a split that are read: always the same ones, ascending."""
+    return np.sort(Permutation(num_samples, 0, 0)(np.arange(min(most, num_samples))))
+
+
+def _measure(splits: Mapping[str, ShardSet]) -> Levels:
+    name, shards = next(iter(splits.items()))
+    chosen = chosen_samples(len(shards))
+    pictures, crc32s = read_pictures(shards, chosen), shards.column_of("crc32", chosen)
+
+    def path_of(sample: int) -> str:
+        return shards.path_of(shards.locate_one(sample)[0])
+
+    return measure_levels(name, sound_pictures(chosen, pictures, crc32s, path_of))
+
+
+def _fit_of(manifest: Manifest) -> str:
+    """Returns how all conversions kept aspect ratios in samples of this shape; "" if that is unknown or differs."""
+    conversions = [one["conversion"] for one in conversions_of(manifest)]
+    size = list(manifest.sample_shape[:2])
+    for fit in ("crop", "pad"):
+        if conversions and all(one.get("fit") == fit and one.get("size") == size for one in conversions):
+            return fit
+    return ""
+
+
+def _describe(shards: ShardSet, fit: str, labels: NDArray[np.int64], greys: NDArray[np.float64]) -> SplitOverview:
+    widths, heights = (shards.column_of(name, _all(shards)) for name in ("source_width", "source_height"))
+    known = (widths > 0) & (heights > 0)
+    widths, heights = widths[known].astype(np.float64), heights[known].astype(np.float64)
+    counts = np.unique(labels, return_counts=True)[1]
+    empty = np.zeros(max(0, len(shards.classes) - len(counts)), np.int64)
+    height, width, _ = shards.sample_shape
+    return SplitOverview(
+        shards.split,
+        len(shards),
+        histogram_of_counts(np.concatenate([counts, empty])),
+        histogram_of_sizes(widths),
+        histogram_of_sizes(heights),
+        histogram_of_sizes(widths / heights, per_octave=8),
+        measure_loss(widths, heights, (height, width), fit) if fit else None,
+        histogram_of_shares(greys),
+    )

@@ -1,0 +1,95 @@
+"""Histograms, class counts and what resizing lost: arithmetic alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from shardio.conversion.images.fit import Fit, FitMode
+from shardio.viewing.overview import (
+    Histogram,
+    count_labels,
+    histogram_of_counts,
+    histogram_of_shares,
+    histogram_of_sizes,
+    measure_loss,
+)
+
+_RNG = np.random.default_rng(5)
+_VALUES = {
+    "one": np.array([7]),
+    "equal": np.full(9, 500),
+    "sizes": _RNG.integers(1, 5000, 300),
+    "large": _RNG.integers(1, 1 << 31, 50),
+}
+
+
+@pytest.mark.parametrize("make", [histogram_of_counts, histogram_of_sizes])
+@pytest.mark.parametrize("values", _VALUES.values(), ids=_VALUES.keys())
+def test_every_number_lies_in_one_bin(values: np.ndarray, make: Callable[[np.ndarray], Histogram]) -> None:
+    found = make(values)
+    assert found.counts == tuple(np.histogram(values, found.edges)[0])
+    assert found.total == len(values)
+    assert list(found.edges) == sorted(set(found.edges))
+    assert 2 <= len(found.ticks) <= 9
+    assert all(0 <= tick < len(found.edges) for tick in found.ticks)
+    minimum, _, median, _, maximum = found.quantiles
+    assert (minimum, median, maximum) == (values.min(), np.median(values), values.max())
+
+
+def test_whole_numbers_have_bins_of_whole_width() -> None:
+    found = histogram_of_counts(np.array([0, 1, 1, 3]))
+    assert found is not None
+    assert (found.edges, found.counts, found.ticks) == ((0, 1, 2, 3, 4), (1, 2, 0, 1), (0, 1, 2, 3, 4))
+    wide = histogram_of_counts(np.array([3, 401]))
+    assert wide is not None
+    assert (wide.edges[0], wide.edges[1], wide.edges[-1]) == (0, 10, 410)
+
+
+def test_octaves_are_labelled_and_a_bin_is_a_quarter_of_one() -> None:
+    found = histogram_of_sizes(np.array([100, 128, 500]))
+    assert found is not None
+    assert [found.edges[tick] for tick in found.ticks] == [128, 256, 512]
+    assert (found.counts[0], found.counts[2], found.counts[-1]) == (1, 1, 1)
+    assert found.edges[1] / found.edges[0] == pytest.approx(2**0.25)
+
+
+def test_shares_have_one_axis() -> None:
+    found = histogram_of_shares(np.array([-1e-9, 0.5, 1.0]))
+    assert found is not None
+    assert (found.edges[0], found.edges[-1], found.counts[0], found.counts[10], found.counts[-1]) == (0, 1, 1, 1, 1)
+
+
+def test_there_is_no_histogram_of_nothing() -> None:
+    for make in (histogram_of_counts, histogram_of_shares, histogram_of_sizes):
+        assert make(np.array([])) is None
+
+
+def test_classes_are_counted_in_each_split_with_empty_and_unknown_ones() -> None:
+    counts = count_labels([np.array([0, 2, 2, -5]), np.array([2, 9])], 4)
+    assert [(one.label, one.counts) for one in counts] == [
+        *((-5, (1, 0)), (0, (1, 0)), (1, (0, 0))),
+        *((2, (2, 1)), (3, (0, 0)), (9, (0, 1))),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["crop", "pad", "squash"])
+def test_losses_are_those_of_the_conversion(mode: FitMode) -> None:
+    """Compared with the boxes of `Fit`, which rounds to whole pixels."""
+    rng = np.random.default_rng(6)
+    for _ in range(50):
+        height, width = map(int, rng.integers(200, 3000, 2))
+        size = tuple(map(int, rng.integers(150, 400, 2)))
+        loss = measure_loss(np.array([width]), np.array([height]), (size[0], size[1]), mode)
+        assert loss is not None
+        resized = Fit((size[0], size[1]), mode).placement(height, width).resized
+        kept = min(size[0], resized[0]) * min(size[1], resized[1])
+        whole = resized[0] * resized[1] if mode == "crop" else size[0] * size[1]
+        assert (loss.share is None) == (mode == "squash")
+        if loss.share is not None:
+            assert loss.share.quantiles[2] == pytest.approx(1 - kept / whole, abs=0.01)
+        reduction = loss.reduction.quantiles[2]
+        assert reduction == pytest.approx(np.sqrt(height * width / (resized[0] * resized[1])), rel=0.03)
+        assert loss.num_enlarged == (reduction < 1)
