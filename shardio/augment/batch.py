@@ -127,11 +127,6 @@ class Batch:
         """The boxes of `images` that the pictures are."""
         return self.boxes or Boxes.whole(len(self), *self.images.shape[2:])
 
-    @property
-    def is_pointwise(self) -> bool:
-        """True if nothing is noted but a mean and a dtype: each pixel becomes one pixel, where it is."""
-        return self.boxes is None and self.flips is None and not self.steps
-
     def holding(self, images: torch.Tensor, targets: Targets | None = None) -> Batch:
         """Returns a batch of other pictures of the same samples, with nothing noted.
 

@@ -79,29 +79,17 @@ class _Mix(Transform):
 
     def apply(self, batch: Batch, purpose: str) -> Batch:
         batch.check_no_targets("Mixup and CutMix make")
-        if not batch.is_pointwise:
-            batch = batch.finished()
         labels = _labels_of(batch)
+        batch = batch.finished()
         drawn = (batch.draws if self.per_sample else batch.draws.of_the_batch()).uniform(purpose, 4)
         shares = np.where(drawn[0] < self.p, beta_quantiles(self.alpha, drawn[1]), 1.0)
         shares = np.broadcast_to(shares, len(batch))
         numbers, shares = self._numbers(batch.images.shape[2:], shares, drawn[2:])
-        images = self._mixed(batch, numbers)
+        images = self._mix(batch.images, self._partners(batch.images), numbers)
         targets = self._smooth(labels)
         share = _column(shares, targets)
         mixed = targets * share + self._partners(targets) * (1 - share)
-        return replace(batch, images=images, labels=mixed, statistics=None, dtype=None)
-
-    def _mixed(self, batch: Batch, numbers: Floats) -> Tensor:
-        """Finishes the pictures and mixes them, on CUDA by one kernel."""
-        if batch.images.is_cuda:
-            from shardio.augment.mix_cuda import can_mix, mixed_fused  # Triton takes its time to import
-
-            how = (numbers.astype(np.float32), self.partner == "flip", batch.statistics, batch.dtype)
-            if can_mix(batch.images, *how):
-                return mixed_fused(batch.images, *how)
-        images = batch.finished().images
-        return self._mix(images, self._partners(images), numbers)
+        return replace(batch, images=images, labels=mixed)
 
     @property
     def mixed_classes(self) -> frozenset[int]:
