@@ -1,6 +1,6 @@
 """Pixels of shardio.augment beside those of torchvision, Pillow and timm: the same pictures and the same parameters.
 
-For each operation, and for each manipulation of RandAugment, TrivialAugmentWide, AugMix, AutoAugment and
+For each operation, and for each manipulation of RandAugment, TrivialAugmentWide, AutoAugment and
 TimmRandAugment at several magnitudes: the worst and the median PSNR of the pictures, and the largest difference of two
 grey levels. "same" is the PSNR of equal pixels. Policies are called with random numbers that choose one manipulation,
 so that their tables of magnitudes are compared too.
@@ -29,7 +29,7 @@ from common import describe_machine
 from numpy.typing import NDArray
 from PIL import Image
 
-from shardio.augment import AugMix, AutoAugment, RandAugment, TimmRandAugment, TrivialAugmentWide
+from shardio.augment import AutoAugment, RandAugment, TimmRandAugment, TrivialAugmentWide
 from shardio.augment.batch import Batch
 from shardio.augment.boxes import Draws
 from shardio.augment.chain import Transform
@@ -204,20 +204,6 @@ def of_policies() -> Iterator[Case]:
                     TrivialAugmentWide(),
                     lambda purpose, count, drawn=drawn: drawn,
                 ),
-            )
-    for number, name in enumerate(_SPACE):
-        for bin_, sign in ((1, 0.8), (4, 0.2), (9, 0.8)):
-            drawn = (middle_of(number, len(_SPACE)), middle_of(bin_, 10), sign)
-
-            def numbers(purpose: str, count: int, drawn: Sequence[float] = drawn) -> Sequence[float]:
-                return drawn if count == 3 else [0.0]  # otherwise weights: all of the sum is the chain
-
-            yield Case(
-                f"{name} at {bin_} of 10, sign {'-' if sign <= 0.5 else '+'}",
-                "AugMix",
-                name,
-                [10, bin_, sign <= 0.5, "bilinear"],
-                given(AugMix(10, mixture_width=1, chain_depth=1), numbers),
             )
     for policy in _LEARNT:
         for pair in range(25):

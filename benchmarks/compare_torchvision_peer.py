@@ -58,7 +58,6 @@ def by_torchvision(x: torch.Tensor, call: str, *arguments: Any) -> torch.Tensor:
 POLICIES: dict[str, Callable[[], Any]] = {
     "RandAugment": v2.RandAugment,
     "TrivialAugmentWide": v2.TrivialAugmentWide,
-    "AugMix": v2.AugMix,
 }
 
 

@@ -17,14 +17,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from shardio.augment import (
-    AugMix,
     AutoAugment,
     ColorJitter,
     Compose,
     CutMix,
     GaussianBlur,
     HorizontalFlip,
-    Lighting,
     Mixup,
     Pad,
     RandAugment,
@@ -120,7 +118,6 @@ SHEETS: dict[str, list[Row]] = {
                 ("Invert", RandomInvert(1.0)),
                 ("Autocontrast", RandomAutocontrast(1.0)),
                 ("Equalize", RandomEqualize(1.0)),
-                ("Lighting(0.3)", Lighting(0.3)),
             ],
         ),
     ],
@@ -163,7 +160,6 @@ SHEETS: dict[str, list[Row]] = {
         draws(RandAugment(2, 20)),
         draws(TrivialAugmentWide()),
         draws(AutoAugment()),
-        draws(AugMix()),
         draws(TimmRandAugment("rand-m9-mstd0.5-inc1")),
     ],
     "erasing": [

@@ -23,7 +23,6 @@ from shardio.augment.choice import RandomChoice as RandomChoice
 from shardio.augment.choice import RandomOrder as RandomOrder
 from shardio.augment.colour import ColorJitter as ColorJitter
 from shardio.augment.colour import GaussianBlur as GaussianBlur
-from shardio.augment.colour import Lighting as Lighting
 from shardio.augment.colour import RandomAdjustSharpness as RandomAdjustSharpness
 from shardio.augment.colour import RandomAutocontrast as RandomAutocontrast
 from shardio.augment.colour import RandomEqualize as RandomEqualize
@@ -40,7 +39,6 @@ from shardio.augment.geometry import RandomRotation as RandomRotation
 from shardio.augment.geometry import VerticalFlip as VerticalFlip
 from shardio.augment.mix import CutMix as CutMix
 from shardio.augment.mix import Mixup as Mixup
-from shardio.augment.policies import AugMix as AugMix
 from shardio.augment.policies import AutoAugment as AutoAugment
 from shardio.augment.policies import RandAugment as RandAugment
 from shardio.augment.policies import TimmRandAugment as TimmRandAugment

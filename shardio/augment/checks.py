@@ -25,12 +25,6 @@ def check_at_least(name: str, value: float, least: float) -> None:
         raise ValueError(f"{name} must be a finite number of at least {least:g}; found {value!r}")
 
 
-def check_flag(name: str, value: object) -> None:
-    """Raises TypeError unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False; found {value!r}")
-
-
 def check_probability(name: str, value: float) -> None:
     check_number(name, value)
     if not 0 <= value <= 1:

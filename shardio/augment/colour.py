@@ -206,28 +206,3 @@ class GaussianBlur(Transform):
         low, high = self._sigmas
         sigmas = low + (high - low) * batch.draws.uniform(purpose, 1)[0]
         return batch.stepped(Op.BLUR, width, height, sigmas, sigmas)
-
-
-@dataclass(frozen=True, repr=False)
-class Lighting(Transform):
-    """The colour of the light changed along the principal components of ImageNet's colours, each by a random amount.
-
-    Krizhevsky, Sutskever, Hinton, "ImageNet classification with deep convolutional neural networks", NIPS 2012. `std`
-    is the standard deviation of the amounts, there 0.1. The change is rounded to whole grey levels.
-    """
-
-    std: float = 0.1
-
-    # Of pixels from 0 to 1, red, green and blue.
-    _VALUES: ClassVar = np.array([0.2175, 0.0188, 0.0045])
-    _VECTORS: ClassVar = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("std", self.std, 0)
-
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        if batch.images.shape[1] != 3:
-            raise ValueError(f"Lighting takes images of 3 channels, red, green and blue; found {batch.images.shape[1]}")
-        amounts = self.std * batch.draws.normal(purpose, 3)
-        return batch.stepped(Op.ADD, *(255 * self._VECTORS @ (amounts * self._VALUES[:, None])))

@@ -28,25 +28,25 @@ Partner = Literal["roll", "flip"]
 Floats = NDArray[np.float64]
 
 
-def beta_quantiles(alpha: float, uniform: Floats, beta: float | None = None) -> Floats:
-    """Turns random numbers from [0, 1) into random numbers from Beta(alpha, beta); `beta` is `alpha` by default."""
-    logits, shares = _beta_table(alpha, alpha if beta is None else beta)
+def beta_quantiles(alpha: float, uniform: Floats) -> Floats:
+    """Turns random numbers from [0, 1) into random numbers from Beta(alpha, alpha)."""
+    logits, shares = _beta_table(alpha)
     values: Floats = 1 / (1 + np.exp(-np.interp(uniform, shares, logits)))
     return values
 
 
 @lru_cache(16)
-def _beta_table(alpha: float, beta: float) -> tuple[Floats, Floats]:
-    """Tabulates the distribution function of log(x / (1 - x)), of density proportional to x ** alpha (1 - x) ** beta.
+def _beta_table(alpha: float) -> tuple[Floats, Floats]:
+    """Tabulates the distribution function of log(x / (1 - x)), of density proportional to (x (1 - x)) ** alpha.
 
     The density is smooth and falls exponentially on both sides, so that sums over equal steps are as good as exact.
     """
     # Beyond that, shares are 0 or 1 to all digits.
-    low, high = -min(40 / alpha + 5, 700.0), min(40 / beta + 5, 700.0)
-    logits = np.linspace(low, high, 1 << 16)
+    most = min(40 / alpha + 5, 700.0)
+    logits = np.linspace(-most, most, 1 << 16)
     # log(x) and log(1 - x), without the cancellation.
     falling = np.log1p(np.exp(-np.abs(logits)))
-    density = np.exp(alpha * (np.minimum(logits, 0) - falling) - beta * (np.maximum(logits, 0) + falling))
+    density = np.exp(alpha * (np.minimum(logits, 0) - falling) - alpha * (np.maximum(logits, 0) + falling))
     shares = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return logits, shares / shares[-1]
 

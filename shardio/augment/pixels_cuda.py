@@ -20,7 +20,7 @@ from torch import Tensor
 from shardio.augment.pixels_torch import TABLES, fixed_affine, gaussian, levels_by
 from shardio.augment.resample import Statistics, affine_of, to_device
 from shardio.augment.steps import FILL_AT, Op, Step, Steps
-from shardio.augment.steps_cuda import CHAINS, MEASURED, ROOM_AT, TAPS_AT, VALUES_AT
+from shardio.augment.steps_cuda import MEASURED, ROOM_AT, TAPS_AT, VALUES_AT
 from shardio.errors import printable
 from shardio.system.eager import is_recorded, warn_caller
 
@@ -51,7 +51,7 @@ def can_fuse(
     if not images.is_cuda or triton is None or is_recorded(images) or not _fits(images):
         return False
     needs = {Op(int(code)) for step in steps for code in np.unique(step.codes)}
-    parts = (bool(needs), not needs.isdisjoint(MEASURED), Op.BLUR in needs, not needs.isdisjoint(CHAINS))
+    parts = (bool(needs), not needs.isdisjoint(MEASURED), Op.BLUR in needs)
     return _works(images.device, images.shape[1], *parts, statistics is not None, _last(statistics, dtype))
 
 
@@ -76,7 +76,6 @@ def _works(
     steps: bool,
     measures: bool,
     blurs: bool,
-    keeps: bool,
     normalizes: bool,
     last: torch.dtype,
 ) -> bool:
@@ -85,7 +84,6 @@ def _works(
         images = torch.zeros(1, channels, 2, 2, dtype=torch.uint8, device=device)
         ops: list[tuple[Op, tuple[float, ...]]] = [(Op.MIRROR, ())] * steps
         ops += [(Op.EQUALIZE, ())] * measures + [(Op.BLUR, (1, 1, 1, 1))] * blurs
-        ops += [(Op.KEEP, ()), (Op.TAKE, ())] * keeps
         program = tuple(Step.of(1, channels, op, *values) for op, values in ops)
         statistics = ((0.5,) * channels, (0.5,) * channels) if normalizes else None
         run_steps_fused(images, program, statistics=statistics, dtype=last)
@@ -107,7 +105,7 @@ def run_steps_fused(
     count, channels, height, width = images.shape
     codes, values, levels = _tables_of(steps, count, channels)
     rows, taps = _rows_of(codes, values, levels, height, width)
-    device, needs = images.device, {Op(int(code)) for code in np.unique(codes)}
+    device = images.device
     last = _last(statistics, dtype)
 
     pixels = images.permute(0, 2, 3, 1).contiguous()
@@ -118,9 +116,6 @@ def run_steps_fused(
     affine = pixels if statistics is None else to_device(affine_of(statistics), device)
     most_blurred = int((codes == Op.BLUR).sum(axis=1).max(initial=0))
     room = torch.empty((most_blurred, *pixels.shape[1:]), device=device) if most_blurred else pixels
-    keeps = not needs.isdisjoint(CHAINS)
-    kept = torch.empty_like(pixels) if keeps else pixels
-    total = torch.empty(pixels.shape, device=device) if keeps else pixels
 
     block = _pixels_of_a_program(channels)
     shape = (rows.shape[2], channels, triton.next_power_of_2(channels), block)
@@ -150,15 +145,12 @@ def run_steps_fused(
                 tables,
                 room,
                 weights,
-                kept,
-                total,
                 affine,
                 height,
                 width,
                 taps.shape[2],
                 *shape,
                 len(codes) > 0,
-                keeps,
                 is_last and statistics is not None,
                 **options,
             )

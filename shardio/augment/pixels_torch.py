@@ -31,26 +31,11 @@ _Table = Callable[[NDArray[np.float32], NDArray[np.float64], int], NDArray[np.fl
 def run_steps(images: Tensor, steps: Steps) -> Tensor:
     """Returns uint8 (B, C, H, W), in the memory format of `images`, which are only read."""
     images = images.clone()
-    kept = total = images
-    if any((step.codes == Op.KEEP).any() for step in steps):
-        kept, total = images.clone(), torch.zeros_like(images, dtype=torch.float32)
     for step in steps:
         for code in np.unique(step.codes[step.codes != Op.NOTHING]):
-            op = Op(int(code))
             chosen = np.flatnonzero(step.codes == code)
             index = to_device(torch.from_numpy(chosen), images.device)
-            values = step.values[chosen]
-            if op is Op.KEEP:  # the other pictures may be in the middle of theirs
-                kept[index] = images[index]
-                total[index] = 0.0
-            elif op is Op.COLLECT:
-                total[index] += images[index].float() * _numbers(values[:, 0], images.device)
-            elif op is Op.RECALL:
-                images[index] = kept[index]
-            elif op is Op.TAKE:
-                images[index] = total[index].clamp_(0, 255).to(torch.uint8)
-            else:
-                images[index] = _OPERATIONS[op](images[index], values)
+            images[index] = _OPERATIONS[Op(int(code))](images[index], step.values[chosen])
     return images
 
 
@@ -339,10 +324,6 @@ def _solarized_by_adding(
     return np.where(levels < values[:, 1:2], levels + np.trunc(values[:, :1]), levels)
 
 
-def _added(levels: NDArray[np.float32], values: NDArray[np.float64], channels: int) -> NDArray[np.floating]:
-    return np.rint(levels + values[:, :channels, None])
-
-
 def _brightened(levels: NDArray[np.float32], values: NDArray[np.float64], channels: int) -> NDArray[np.floating]:
     return levels * values[:, :1].astype(np.float32)
 
@@ -357,7 +338,6 @@ _TABLES: dict[Op, _Table] = {
     Op.SOLARIZE: _solarized,
     Op.SOLARIZE_ADD: _solarized_by_adding,
     Op.INVERT: _inverted,
-    Op.ADD: _added,
 }
 
 TABLES = frozenset(_TABLES)
@@ -382,7 +362,6 @@ _OPERATIONS: dict[Op, _Operation] = {
     Op.AUTOCONTRAST: _autocontrast,
     Op.EQUALIZE: _equalize,
     Op.GRAYSCALE: _grayscale,
-    Op.ADD: _by_table(_TABLES[Op.ADD]),
     Op.BLUR: _blur,
     Op.AFFINE: _affine,
     Op.PERSPECTIVE: _perspective,

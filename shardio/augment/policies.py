@@ -6,7 +6,6 @@ is the RandAugment that timm's configurations name.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from shardio.augment.batch import Batch
 from shardio.augment.chain import Transform
-from shardio.augment.checks import Fill, check_choice, check_fill, check_flag, check_number, check_whole
+from shardio.augment.checks import Fill, check_choice, check_fill, check_whole
 from shardio.augment.geometry import SAMPLINGS, Reading
 from shardio.augment.manipulations import manipulated
-from shardio.augment.mix import beta_quantiles
-from shardio.augment.steps import Op, Sampling
+from shardio.augment.steps import Sampling
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -205,70 +203,6 @@ class AutoAugment(Transform):
             reading = SAMPLINGS[self.interpolation]
             batch = manipulated(batch, names, chosen, magnitudes, whether * 10 < p, reading, self.fill)
         return batch
-
-
-@dataclass(frozen=True, repr=False)
-class AugMix(Transform):
-    """The weighted sum of the picture and `mixture_width` chains of random manipulations of it.
-
-    A chain has `chain_depth` manipulations, or 1 to 3 if that is -1, of magnitudes up to `severity` of 10. The
-    picture's weight is drawn from Beta(alpha, alpha), those of the chains from a Dirichlet distribution with `alpha`.
-    Without `all_ops`, brightness, colour, contrast and sharpness are left out.
-
-    Hendrycks, Mu, Cubuk, Zoph, Gilmer, Lakshminarayanan, "AugMix: A simple data processing method to improve robustness
-    and uncertainty", ICLR 2020.
-    """
-
-    severity: int = 3
-    mixture_width: int = 3
-    chain_depth: int = -1
-    alpha: float = 1.0
-    all_ops: bool = True
-    interpolation: Reading = "bilinear"
-    fill: Fill = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("severity", self.severity, 1, 10)
-        check_whole("mixture_width", self.mixture_width, 1, 16)
-        check_whole("chain_depth", self.chain_depth, -1, 16)
-        check_flag("all_ops", self.all_ops)
-        check_number("alpha", self.alpha)
-        if not 0 < self.alpha < math.inf:
-            raise ValueError(f"alpha must be above 0; found {self.alpha!r}")
-        check_choice("interpolation", self.interpolation, Reading)
-        check_fill(self.fill)
-
-    def apply(self, batch: Batch, purpose: str) -> Batch:
-        batch = batch.unsquashed()
-        batch.check_no_targets("AugMix makes")
-        names = _SPACE if self.all_ops else tuple(name for name in _SPACE if name not in _COLOURS)
-        height, width = batch.size
-        space = _Bins(10, translate=(width / 3, height / 3), bits=(4, 0))
-        own, *weights = self._weights(batch.draws.uniform(purpose, self.mixture_width))
-        batch = batch.stepped(Op.KEEP).stepped(Op.COLLECT, own)
-        for chain, weight in enumerate(weights):
-            numbers = batch.draws.uniform(f"{purpose}/{chain}", 1)
-            random_depth = 1 + _number(numbers[0], 3)
-            depth = random_depth if self.chain_depth <= 0 else np.full(len(batch), self.chain_depth)
-            for number in range(3 if self.chain_depth <= 0 else self.chain_depth):
-                which, bins, sign = batch.draws.uniform(f"{purpose}/{chain}/{number}", 3)
-                chosen = _number(which, len(names))
-                magnitudes = space.signed(names, batch.size, chosen, _number(bins, self.severity), sign)
-                reading = SAMPLINGS[self.interpolation]
-                batch = manipulated(batch, names, chosen, magnitudes, number < depth, reading, self.fill)
-            batch = batch.stepped(Op.COLLECT, weight).stepped(Op.RECALL)
-        return batch.stepped(Op.TAKE)
-
-    def _weights(self, numbers: Floats) -> list[Floats]:
-        """Returns the weight of the picture, and that of each chain, (B,) each: a stick broken again and again."""
-        own = beta_quantiles(self.alpha, numbers[0])
-        weights, left = [own], 1 - own
-        for number, share in enumerate(numbers[1:], start=1):
-            part = left * beta_quantiles(self.alpha, share, (self.mixture_width - number) * self.alpha)
-            weights.append(part)
-            left = left - part
-        return [*weights, left]
 
 
 # What timm calls its default set, whose magnitudes are shares of the most at level 10.

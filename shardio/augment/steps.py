@@ -36,17 +36,11 @@ class Op(IntEnum):
     AUTOCONTRAST = 10
     EQUALIZE = 11
     GRAYSCALE = 12
-    ADD = 13  # a number for each channel
-    BLUR = 14  # width and height of a Gaussian kernel, both odd, and its standard deviations along them
-    AFFINE = 15  # the six numbers of `Affine`, interpolation, fill for each channel
-    PERSPECTIVE = 16  # eight numbers, interpolation, fill for each channel
-    MIRROR = 17  # left and right exchanged
-    FLIP = 18  # top and bottom exchanged
-    # A second picture and a sum, for weighted sums of several chains.
-    KEEP = 19  # remembers the picture, and sets the sum to 0
-    COLLECT = 20  # weight with which the picture is added to the sum
-    RECALL = 21  # the picture becomes the remembered one
-    TAKE = 22  # the picture becomes the sum, cut down to whole grey levels
+    BLUR = 13  # width and height of a Gaussian kernel, both odd, and its standard deviations along them
+    AFFINE = 14  # the six numbers of `Affine`, interpolation, fill for each channel
+    PERSPECTIVE = 15  # eight numbers, interpolation, fill for each channel
+    MIRROR = 16  # left and right exchanged
+    FLIP = 17  # top and bottom exchanged
 
 
 NEEDS_RGB = frozenset({Op.CONTRAST, Op.SATURATION, Op.HUE, Op.GRAYSCALE})

@@ -20,7 +20,6 @@ VALUES_AT = 2
 ROOM_AT, TAPS_AT = 2, 3
 
 MEASURED = (Op.CONTRAST, Op.AUTOCONTRAST, Op.EQUALIZE)
-CHAINS = (Op.KEEP, Op.COLLECT, Op.RECALL, Op.TAKE)
 
 if triton is not None:
     _CONTRAST, _SATURATION, _HUE, _SHARPNESS = (
@@ -32,7 +31,6 @@ if triton is not None:
     _AFFINE, _PERSPECTIVE, _MIRROR, _FLIP = (
         tl.constexpr(int(op)) for op in (Op.AFFINE, Op.PERSPECTIVE, Op.MIRROR, Op.FLIP)
     )
-    _KEEP, _COLLECT, _RECALL, _TAKE = (tl.constexpr(int(op)) for op in CHAINS)
     _NEAREST, _BILINEAR, _PILLOW_BICUBIC = (
         tl.constexpr(int(kind)) for kind in (Sampling.NEAREST, Sampling.BILINEAR, Sampling.PILLOW_BICUBIC)
     )
@@ -296,8 +294,6 @@ if triton is not None:
         tables,
         room,
         taps,
-        kept,
-        total,
         affine,  # of each channel: what to multiply by, and what to add
         height,
         width,
@@ -307,7 +303,6 @@ if triton is not None:
         PADDED: tl.constexpr,
         BLOCK: tl.constexpr,
         STEPS: tl.constexpr,  # whether there is a step, or pictures are normalised and cast only
-        KEEPS: tl.constexpr,
         NORMALIZE: tl.constexpr,
     ):
         """Makes BLOCK pixels of one picture by its operation."""
@@ -361,17 +356,6 @@ if triton is not None:
                         same = _grey(red, green, blue)[:, None]
                         share = tl.where(code == _SATURATION, factor, 0.0)
                         grey = _cut(grey * share.to(tl.float32) + same * (1.0 - share).to(tl.float32))
-            if KEEPS:
-                if code == _KEEP:
-                    tl.store(kept + first + at, level, mask=inside)
-                    tl.store(total + first + at, grey * 0.0, mask=inside)
-                elif code == _COLLECT:
-                    summed = tl.load(total + first + at, mask=inside, other=0.0)
-                    tl.store(total + first + at, summed + grey * tl.load(values).to(tl.float32), mask=inside)
-                elif code == _RECALL:
-                    grey = tl.load(kept + first + at, mask=inside, other=0).to(tl.float32)
-                elif code == _TAKE:
-                    grey = _cut(tl.load(total + first + at, mask=inside, other=0.0))
         if NORMALIZE:
             factors = tl.load(affine + channel, mask=channel < CHANNELS, other=0.0)
             offsets = tl.load(affine + CHANNELS + channel, mask=channel < CHANNELS, other=0.0)

@@ -38,16 +38,11 @@ enum {
     AUTOCONTRAST,
     EQUALIZE,
     GRAYSCALE,
-    ADD,
     BLUR,
     AFFINE,
     PERSPECTIVE,
     MIRROR,
     FLIP,
-    KEEP,
-    COLLECT,
-    RECALL,
-    TAKE,
     END
 };
 enum { NEAREST, BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC, SAMPLINGS };
@@ -70,13 +65,12 @@ struct job {
     const double *values;
     size_t steps, count, height, width, channels, places; /* `places`: values of one picture in one step */
     size_t blur;                                          /* the largest kernel, or 0 */
-    int keeps, warps;
+    int warps;
 };
 
 /* Memory of one thread. The picture is in `image`, `other` is as large; each operation may exchange them. */
 struct room {
-    uint8_t *image, *other, *spare, *kept;
-    float *sum;             /* of weighted pictures */
+    uint8_t *image, *other, *spare;
     float *line;            /* a line of the picture in floats, with room on both sides for blur */
     float *sum_line;
     uint16_t *thirds;       /* sums of three pixels above each other, and a smoothed line */
@@ -306,17 +300,6 @@ static void make_table(struct room *room, int code, const double *values)
             *to = (uint8_t)(255 - i);
         }
     }
-}
-
-static void add_numbers(const struct job *job, struct room *room, const double *values)
-{
-    int same = 1;
-    for (size_t c = 0; c < job->channels; c++) {
-        same = same && values[c] == values[0];
-        for (size_t i = 0; i < 256; i++)
-            room->next[c][i] = level_of(rint((double)i + values[c]));
-    }
-    add_tables(job, room, same);
 }
 
 /* --- Colours: pictures of three channels --- */
@@ -995,23 +978,8 @@ static void flip(const struct job *job, struct room *room)
     exchange(room);
 }
 
-/* --- Sums of several chains --- */
-
-INLINE void collect(float *restrict sum, const uint8_t *restrict image, float weight, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        sum[i] += (float)image[i] * weight;
-}
-
-INLINE void take(uint8_t *restrict image, const float *restrict sum, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        image[i] = to_byte(sum[i]);
-}
-
 INLINE void run_step(const struct job *job, struct room *room, int code, const double *values, int fused)
 {
-    size_t n = job->height * job->width * job->channels;
     switch (code) {
     case NOTHING:
         return;
@@ -1022,9 +990,6 @@ INLINE void run_step(const struct job *job, struct room *room, int code, const d
     case INVERT:
         make_table(room, code, values);
         add_tables(job, room, 1);
-        return;
-    case ADD:
-        add_numbers(job, room, values);
         return;
     case EQUALIZE:
         equalize(job, room);
@@ -1066,19 +1031,6 @@ INLINE void run_step(const struct job *job, struct room *room, int code, const d
     case FLIP:
         flip(job, room);
         break;
-    case KEEP:
-        memcpy(room->kept, room->image, n);
-        memset(room->sum, 0, n * sizeof *room->sum);
-        break;
-    case COLLECT:
-        collect(room->sum, room->image, (float)values[0], n);
-        break;
-    case RECALL:
-        memcpy(room->image, room->kept, n);
-        break;
-    case TAKE:
-        take(room->image, room->sum, n);
-        break;
     }
 }
 
@@ -1098,8 +1050,7 @@ INLINE int run_all(const struct job *job, int fused)
                         (room.weights = malloc(2 * job->blur * sizeof(float))))) &&
         (!job->warps || ((room.columns = malloc(job->width * sizeof(int64_t))) &&
                          (room.rows = malloc(job->width * sizeof(int64_t))) &&
-                         (room.wide = malloc(job->height * job->width * 4 * sizeof(float))))) &&
-        (!job->keeps || ((room.kept = malloc(n)) && (room.sum = malloc(n * sizeof(float)))))) {
+                         (room.wide = malloc(job->height * job->width * 4 * sizeof(float)))))) {
         for (size_t i = 0; i < job->count; i++) {
             uint8_t *pixels = job->pixels + i * n;
             room.image = pixels;
@@ -1115,8 +1066,6 @@ INLINE int run_all(const struct job *job, int fused)
         done = 1;
     }
     free(room.spare);
-    free(room.kept);
-    free(room.sum);
     free(room.line);
     free(room.sum_line);
     free(room.thirds);
@@ -1178,13 +1127,13 @@ static const char *wrong_with(struct job *job, int code, const double *values)
 {
     static const uint8_t numbers[END] = {[BRIGHTNESS] = 1, [CONTRAST] = 1, [SATURATION] = 1,   [HUE] = 1,
                                          [SHARPNESS] = 1,  [POSTERIZE] = 1, [SOLARIZE] = 1,    [SOLARIZE_ADD] = 2,
-                                         [BLUR] = 4,       [AFFINE] = 6,    [PERSPECTIVE] = 8, [COLLECT] = 1};
+                                         [BLUR] = 4,       [AFFINE] = 6,    [PERSPECTIVE] = 8};
     if (code >= END)
         return "an unknown code of an operation";
     if ((code == CONTRAST || code == SATURATION || code == HUE || code == GRAYSCALE) && job->channels != 1 &&
         job->channels != 3)
         return "an operation that needs one channel or three";
-    if (!are_numbers(values, code == ADD ? job->channels : numbers[code]))
+    if (!are_numbers(values, numbers[code]))
         return "a value that is no number, or too large";
     if (code == BLUR) {
         if (!is_kernel(values[0], values[2], job->width) || !is_kernel(values[1], values[3], job->height))
@@ -1207,16 +1156,11 @@ static const char *wrong_with(struct job *job, int code, const double *values)
 static const char *wrong_with_steps(struct job *job)
 {
     for (size_t i = 0; i < job->count; i++)
-        for (size_t s = 0, kept = 0; s < job->steps; s++) {
+        for (size_t s = 0; s < job->steps; s++) {
             size_t at = s * job->count + i;
-            int code = job->codes[at];
-            const char *wrong = wrong_with(job, code, job->values + at * job->places);
+            const char *wrong = wrong_with(job, job->codes[at], job->values + at * job->places);
             if (wrong)
                 return wrong;
-            if (code == KEEP)
-                kept = 1, job->keeps = 1;
-            if ((code == COLLECT || code == RECALL || code == TAKE) && !kept)
-                return "a picture is asked for that was not kept";
         }
     return NULL;
 }
@@ -1239,7 +1183,7 @@ static PyObject *run_steps(PyObject *module, PyObject *args)
             values.len == codes.len * places * (Py_ssize_t)sizeof(double)) {
             /* Copies: another thread may change what it has given while the GIL is free. */
             struct job job = {pixels.buf,       NULL,           NULL,           (size_t)steps, (size_t)count,
-                              (size_t)height,   (size_t)width,  (size_t)channels, (size_t)places, 0, 0, 0};
+                              (size_t)height,   (size_t)width,  (size_t)channels, (size_t)places, 0, 0};
             uint8_t *some = malloc((size_t)codes.len + 1);
             double *numbers = malloc((size_t)values.len + 1);
             if (!some || !numbers) {

@@ -12,7 +12,6 @@ import pytest
 import torch
 from drawn import (
     assert_apart,
-    assert_distributed,
     assert_independent,
     assert_share,
     assert_shares,
@@ -20,13 +19,11 @@ from drawn import (
     noted,
 )
 from pictures import as_batch, random_picture
-from scipy import stats
 
 from shardio.augment import (
     ColorJitter,
     Compose,
     GaussianBlur,
-    Lighting,
     Normalize,
     RandomAdjustSharpness,
     RandomAutocontrast,
@@ -168,24 +165,9 @@ def test_a_wide_blur_is_not_a_high_one() -> None:
     assert found.nonzero().tolist() == [[4, column] for column in range(2, 7)]
 
 
-def test_the_light_changes_along_principal_components_by_normal_amounts() -> None:
-    (step,) = noted(Lighting(0.1), MILLION).steps
-    assert (step.codes == Op.ADD).all()
-    # The vectors are almost a rotation; they were published with four digits.
-    amounts = np.linalg.solve(Lighting._VECTORS, step.values[:, :3].T / 255) / Lighting._VALUES[:, None]
-    for row in amounts:
-        assert_distributed(row, stats.norm(0, 0.1).cdf)
-    assert_independent(*amounts)
-
-
-def test_lighting_without_a_deviation_changes_nothing() -> None:
-    images = pictures()
-    assert torch.equal(changed(Lighting(0), images), images)
-
-
 @pytest.mark.parametrize(
     "transform",
-    [ColorJitter(0.5), RandomGrayscale(0.5), RandomInvert(), RandomSolarize(99), GaussianBlur(3), Lighting()],
+    [ColorJitter(0.5), RandomGrayscale(0.5), RandomInvert(), RandomSolarize(99), GaussianBlur(3)],
 )
 def test_samples_views_epochs_seeds_and_places_in_a_chain_draw_numbers_of_their_own(transform: Transform) -> None:
     assert_apart(transform)
@@ -237,8 +219,6 @@ NAN, INF = math.nan, math.inf
         (lambda: GaussianBlur(3, (2, 1)), "sigma must be"),
         (lambda: GaussianBlur(3, (1, NAN)), "sigma must be"),
         (lambda: GaussianBlur(3, "x"), "sigma must be"),  # type: ignore[arg-type]
-        (lambda: Lighting(-1), "std must be a finite number of at least 0; found -1"),
-        (lambda: Lighting(NAN), "std must be a finite number"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match: str) -> None:
@@ -256,7 +236,6 @@ def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match
         (lambda: RandomGrayscale([0.5]), r"p must be a number; found \(0.5,\)"),  # type: ignore[arg-type]
         (lambda: RandomSolarize("x"), "threshold must be a number"),  # type: ignore[arg-type]
         (lambda: RandomAdjustSharpness("x"), "sharpness_factor must be a number"),  # type: ignore[arg-type]
-        (lambda: Lighting("x"), "std must be a number"),  # type: ignore[arg-type]
     ],
 )
 def test_values_of_a_wrong_type_are_refused_in_words(make: Callable[[], object], match: str) -> None:
@@ -271,7 +250,6 @@ def test_values_of_a_wrong_type_are_refused_in_words(make: Callable[[], object],
         (ColorJitter(0.1, 0.1), "contrast"),
         (ColorJitter(hue=0.1), "hue"),
         (RandomGrayscale(1e-9), "grayscale"),  # even if this batch draws none
-        (Lighting(), ""),
     ],
 )
 def test_colours_need_three_channels(transform: Transform, name: str, channels: int) -> None:
@@ -298,7 +276,7 @@ def test_what_needs_no_colours_takes_any_channels() -> None:
         assert torch.equal(found[:, channel : channel + 1], changed(chain, images[:, channel : channel + 1]))
 
 
-@pytest.mark.parametrize("transform", [ColorJitter(0.1), RandomInvert(), GaussianBlur(3), Lighting()])
+@pytest.mark.parametrize("transform", [ColorJitter(0.1), RandomInvert(), GaussianBlur(3)])
 def test_colours_come_before_normalize(transform: Transform) -> None:
     with pytest.raises(ValueError, match="changes of colour take uint8 images: they come before Normalize"):
         Compose([Normalize(), transform])(pictures())

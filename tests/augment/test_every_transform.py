@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pictures import as_batch
-from transforms import ALL, COLOURED, FIXED, RANDOM, SINGLE, needs_export
+from transforms import ALL, FIXED, RANDOM, SINGLE, needs_export
 
 import shardio.augment
 from shardio import ShardLoader
@@ -51,7 +51,7 @@ def changed(transform: Transform, images: torch.Tensor, **options: Any) -> torch
 
 
 each = pytest.mark.parametrize("transform", SINGLE, ids=name_of)
-each_random = pytest.mark.parametrize("transform", [*RANDOM, *COLOURED], ids=name_of)
+each_random = pytest.mark.parametrize("transform", RANDOM, ids=name_of)
 
 
 def test_every_class_is_here() -> None:
@@ -135,8 +135,6 @@ def test_what_comes_last_changes_no_draw_before_it(transform: Transform) -> None
 @each
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pictures_are_only_read_in_whatever_way_they_lie(transform: Transform, channels: int) -> None:
-    if channels == 1 and transform in COLOURED:
-        return
     images = IMAGES[:8, :channels].contiguous()
     expected = changed(transform, images)
     wide = torch.zeros(8, channels, 18, 34, dtype=torch.uint8)

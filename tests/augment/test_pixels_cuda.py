@@ -19,14 +19,14 @@ from shardio.augment.steps import Op, Step, Steps
 _CHECK = """\
 import numpy as np
 import torch
-from drawn_steps import CHAINS, drawn_step, pictures
+from drawn_steps import drawn_step, pictures
 from pictures import as_batch
 from shardio.augment import pixels_torch
 from shardio.augment.pixels_cuda import run_steps_fused
 from shardio.augment.resample import normalized
 from shardio.augment.steps import FILL_AT, NEEDS_RGB, SAMPLING_AT, WARPS, Op, Step
 
-ALONE = [op for op in Op if op is not Op.NOTHING and op not in CHAINS]
+ALONE = [op for op in Op if op is not Op.NOTHING]
 # The interpreter does not add products before they are rounded, nor need sums come in the same order.
 NEAR = {Op.CONTRAST, Op.SATURATION, Op.HUE, Op.GRAYSCALE, Op.BLUR}
 rng = np.random.default_rng(0)
@@ -66,7 +66,8 @@ for channels in (1, 3, 5):
 
 # Programs of several steps, some of which do nothing, and tables that follow each other.
 ops = np.array([Op.NOTHING, *(op for op in ALONE if op not in NEAR | WARPS), Op.AFFINE], np.uint8)
-tables = np.array([Op.INVERT, Op.POSTERIZE, Op.ADD, Op.BRIGHTNESS, Op.SOLARIZE, Op.NOTHING, Op.EQUALIZE], np.uint8)
+some = (Op.INVERT, Op.POSTERIZE, Op.SOLARIZE_ADD, Op.BRIGHTNESS, Op.SOLARIZE, Op.NOTHING, Op.EQUALIZE)
+tables = np.array(some, np.uint8)
 # The first pictures are made by two programs each, of which one may not see what the other has written.
 for channels, size, some in ((3, (11, 19), ops), (1, (9, 7), ops), (3, (16, 17), tables), (4, (5, 7), tables)):
     steps = [drawn_step(rng, rng.choice(some, 5), size, channels) for _ in range(5)]
@@ -82,17 +83,8 @@ assert beside[:2].sum() == 0 and beside.max() <= 1, beside.amax(dim=(1, 2, 3))
 assert (expected != as_batch(images)).flatten(1).any(dim=1).all()
 
 # Several blurs of other sizes in one batch, and again in a later step.
-blurs = [drawn_step(rng, np.array(codes, np.uint8), (20, 20), 3) for codes in ([14, 14, 9, 0], [9, 14, 14, 14])]
+blurs = [drawn_step(rng, np.array(codes, np.uint8), (20, 20), 3) for codes in ([13, 13, 9, 0], [9, 13, 13, 13])]
 check(as_batch(pictures(rng, 4, 20, 20, 3)), tuple(blurs), "blur")
-
-# Weighted sums, in some pictures only and at several places.
-images = as_batch(pictures(rng, 2, 8, 9, 3))
-chain = [(Op.KEEP,), (Op.INVERT,), (Op.COLLECT, 0.3), (Op.RECALL,), (Op.POSTERIZE, 3), (Op.COLLECT, 0.7), (Op.TAKE,)]
-steps = [Step.of(2, 3, op, *values) for op, *values in chain]
-check(images, tuple(steps), "sums")
-check(images, (Step.of(2, 3, Op.MIRROR).where(np.array([True, False])), *steps, Step.of(2, 3, Op.FLIP)), "sums")
-recalled = run_steps_fused(images, (*steps[:-1], Step.of(2, 3, Op.RECALL)))
-assert torch.equal(recalled, images)
 
 # Normalised and cast, with steps and without.
 statistics = ([0.4, 0.5, 0.45], [0.2, 0.25, 0.3])
@@ -121,8 +113,8 @@ from triton.compiler import ASTSource, compile
 from shardio.augment import steps_cuda as kernels
 
 TYPES = {
-    "pixels": "*u8", "rows": "*fp64", "tables": "*u8", "room": "*fp32", "taps": "*fp32", "kept": "*u8",
-    "total": "*fp32", "affine": "*fp32", "height": "i32", "width": "i32", "most_taps": "i32", "size": "i32",
+    "pixels": "*u8", "rows": "*fp64", "tables": "*u8", "room": "*fp32", "taps": "*fp32",
+    "affine": "*fp32", "height": "i32", "width": "i32", "most_taps": "i32", "size": "i32",
 }
 
 
@@ -137,12 +129,12 @@ def check(kernel, constants, **types):
 shape = {"ROW": 14, "CHANNELS": 3, "PADDED": 4, "BLOCK": 128}
 check(kernels.measure, {"ROW": 14, "CHANNELS": 3, "BLOCK": 2048})
 check(kernels.blur_lines, shape)
-check(kernels.step, {**shape, "STEPS": True, "KEEPS": True, "NORMALIZE": True}, out="*bf16")
-# Where nothing is kept, or there are no steps, other pictures stand for what is not read.
+check(kernels.step, {**shape, "STEPS": True, "NORMALIZE": True}, out="*bf16")
+# Where there is no table, no blur or no step, other pictures stand for what is not read.
 one = {"ROW": 12, "CHANNELS": 1, "PADDED": 1, "BLOCK": 512}
-unread = {"tables": "*u8", "room": "*u8", "taps": "*u8", "kept": "*u8", "total": "*u8"}
-check(kernels.step, {**one, "STEPS": True, "KEEPS": False, "NORMALIZE": False}, out="*u8", **unread, affine="*u8")
-check(kernels.step, {**shape, "STEPS": False, "KEEPS": False, "NORMALIZE": True}, out="*fp16", **unread, rows="*u8")
+unread = {"tables": "*u8", "room": "*u8", "taps": "*u8"}
+check(kernels.step, {**one, "STEPS": True, "NORMALIZE": False}, out="*u8", **unread, affine="*u8")
+check(kernels.step, {**shape, "STEPS": False, "NORMALIZE": True}, out="*fp16", **unread, rows="*u8")
 print("compiled")
 """
 
@@ -201,8 +193,8 @@ def test_what_the_kernels_do_not_take_is_left_to_torch() -> None:
 
 
 def test_tables_that_follow_each_other_are_one_and_each_picture_begins_at_once() -> None:
-    codes = [[Op.INVERT, Op.NOTHING], [Op.NOTHING, Op.NOTHING], [Op.ADD, Op.MIRROR], [Op.EQUALIZE, Op.NOTHING]]
-    steps = tuple(Step.of(2, 1, np.array(some, np.uint8), 3.0) for some in codes)
+    codes = [[Op.INVERT, Op.NOTHING], [Op.NOTHING, Op.NOTHING], [Op.SOLARIZE_ADD, Op.MIRROR], [Op.EQUALIZE, Op.NOTHING]]
+    steps = tuple(Step.of(2, 1, np.array(some, np.uint8), 3.0, 256.0) for some in codes)
     made, values, levels = pixels_cuda._tables_of(steps, 2, 1)
     np.testing.assert_array_equal(made, [[Op.INVERT, Op.MIRROR], [Op.EQUALIZE, Op.NOTHING]])
     np.testing.assert_array_equal(levels[int(values[0, 0, 0]), 0], np.minimum(255 - np.arange(256) + 3, 255))
@@ -222,10 +214,10 @@ def test_what_is_tried_first_is_what_the_batch_takes(monkeypatch: pytest.MonkeyP
     works = pixels_cuda._works.__wrapped__
     device = torch.device("cpu")
     with pytest.warns(RuntimeWarning, match="Triton does not work on cpu.*no compiler"):
-        assert not works(device, 3, False, False, False, False, True, torch.bfloat16)
+        assert not works(device, 3, False, False, False, True, torch.bfloat16)
     with pytest.warns(RuntimeWarning, match="steps are done by torch"):
-        assert not works(device, 1, True, True, True, True, False, torch.uint8)
+        assert not works(device, 1, True, True, True, False, torch.uint8)
     assert tried == [
         (3, set(), {"statistics": ((0.5,) * 3, (0.5,) * 3), "dtype": torch.bfloat16}),
-        (1, {Op.MIRROR, Op.EQUALIZE, Op.BLUR, Op.KEEP, Op.TAKE}, {"statistics": None, "dtype": torch.uint8}),
+        (1, {Op.MIRROR, Op.EQUALIZE, Op.BLUR}, {"statistics": None, "dtype": torch.uint8}),
     ]

@@ -1,4 +1,4 @@
-"""Policies draw manipulations, magnitudes and weights as their papers and torchvision or timm do."""
+"""Policies draw manipulations and magnitudes as their papers and torchvision or timm do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pictures import as_batch, random_picture
 from scipy import stats
 
 from shardio.augment import (
-    AugMix,
     AutoAugment,
     Compose,
     Normalize,
@@ -190,84 +189,6 @@ def test_autoaugment_draws_pairs_alike_and_each_part_with_its_probability(policy
         assert_share(strong, 0.4 / 25)
 
 
-# --- AugMix ----------------------------------------------------------------------------------------------------------
-
-
-def parts_of(transform: AugMix, count: int) -> tuple[NDArray[np.float64], list[list[Step]]]:
-    """The weights, (1 + width, B), and the steps of each chain."""
-    first, *steps, last = noted(transform, count, SHAPE).steps
-    assert (first.codes == Op.KEEP).all()
-    assert (last.codes == Op.TAKE).all()
-    weights, chains, chain = [], [], []
-    for step in steps:
-        if (step.codes == Op.COLLECT).all():
-            weights.append(step.values[:, 0])
-        elif (step.codes == Op.RECALL).all():
-            chains.append(chain)
-            chain = []
-        else:
-            chain.append(step)
-    return np.stack(weights), chains
-
-
-@pytest.mark.parametrize(("alpha", "width"), [(1.0, 3), (0.3, 4), (2.5, 2), (1.0, 1)])
-def test_weights_of_augmix_are_of_a_dirichlet_distribution(alpha: float, width: int) -> None:
-    weights, chains = parts_of(AugMix(alpha=alpha, mixture_width=width, chain_depth=1), COUNT)
-    assert len(chains) == width
-    assert len(weights) == width + 1
-    assert (weights >= 0).all()
-    assert np.allclose(weights.sum(axis=0), 1)
-    assert_distributed(weights[0], stats.beta(alpha, alpha).cdf)
-    shares = weights[1:] / np.maximum(weights[1:].sum(axis=0), 1e-300)
-    sound = weights[1:].sum(axis=0) > 1e-6
-    if width > 1:
-        for share in shares:
-            assert_distributed(share[sound], stats.beta(alpha, (width - 1) * alpha).cdf)
-        together = np.corrcoef(shares[:, sound])
-        expected = np.where(np.eye(width) == 1, 1.0, -1 / (width - 1))
-        assert np.abs(together - expected).max() < 0.02
-        assert_independent(weights[0, sound], shares[0, sound])
-
-
-def test_chains_of_augmix_have_one_to_three_manipulations_below_its_severity() -> None:
-    _, chains = parts_of(AugMix(severity=4), COUNT)
-    depths = []
-    for chain in chains:
-        assert len(chain) == 3
-        depth = sum((step.codes != Op.NOTHING).astype(int) for step in chain)
-        assert (chain[0].codes != Op.NOTHING).all()
-        assert_shares(depth - 1, [1 / 3] * 3)
-        depths.append(depth)
-        names, magnitudes = told(chain[0])
-        bins = magnitudes[names == "Color"] / 0.1
-        assert_shares(np.rint(bins).astype(int) + 3, [1 / 8, 1 / 8, 1 / 8, 2 / 8, 1 / 8, 1 / 8, 1 / 8])
-        bits = magnitudes[names == "Posterize"]
-        assert_shares(bits.astype(int), [0, 0, 0, 2 / 4, 2 / 4])  # 4 - round(bin * 4 / 9)
-        assert set(np.abs(magnitudes[names == "TranslateX"])) == {24.0, 49.0, 73.0}  # int(662 / 3 * bin / 9)
-        for name in ("Color", "Equalize", "Solarize", "Posterize"):
-            assert_share(names == name, 1 / 13)
-    assert_independent(*depths)
-    _, chains = parts_of(AugMix(mixture_width=2, chain_depth=2), 1000)
-    assert [len(chain) for chain in chains] == [2, 2]
-    assert all((step.codes != Op.NOTHING).all() for chain in chains for step in chain)
-
-
-def test_augmix_may_leave_out_colours() -> None:
-    _, chains = parts_of(AugMix(all_ops=False, chain_depth=1), COUNT)
-    for (step,) in chains:
-        names, _ = told(step)
-        assert not np.isin(names, FACTORS).any()
-        assert_share(names == "Equalize", 1 / 9)
-
-
-def test_a_mixture_of_a_picture_of_one_colour_is_that_colour() -> None:
-    """Weights that sum to 1 lose at most a grey level, where sums are cut down."""
-    images = torch.full((50, 3, 8, 8), 100, dtype=torch.uint8)
-    found = changed(AugMix(1), images)
-    assert ((found.int() - 100).abs() <= 1).flatten(1).all(dim=1).sum() > 10
-    assert found.max() <= 101
-
-
 # --- timm's RandAugment ----------------------------------------------------------------------------------------------
 
 TIMM = ("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast",
@@ -340,13 +261,11 @@ def test_timm_reads_pictures_bilinear_or_bicubic_by_chance() -> None:
 
 # --- all of them -----------------------------------------------------------------------------------------------------
 
-ALL = [RandAugment(), TrivialAugmentWide(), AutoAugment(), AutoAugment("cifar10"), AugMix(), TimmRandAugment(fill=0)]
+ALL = [RandAugment(), TrivialAugmentWide(), AutoAugment(), AutoAugment("cifar10"), TimmRandAugment(fill=0)]
 
 
 @pytest.mark.parametrize("transform", ALL)
 def test_samples_views_epochs_seeds_and_places_in_a_chain_draw_numbers_of_their_own(transform: Transform) -> None:
-    if isinstance(transform, AugMix):
-        transform = AugMix(mixture_width=1, chain_depth=1)
     assert_apart(transform, 50_000)
 
 
@@ -368,7 +287,7 @@ def test_colours_need_three_channels_whatever_the_batch_draws(transform: Transfo
 
 def test_fills_are_checked_whatever_the_batch_draws() -> None:
     for fill in ((1, 2), (124, 116, 104)):
-        for make in (RandAugment, TrivialAugmentWide, AutoAugment, AugMix, TimmRandAugment):
+        for make in (RandAugment, TrivialAugmentWide, AutoAugment, TimmRandAugment):
             with pytest.raises(ValueError, match="fill must be a number, or one for each of 1 channels; found"):
                 make(fill=fill)(pictures(1, channels=1))
 
@@ -394,13 +313,6 @@ def test_policies_come_before_normalize() -> None:
         (lambda: TrivialAugmentWide(interpolation=None), "interpolation must be one of"),  # type: ignore[arg-type]
         (lambda: AutoAugment("svhn"), "policy must be one of imagenet, cifar10; found 'svhn'"),  # type: ignore[arg-type]
         (lambda: AutoAugment(3), "policy must be one of"),  # type: ignore[arg-type]
-        (lambda: AugMix(0), "severity must be an integer, from 1 to 10; found 0"),
-        (lambda: AugMix(11), "severity must be an integer, from 1 to 10; found 11"),
-        (lambda: AugMix(mixture_width=0), "mixture_width must be an integer, from 1 to 16; found 0"),
-        (lambda: AugMix(chain_depth=17), "chain_depth must be an integer, from -1 to 16; found 17"),
-        (lambda: AugMix(alpha=0), "alpha must be above 0; found 0"),
-        (lambda: AugMix(alpha=math.nan), "alpha must be above 0; found nan"),
-        (lambda: AugMix(alpha=math.inf), "alpha must be above 0; found inf"),
         (lambda: TimmRandAugment("augmix-m5"), 'config must be "rand" and some of m9, mstd0.5'),
         (lambda: TimmRandAugment("rand-m9-x3"), "config must be"),
         (lambda: TimmRandAugment("rand-m"), "config must be"),
@@ -427,8 +339,6 @@ def test_values_that_make_no_sense_are_refused(make: Callable[[], object], match
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: AugMix(alpha="x"), "alpha must be a number; found 'x'"),  # type: ignore[arg-type]
-        (lambda: AugMix(all_ops="no"), "all_ops must be True or False; found 'no'"),  # type: ignore[arg-type]
         (lambda: RandAugment(fill=("a", 1, 2)), "fill must be a number; found 'a'"),  # type: ignore[arg-type]
     ],
 )

@@ -14,14 +14,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transforms import COLOURED, FIXED, RANDOM, needs_export
+from transforms import FIXED, RANDOM, needs_export
 
 import shardio.augment.batch
 import shardio.augment.targets
 import shardio.augment.transforms
 from shardio.augment import (
     AlternatingFlip,
-    AugMix,
     CenterCrop,
     ColorJitter,
     Compose,
@@ -139,7 +138,7 @@ def is_its_own_mask(transform: Transform, images: Tensor, **options: Any) -> Non
         assert torch.equal(as_mask(view), mask)
 
 
-SINGLE = [*FIXED, *(transform for transform in RANDOM if not isinstance(transform, AugMix)), *COLOURED]
+SINGLE = [*FIXED, *RANDOM]
 each = pytest.mark.parametrize("transform", SINGLE, ids=lambda transform: type(transform).__name__)
 
 # Those that need no other definition of nearest neighbours: pixels stay whole.
@@ -548,8 +547,6 @@ def test_a_batch_of_nothing(transform: Transform) -> None:
         CutMix(5),
         Compose([ToDtype(torch.float32), Mixup(5)]),
         RandomChoice([HorizontalFlip(), CutMix(5)], (1, 1e-9)),
-        AugMix(),
-        RandomApply([AugMix()], 0.0),
         recipe("torchvision-v2", 16, 5),
     ],
     ids=lambda transform: type(transform).__name__,

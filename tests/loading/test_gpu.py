@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawn_steps import CHAINS, drawn_step, pictures
+from drawn_steps import drawn_step, pictures
 from numpy.typing import NDArray
 from pictures import as_batch, random_pictures, sample_images, sample_pixels
 
@@ -734,7 +734,7 @@ def on_both(images: NDArray[np.uint8], steps: Steps) -> tuple[torch.Tensor, torc
 def test_every_operation_by_kernels_on_the_gpu(size: tuple[int, int], channels: int) -> None:
     pytest.importorskip("triton")
     rng = np.random.default_rng([channels, *size])
-    ops = [op for op in Op if op is not Op.NOTHING and op not in CHAINS and (channels != 4 or op not in NEEDS_RGB)]
+    ops = [op for op in Op if op is not Op.NOTHING and (channels != 4 or op not in NEEDS_RGB)]
     codes = np.repeat(np.array(ops, np.uint8), 6)
     images, step = pictures(rng, len(codes), *size, channels), drawn_step(rng, codes, size, channels)
     found, expected = on_both(images, (step,))
@@ -755,14 +755,6 @@ def test_programs_of_steps_by_kernels_on_the_gpu(seed: int) -> None:
         step.values[step.codes == Op.AFFINE, SAMPLING_AT] = 0
     found, expected = on_both(pictures(rng, 40, 50, 61, 3), tuple(steps))
     assert torch.equal(found, expected)
-
-
-def test_weighted_sums_of_chains_by_kernels_on_the_gpu() -> None:
-    pytest.importorskip("triton")
-    images = pictures(np.random.default_rng(5), 6, 20, 30, 3)
-    chain = [(Op.KEEP, 0), (Op.INVERT, 0), (Op.COLLECT, 0.3), (Op.RECALL, 0), (Op.POSTERIZE, 3), (Op.COLLECT, 0.7)]
-    found, expected = on_both(images, tuple(Step.of(6, 3, op, value) for op, value in [*chain, (Op.TAKE, 0)]))
-    assert (found - expected).abs().max() <= 1
 
 
 def test_pictures_farther_than_two_gigabytes_into_a_batch_are_done() -> None:

@@ -11,7 +11,6 @@ from pictures import random_picture
 from shardio.augment.steps import FILL_AT, SAMPLING_AT, WARPS, Op, Step
 
 NAN = math.nan
-CHAINS = (Op.KEEP, Op.COLLECT, Op.RECALL, Op.TAKE)
 
 
 def pictures(rng: np.random.Generator, count: int, height: int, width: int, channels: int) -> NDArray[np.uint8]:
@@ -35,8 +34,6 @@ def drawn_values(rng: np.random.Generator, op: Op, height: int, width: int, chan
         values[0] = rng.choice([0.0, 100.5, 255.0, 256.0])
     elif op is Op.SOLARIZE_ADD:
         values[:2] = rng.uniform(-110.0, 110.0), rng.choice([0.0, 128.0, 256.0])
-    elif op is Op.ADD:
-        values[:channels] = rng.uniform(-60, 60, channels)
     elif op is Op.BLUR:
         reach = rng.integers(0, min(width, 12)), rng.integers(0, min(height, 12))
         values[:4] = 2 * reach[0] + 1, 2 * reach[1] + 1, *rng.uniform(0.1, 3.0, 2)
@@ -58,8 +55,6 @@ def drawn_values(rng: np.random.Generator, op: Op, height: int, width: int, chan
             values[6:8] = rng.choice([0.0, rng.uniform(-0.02, 0.02)], 2)
         values[SAMPLING_AT] = rng.integers(0, 4)
         values[FILL_AT:] = NAN if rng.random() < 0.3 else rng.uniform(0, 255, channels)
-    elif op is Op.COLLECT:
-        values[0] = rng.uniform(0, 1)
     return values
 
 

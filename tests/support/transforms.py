@@ -10,7 +10,6 @@ import torch
 
 from shardio.augment import (
     AlternatingFlip,
-    AugMix,
     AutoAugment,
     CenterCrop,
     ColorJitter,
@@ -18,7 +17,6 @@ from shardio.augment import (
     CutMix,
     GaussianBlur,
     HorizontalFlip,
-    Lighting,
     Mixup,
     Normalize,
     Pad,
@@ -59,7 +57,6 @@ FIXED: list[Transform] = [
 ]
 RANDOM: list[Transform] = [
     AlternatingFlip(),
-    AugMix(2, 2, alpha=0.7, fill=3),
     AutoAugment("cifar10"),
     ColorJitter(0.4, (0.5, 2), 0.3, 0.1),
     GaussianBlur((3, 5), (0.5, 3)),
@@ -85,8 +82,6 @@ RANDOM: list[Transform] = [
     TrivialAugmentWide(),
     VerticalFlip(),
 ]
-COLOURED: list[Transform] = [Lighting(0.2)]
-"""Transforms of pictures of three channels only."""
 OF_BATCHES: list[Transform] = [
     CutMix(5, 0.8, 0.9, True, "flip", 0.1),
     Compose([ToDtype(torch.float32), Mixup(5, 0.2)]),
@@ -95,7 +90,7 @@ OF_BATCHES: list[Transform] = [
 ]
 """Transforms whose result is made of several pictures, or is several."""
 
-SINGLE = [*FIXED, *RANDOM, *COLOURED]
+SINGLE = [*FIXED, *RANDOM]
 ALL = [*SINGLE, *OF_BATCHES]
 
 
