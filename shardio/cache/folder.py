@@ -1,11 +1,13 @@
-"""A folder on a node's own disk that holds copies of sets, for all jobs of the node, and that is kept to a size.
+"""A folder on a node's own disk that holds copies of sets for all jobs of the node, and is kept to a size.
 
 CACHE/
   shardio-cache.txt    says that the folder is a cache, so that what lies in it may be removed
   <digest>/            a copy: a published set like any other once its manifest is there
   <digest>.lock        locked shared by each process that uses or fills the copy (a lease), exclusively while it is
                        evicted
-  <digest>.fill        locked exclusively by the process that fills the copy; says where that comes from
+  <digest>.fill        locked exclusively by the process that fills the copy; says where the files come from
+
+Copies may share files: one file with several names (hard links), which takes its room once. See `stage`.
 """
 
 from __future__ import annotations
@@ -17,13 +19,21 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardio.cache.leases import CopyPaths, Lease
-from shardio.cache.locks import LOOKING_SECONDS, is_held, lock_at_once, lock_holders, lock_key, open_in_cache
-from shardio.cache.share import Sizes
+from shardio.cache.leases import (
+    LOOKING_SECONDS,
+    CopyPaths,
+    Lease,
+    is_held,
+    lock_at_once,
+    lock_holders,
+    lock_key,
+    open_in_cache,
+)
 from shardio.errors import CacheError, SpaceError
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.parse import is_digest
@@ -48,7 +58,7 @@ class CachedCopy:
     digest: str
     path: str
     nbytes: int
-    """The size of the files that are there, unfinished ones too. Copies may share files: see `nbytes_alone`."""
+    """The size of the files that are there, including unfinished ones. Copies may share files: see `nbytes_alone`."""
     complete: bool
     last_used: float
     """When a lease last began or ended, as time.time() tells it."""
@@ -56,11 +66,11 @@ class CachedCopy:
     """Where it was last copied from; empty if unknown."""
     in_use: bool
     processes: tuple[int, ...]
-    """Those that hold a lease, as far as /proc/locks tells: it does not show those of other containers."""
+    """The processes that hold a lease, as far as /proc/locks says: it does not show those of other containers."""
     nbytes_alone: int = 0
-    """The size of those of its files that no other copy has: eviction frees so much."""
+    """The size of the files that no other copy has, which is what eviction frees."""
     problem: str = ""
-    """Why it is unknown whether it is in use, which then counts as such: what lies there is no lock."""
+    """Why it is unknown whether the copy is in use (its lock is no lock); it then counts as in use."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +78,28 @@ class EvictReport:
     path: str
     removed: tuple[CachedCopy, ...]
     kept: tuple[CachedCopy, ...]
-    """Copies that would have gone too, were they not in use, or another user's to remove."""
+    """Copies that would have been removed too, but are in use, or only another user may remove them."""
     nbytes: int
-    """The size of the copies that remain. A file that several of them have counts once."""
+    """The size of the copies that remain. A file that several of them share counts once."""
 
 
 class Cache:
-    """The cache in `folder`, which the first lease makes. Nothing is kept in memory: any number of threads, processes
-    and users may have it at the same time, the latter as far as permissions allow."""
+    """The cache in `folder`, which the first lease makes.
+
+    Nothing is kept in memory: any number of threads, processes and, as far as permissions allow, users may use it at
+    the same time.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         check_local(folder, CacheError, "a cache is a folder on a disk of this machine")
         self.folder = Path(os.path.abspath(folder))  # wherever the process may go
 
     def lease(self, digest: str) -> Lease:
-        """Holds the copy of the set with this digest, which need not be there yet: it is not evicted until `close`.
+        """Returns a lease on the copy with this digest, which need not exist yet: it is not evicted until `close`.
 
-        Raises ValueError if that is no digest, CacheError if the folder is something else than a cache, or a new one
-        would not be on a disk of this machine, or something else lies where the lock or the copy should be; OSError if
-        the lock cannot be had. It waits while an evictor renames the copy, for half a minute at most. To use a copy it
-        is enough to be allowed to read.
+        Waits while an evictor renames the copy, for half a minute at most. Permission to read is enough. Raises
+        ValueError if `digest` is no digest, CacheError if the folder is not a cache, would not be on a disk of this
+        machine, or has something else in place of the lock or the copy; OSError if the lock cannot be taken.
         """
         if not is_digest(digest):
             raise ValueError(f"digest must be 64 lower-case hexadecimal digits; found {digest!r}")
@@ -99,8 +111,8 @@ class Cache:
         return shutil.disk_usage(self.folder).free
 
     def copies(self) -> list[CachedCopy]:
-        """Returns what is there, in no order. Raises CacheError if the folder is no cache, FileNotFoundError if there
-        is none."""
+        """Returns the copies, in no order. Raises CacheError if the folder is no cache, FileNotFoundError if there is
+        no folder."""
         self._check()
         with os.scandir(self.folder) as entries:
             digests = [e.name for e in entries if is_digest(e.name) and e.is_dir(follow_symlinks=False)]
@@ -112,18 +124,18 @@ class Cache:
         return found
 
     def evict(self, *, keep: int | None = None, free: int | None = None) -> EvictReport:
-        """Removes copies that no process holds, first those that were not used for longest, until that is enough.
+        """Removes copies that no process holds, least recently used first, until the limit is met.
 
-        Enough is when the copies have at most `keep` bytes together, or when `free` bytes can be written to the
-        filesystem: one of the two is to be given. A copy goes at once (it is renamed), and then its files. Raises
-        CacheError if the folder is no cache, and touches nothing of it.
+        The limit is `keep`, the most bytes that all copies may have together, or `free`, the bytes that must be free
+        on the filesystem. A copy disappears at once (by a rename), and then its files are removed. Raises CacheError,
+        and touches nothing, if the folder is no cache.
         """
         if (keep is None) == (free is None):
             raise ValueError(f"either keep or free must be given; found {keep}, {free}")
         copies = sorted(self.copies(), key=lambda copy: copy.last_used)
         self.sweep()
-        sizes, left = self._sizes(copies), list(copies)
-        nbytes = _nbytes(left, sizes)
+        files, left = self._files_of(copies), [copy.digest for copy in copies]
+        nbytes = files.nbytes(left)
         removed, kept = [], []
         for copy in copies:
             if (nbytes <= keep) if keep is not None else (self.free_nbytes() >= (free or 0)):
@@ -131,8 +143,8 @@ class Cache:
             try:
                 if self._remove(CopyPaths(self.folder, copy.digest)):
                     removed.append(copy)
-                    left.remove(copy)
-                    nbytes = _nbytes(left, sizes)
+                    left.remove(copy.digest)
+                    nbytes = files.nbytes(left)
                 else:
                     kept.append(replace(copy, in_use=True))
             except PermissionError:
@@ -142,9 +154,9 @@ class Cache:
         return EvictReport(str(self.folder), tuple(removed), tuple(kept), nbytes)
 
     def make_room(self, digest: str, nbytes: int) -> tuple[CachedCopy, ...]:
-        """Makes room for so many more bytes of the copy with this digest. Returns the copies that were evicted for it.
+        """Evicts copies until `nbytes` more can be written for the copy with this digest. Returns what was evicted.
 
-        Raises SpaceError, and evicts nothing, if evicting cannot make enough.
+        Raises SpaceError, and evicts nothing, if eviction cannot free enough.
         """
         free = self.free_nbytes()
         if nbytes <= free:
@@ -157,7 +169,7 @@ class Cache:
         raise self.no_room(digest, nbytes)
 
     def no_room(self, digest: str, nbytes: int, found: str | None = None) -> SpaceError:
-        """Returns the error that says what takes the room. `found` is the filesystem's text, which may know of a
+        """Returns the error that says what takes the room. `found` is the filesystem's error, which may name a
         quota."""
         copies = [copy for copy in self.copies() if copy.digest != digest]
         held = "; ".join(map(_describe_use, (copy for copy in copies if copy.in_use))) or "no other copy"
@@ -166,23 +178,25 @@ class Cache:
         return SpaceError(
             f"{self.folder}: expected room for {nbytes:,} bytes, found {f'{found}, ' if found else ''}"
             f"{self.free_nbytes():,} free, {ours:,} in copies that are not in use"
-            f"{f', {others:,} in such ones that only other users may remove' if others else ''}; in use: {held}. "
+            f"{f', {others:,} in unused copies that only other users may remove' if others else ''}; in use: {held}. "
             "Finished files are kept. Make room, choose a larger disk for the cache, or read from the source"
         )
 
     def _evictable(self, copies: Sequence[CachedCopy]) -> list[CachedCopy]:
         return [copy for copy in copies if not copy.in_use and self.may_remove(copy.digest)]
 
-    def _sizes(self, copies: Sequence[CachedCopy]) -> Sizes:
-        return Sizes({copy.digest: CopyPaths(self.folder, copy.digest).folder for copy in copies})
+    def _files_of(self, copies: Sequence[CachedCopy]) -> _CopyFiles:
+        return _CopyFiles({copy.digest: CopyPaths(self.folder, copy.digest).folder for copy in copies})
 
     def _freed(self, copies: Sequence[CachedCopy]) -> int:
-        """Returns what evicting all these copies frees."""
-        return self._sizes(copies).freed(copy.digest for copy in copies)
+        """Returns how many bytes evicting all these copies frees."""
+        return self._files_of(copies).freed([copy.digest for copy in copies])
 
     def _remove(self, paths: CopyPaths) -> bool:
-        """Removes a copy and its locks, unless it is in use. Returns whether it is gone. Raises PermissionError, and
-        leaves it as it was, if this user may not remove all of it."""
+        """Removes a copy and its locks, unless it is in use. Returns whether it is gone.
+
+        Raises PermissionError, and leaves the copy as it was, if this user may not remove all of it.
+        """
         lock = paths.lock_alone()
         if lock is None:
             time.sleep(LOOKING_SECONDS)
@@ -196,14 +210,13 @@ class Cache:
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 paths.folder.rename(trash)
             paths.remove_locks()
-        # The copy is gone. What this user may not remove, another sweeps; what is no folder was not a copy.
+        # The copy is gone. Files that this user may not remove are left to another user's sweep.
         with contextlib.suppress(PermissionError, NotADirectoryError):
             _remove_trash(trash)
         return True
 
     def may_remove(self, digest: str) -> bool:
-        """Returns whether permissions let this user remove a copy: rename it, and remove the files in it. True if there
-        is none."""
+        """Returns whether this user may rename a copy and remove its files; True if there is no copy."""
         folder = CopyPaths(self.folder, digest).folder
         try:
             owner = os.stat(folder).st_uid
@@ -216,12 +229,12 @@ class Cache:
         return all(os.access(path, everything, effective_ids=True) for path in (self.folder, folder))
 
     def sweep(self) -> None:
-        """Removes what killed evictors have left, and the locks of copies that are gone. Nothing that is in use."""
+        """Removes what killed evictors have left, and locks without a copy, but nothing that is in use."""
         with os.scandir(self.folder) as entries:
             names = [entry.name for entry in entries]
         for name in names:
             digest = name.partition(".")[0]
-            # Another user's, no lock at all, or another process was faster: the next one tries again.
+            # Another user's, no lock at all, or another process was faster: the next sweep tries again.
             with contextlib.suppress(OSError, CacheError):
                 if name.startswith(".") and name.endswith(_EVICTED_SUFFIX):
                     _remove_trash(self.folder / name)
@@ -232,7 +245,7 @@ class Cache:
         """Makes the marker, and the folder. The marker comes first: a process that sees anything else sees it, too."""
         marker = self.folder / MARKER_NAME
         if marker.exists():
-            # A process that was killed when it had made it, or the owner of the folder, has left it empty.
+            # A process was killed right after making it, or the owner of the folder has made it.
             if not marker.stat().st_size:
                 with contextlib.suppress(PermissionError), open_in_cache(marker, os.O_WRONLY, sole_name=True) as file:
                     write_all(file.fileno(), _MARKER)
@@ -240,8 +253,8 @@ class Cache:
         kind = filesystem_kind(next(path for path in (self.folder, *self.folder.parents) if path.exists()))
         if is_shared(kind):
             raise CacheError(
-                f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, where it cannot be "
-                "seen that another machine uses a copy. Choose a local disk, or use the set where it is"
+                f"{self.folder}: expected a folder on a disk of this machine, found one on {kind}, where "
+                "copies that other machines use cannot be recognised. Choose a local disk, or use the set where it is"
             )
         make_folder(self.folder)
         if os.listdir(self.folder):
@@ -256,7 +269,7 @@ class Cache:
 
     def _check(self) -> None:
         names = os.listdir(self.folder)
-        # Looked for by its name: if it was made just now, the list may have only what came after it.
+        # Looked up by name: if it was made just now, the list may have only what came after it.
         if not (self.folder / MARKER_NAME).exists():
             found = f"{min(names)!r} in it and no {MARKER_NAME}" if names else "an empty one"
             raise CacheError(
@@ -271,17 +284,17 @@ def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
         status = os.lstat(paths.lock)
         processes = tuple(sorted(holders.get(lock_key(status), ())))
         in_use = bool(processes) or is_held(paths.lock)
-    except FileNotFoundError:  # a copy that was put here by hand: there is no lease on it
+    except FileNotFoundError:  # put here by hand: there is no lease on it
         status, processes, in_use = os.stat(paths.folder), (), False
     except CacheError as error:
         in_use, problem = True, str(error)
-    sizes = Sizes({paths.digest: paths.folder})
-    os.stat(paths.folder)  # it is not told of a copy that was evicted in between
+    files = _CopyFiles({paths.digest: paths.folder})
+    os.stat(paths.folder)  # raises if the copy was evicted in between
     return CachedCopy(
         digest=paths.digest,
         path=str(paths.folder),
-        nbytes=sizes.nbytes(paths.digest),
-        nbytes_alone=sizes.freed([paths.digest]),
+        nbytes=files.nbytes([paths.digest]),
+        nbytes_alone=files.freed([paths.digest]),
         complete=os.path.isfile(paths.folder / MANIFEST_NAME),
         last_used=status.st_mtime,
         source=paths.source(),
@@ -291,8 +304,34 @@ def _describe(paths: CopyPaths, holders: Mapping[str, set[int]]) -> CachedCopy:
     )
 
 
-def _nbytes(copies: Sequence[CachedCopy], sizes: Sizes) -> int:
-    return sum(copy.nbytes for copy in copies) - sizes.shared(copy.digest for copy in copies)
+class _CopyFiles:
+    """The files of some copies, by digest, as they were when this was made."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self._files = {digest: list(_statuses(folder)) for digest, folder in folders.items()}
+
+    def nbytes(self, digests: Iterable[str]) -> int:
+        """Returns the size of these copies. A file that has several names in them counts once."""
+        return sum(status.st_size for status, _ in self._names(digests))
+
+    def freed(self, digests: Iterable[str]) -> int:
+        """Returns how many bytes are freed when these copies are removed: files without a name elsewhere."""
+        return sum(status.st_size for status, count in self._names(digests) if count >= status.st_nlink)
+
+    def _names(self, digests: Iterable[str]) -> list[tuple[os.stat_result, int]]:
+        """Returns each file of these copies, and how many names it has in them."""
+        found = [status for digest in digests for status in self._files[digest]]
+        counts = Counter((status.st_dev, status.st_ino) for status in found)
+        each = {(status.st_dev, status.st_ino): status for status in found}
+        return [(each[inode], count) for inode, count in counts.items()]
+
+
+def _statuses(folder: Path) -> Iterator[os.stat_result]:
+    """Yields the lstat of each file in a copy that this user may see."""
+    with contextlib.suppress(PermissionError, FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # a temporary file that has got its name
+                yield entry.stat(follow_symlinks=False)
 
 
 def _describe_use(copy: CachedCopy) -> str:
@@ -301,7 +340,7 @@ def _describe_use(copy: CachedCopy) -> str:
 
 
 def _remove_trash(path: Path) -> None:
-    """Removes an evicted copy, unless a living process is at it already."""
+    """Removes an evicted copy, unless a living process is doing so already."""
     with contextlib.suppress(FileNotFoundError), contextlib.closing(open_folder(path, os.O_NOFOLLOW)) as opened:
         if lock_at_once(opened.fileno()):
             shutil.rmtree(path)

@@ -1,7 +1,9 @@
-"""Leases, which keep a copy from being evicted, and the right to write into it.
+"""Leases, which keep a copy in a cache from being evicted, and the right to fill a copy.
 
-The right to fill is taken under a lease. So a process that holds the lease's lock exclusively is alone with the copy,
-and only such a process removes its lock files.
+Both are locks by flock, which end with their process, however that ends. The right to fill is taken under a lease. So a
+process that holds the lease's lock exclusively is alone with the copy, and only such a process removes lock files.
+
+Any user of a cache may put something where a lock is expected, so locks are opened as untrusted files are.
 """
 
 from __future__ import annotations
@@ -12,34 +14,55 @@ import fcntl
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from shardio.cache.locks import (
-    WAY_OUT,
-    LockedFile,
-    lock_at_once,
-    lock_holders,
-    lock_key,
-    lock_shared,
-    open_in_cache,
-    open_lock,
-)
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.layout import MANIFEST_NAME
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import load_manifest, read_manifest
 from shardio.system.files import make_folder, write_all
-from shardio.system.opening import FolderHandle, OpenFile, kind_of, naming
+from shardio.system.machine import PROC
+from shardio.system.opening import FolderHandle, OpenFile, kind_of, naming, open_untrusted
 
+WAY_OUT = ": shardio has not put it there. Remove it, or choose another cache"
+# A process that only checks whether a copy is in use holds its lock for a moment, and does not use the copy.
+LOOKING_SECONDS = 0.01
+# An evictor holds a lock for as long as a rename takes. Any user who may read a lock can hold it for ever.
+_LEASE_SECONDS = 30.0
 _MAX_SOURCE_NBYTES = 1 << 16
+
+T = TypeVar("T")
+
+
+class LockedFile:
+    """An open file that is locked until `close`, until the last reference to this dies, or until the process ends.
+
+    A forked process has it too, and keeps it locked for as long as it lives; an executed program does not. Not thread
+    safe.
+    """
+
+    def __init__(self, lock: OpenFile) -> None:
+        self._lock = lock
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def close(self) -> None:
+        """May be called again."""
+        self._lock.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)
 class CopyPaths:
-    """The places of the copy of one set and its two locks in a cache, be they there or not."""
+    """The paths of one set's copy and its two locks in a cache, whether or not they exist."""
 
     cache: Path
     digest: str
@@ -55,11 +78,11 @@ class CopyPaths:
 
     @property
     def fill(self) -> Path:
-        """Locked exclusively by the process that fills the copy; says where its files come from."""
+        """Locked exclusively by the process that fills the copy. Its content says where the files come from."""
         return self.cache / f"{self.digest}.fill"
 
     def lock_alone(self) -> OpenFile | None:
-        """Returns the lease's lock, held exclusively, for the caller to close; None if it is held elsewhere."""
+        """Returns the lease's lock, held exclusively, for the caller to close; None if another process holds it."""
         lock = open_lock(self.lock)
         if lock_at_once(lock.fileno()) and os.fstat(lock.fileno()).st_nlink:
             return lock
@@ -68,8 +91,10 @@ class CopyPaths:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[bool]:
-        """Keeps the copy from being evicted meanwhile, and does not note that it was used. Yields False if it is being
-        evicted, or has no lock. Errors are those of `open_in_cache`."""
+        """Keeps the copy from being evicted inside the block, without counting as a use of it.
+
+        Yields False if the copy is being evicted, or has no lock. Errors are those of `open_in_cache`.
+        """
         try:
             lock = open_in_cache(self.lock)
         except FileNotFoundError:
@@ -86,15 +111,13 @@ class CopyPaths:
     def remove_locks(self) -> None:
         """Removes the lock files of a copy that is gone. The caller holds the exclusive lock."""
         for path in (self.fill, self.lock):
-            # Another user's, or a folder that was put in its place: it may as well stay.
+            # Another user's file, or a folder that was put in its place, may as well stay.
             with contextlib.suppress(FileNotFoundError, PermissionError, IsADirectoryError):
                 path.unlink()
 
     def remove_orphans(self) -> None:
         """Removes the lock files if there is no copy and no lease."""
-        if self.folder.exists():
-            return
-        if (lock := self.lock_alone()) is not None:
+        if not self.folder.exists() and (lock := self.lock_alone()) is not None:
             with lock:
                 if not self.folder.exists():
                     self.remove_locks()
@@ -104,7 +127,7 @@ class CopyPaths:
         try:
             with open_in_cache(self.fill) as file:
                 source = json.loads(file.read(_MAX_SOURCE_NBYTES))["source"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # not there, being written, or not readable
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):  # missing, being written, or not readable
             return ""
         return source if isinstance(source, str) else ""
 
@@ -125,24 +148,21 @@ class Lease(LockedFile):
     def take(cls, paths: CopyPaths) -> Lease:
         """Waits while an evictor renames the copy, for half a minute at most. Errors are those of `Cache.lease`."""
         while True:
-            lock = open_lock(paths.lock)
-            try:
+            with contextlib.ExitStack() as stack:
+                lock = stack.enter_context(open_lock(paths.lock))
                 with naming(paths.lock):
-                    lock_shared(lock.fileno())
-                if os.fstat(lock.fileno()).st_nlink:
+                    _lock_shared(lock.fileno())
+                if os.fstat(lock.fileno()).st_nlink:  # or the copy was evicted before the lock was taken
                     _check_folder(paths.folder)
+                    stack.pop_all()
                     return cls(paths, lock)
-            except BaseException:
-                lock.close()
-                raise
-            lock.close()  # evicted between its opening and its lock
 
     def is_complete(self) -> bool:
         """Returns whether the copy has its manifest, which comes last."""
         return (self.path / MANIFEST_NAME).is_file()
 
     def manifest(self) -> Manifest | None:
-        """Returns the copy's manifest, if it is complete and this is the manifest of the set."""
+        """Returns the copy's manifest, if the copy is complete and the manifest belongs to the set."""
         try:
             manifest = load_manifest(self.path)
         except (SetNotFoundError, FormatError):
@@ -156,7 +176,7 @@ class Lease(LockedFile):
                 raise CacheError(f"{folder}: expected a copy of the set {self.digest}, found the set {found}{WAY_OUT}")
 
     def has(self, entry: FileEntry) -> bool:
-        """Returns whether a file of the set is there, whole: it got its name when its sha256 was found right."""
+        """Returns whether a file of the set is there, whole: it gets its name once its sha256 has been checked."""
         try:
             status = os.lstat(f"{self.path}/{entry.file}")
         except FileNotFoundError:
@@ -164,10 +184,10 @@ class Lease(LockedFile):
         return stat.S_ISREG(status.st_mode) and status.st_size == entry.nbytes
 
     def try_filling(self, source: str) -> Filling | None:
-        """Takes the right to write into the copy, and notes that its files come from `source`. Returns None if another
-        process has the right now.
+        """Takes the right to write into the copy, and notes that its files come from `source`.
 
-        Raises PermissionError if no process has it, and only another user may. CacheError as `Cache.lease` does.
+        Returns None if another process has the right now. Raises PermissionError if no process has it and only another
+        user may take it, and CacheError as `Cache.lease` does.
         """
         path = self._paths.fill
         allowed = True
@@ -176,29 +196,26 @@ class Lease(LockedFile):
         except PermissionError:
             if not path.exists():
                 raise
-            allowed = False  # to write, but one may wait for the other user
+            allowed = False  # to write, but this process may wait for the other user
             lock = open_in_cache(path)
-        filling = Filling(lock)
-        self._tried_filling = self._tried_filling or allowed
-        try:
+        with contextlib.ExitStack() as stack:
+            filling = stack.enter_context(Filling(lock))
+            self._tried_filling = self._tried_filling or allowed
             if not lock_at_once(lock.fileno()):
-                filling.close()
                 return None
             if not allowed:
                 raise _another_users(path)
-            with contextlib.suppress(OSError):  # the disk is full: where the copy comes from is not worth a failure
+            with contextlib.suppress(OSError):  # the disk is full: a note of the source is not worth a failure
                 os.ftruncate(lock.fileno(), 0)
                 write_all(lock.fileno(), json.dumps({"source": source}).encode())
-        except BaseException:
-            filling.close()
-            raise
-        return filling
+            stack.pop_all()
+            return filling
 
     def open_folder(self) -> FolderHandle:
-        """Makes the copy's folder if need be, and opens it for the process that has the right to fill the copy.
+        """Makes the copy's folder if it is missing, and opens it for the process that has the right to fill the copy.
 
-        Raises CacheError if something else is there, another set, too; PermissionError if the folder belongs to another
-        user where only he may go on with the copy: under a sticky bit.
+        Raises CacheError if something else is there, including another set; PermissionError if the folder belongs to
+        another user and, under a sticky bit, only that user may continue the copy.
         """
         make_folder(self.path)
         _check_folder(self.path)
@@ -210,7 +227,7 @@ class Lease(LockedFile):
         return folder
 
     def filler(self) -> int | None:
-        """Returns the process that fills the copy now, if there is one and /proc/locks tells."""
+        """Returns the process that fills the copy now; None if there is none, or /proc/locks does not say."""
         with contextlib.suppress(FileNotFoundError):
             return min(lock_holders().get(lock_key(os.stat(self._paths.fill)), ()), default=None)
         return None
@@ -220,8 +237,8 @@ class Lease(LockedFile):
             self._touch()
             super().close()
         if self._tried_filling:
-            # Nothing stays of a copy that was not even begun: in a folder such as /tmp its files would keep all other
-            # users from making it. Another lease keeps them.
+            # Nothing stays of a copy that was not begun: in a folder such as /tmp its files would keep all other users
+            # from making it. Another lease keeps them.
             with contextlib.suppress(OSError, CacheError):
                 self._paths.remove_orphans()
             self._tried_filling = False
@@ -243,13 +260,86 @@ class Filling(LockedFile):
 
 
 def _another_users(path: Path) -> PermissionError:
-    what = "another user has begun this copy, and only he may go on with it or evict it"
+    what = "another user has begun this copy, and only that user may continue or evict it"
     return PermissionError(errno.EACCES, what, str(path))
 
 
 def _check_folder(path: Path) -> None:
-    """Raises CacheError if a link, say, would lead the process that fills the copy into another folder."""
+    """Raises CacheError if, for example, a link would lead the process that fills the copy into another folder."""
     with contextlib.suppress(FileNotFoundError):
         mode = os.lstat(path).st_mode
         if not stat.S_ISDIR(mode):
             raise CacheError(f"{path}: expected the folder of a copy, found {kind_of(mode)}{WAY_OUT}")
+
+
+def open_in_cache(path: Path, flags: int = os.O_RDONLY, *, sole_name: bool = False) -> OpenFile:
+    """Opens a file as `open_untrusted` does. Raises CacheError unless it is a regular file."""
+    return open_untrusted(path, flags, refusal=CacheError, way_out=WAY_OUT, sole_name=sole_name)
+
+
+def open_lock(path: Path) -> OpenFile:
+    """Opens a lock file for reading, which is enough to lock it, and makes it if need be, for all users to read."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return open_in_cache(path)
+        # Never O_CREAT alone, which the kernel refuses for other users' files in folders such as /tmp.
+        with contextlib.suppress(FileExistsError):  # made by another process in between
+            lock = open_in_cache(path, os.O_CREAT | os.O_EXCL)
+            with contextlib.suppress(OSError):  # a filesystem without permissions
+                # Whatever the umask says about data: a lock that others cannot open keeps them from the copy for ever.
+                os.fchmod(lock.fileno(), stat.S_IMODE(os.fstat(lock.fileno()).st_mode) | 0o644)
+            return lock
+
+
+def lock_at_once(descriptor: int) -> bool:
+    """Locks a file exclusively. Returns False if another process, or another part of this one, has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lock_shared(descriptor: int) -> None:
+    """Locks a file, shared. Raises OSError if it stays locked for longer than any evictor needs."""
+    deadline = time.monotonic() + _LEASE_SECONDS
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                break
+        time.sleep(LOOKING_SECONDS)
+    found = sorted(lock_holders().get(lock_key(os.fstat(descriptor)), ()))
+    by = f"process {', '.join(map(str, found))}" if found else "another process"
+    raise OSError(
+        errno.ETIMEDOUT,
+        f"expected the lock within {_LEASE_SECONDS:.0f} seconds, as evictors hold it only for a moment; found that "
+        f"{by} keeps it. End that process, or choose another cache",
+    )
+
+
+def is_held(path: Path) -> bool:
+    """Returns whether a lock is held. Raises FileNotFoundError if there is no such file."""
+    try:
+        lock = open_in_cache(path)
+    except PermissionError:  # another user's, who does not share it: this user may not remove it
+        return True
+    with lock:
+        return not lock_at_once(lock.fileno())
+
+
+def lock_key(status: os.stat_result) -> str:
+    """Returns what /proc/locks calls a file."""
+    return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+
+
+def lock_holders(proc: Path = PROC) -> dict[str, set[int]]:
+    """Returns the processes that hold a flock on each file, by `lock_key`; empty if the kernel does not say."""
+    holders: dict[str, set[int]] = {}
+    with contextlib.suppress(OSError):
+        for fields in map(str.split, (proc / "locks").read_text().splitlines()):
+            # 3: FLOCK ADVISORY READ 1234 fe:00:5678 0 EOF; for a waiting process the second field is an arrow.
+            if len(fields) == 8 and fields[1] == "FLOCK":
+                holders.setdefault(fields[5], set()).add(int(fields[4]))
+    return holders

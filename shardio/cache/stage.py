@@ -1,7 +1,11 @@
 """`stage`: a verified copy of a set in a cache, made once however many processes ask for it at the same time.
 
-One of them has the right to fill the copy; the others wait for it, or read from the source meanwhile. The next one goes
-on with the files that are there when the first is killed.
+One of them has the right to fill the copy; the others wait for it, or read from the source meanwhile. If the first is
+killed, the next one continues with the files that are finished.
+
+A file that another complete copy has is linked (a hard link), not copied: files of a set never change, and a damaged
+file is replaced by another file. So nothing that is done to one copy is seen in another, and removing the last name
+frees the room.
 """
 
 from __future__ import annotations
@@ -16,11 +20,10 @@ from itertools import chain
 from pathlib import Path
 
 from shardio.cache.folder import Cache, CachedCopy
-from shardio.cache.leases import Lease
-from shardio.cache.share import link_from_others
+from shardio.cache.leases import CopyPaths, Lease
 from shardio.errors import CacheError, FormatError, SpaceError
 from shardio.format.entries import FileEntry
-from shardio.format.layout import MANIFEST_NAME
+from shardio.format.layout import MANIFEST_NAME, SampleShape
 from shardio.format.manifest import Manifest
 from shardio.format.manifest_file import commit_manifest, read_manifest
 from shardio.format.opening import SoundFiles, open_sound
@@ -28,11 +31,11 @@ from shardio.format.parse import is_digest
 from shardio.sets.fill import Filler
 from shardio.sets.local import hinting_at_order
 from shardio.sets.storage import Storage, open_storage
-from shardio.system.files import remove_temporaries
-from shardio.system.opening import FileAt, FolderHandle
+from shardio.system.files import fsync_folder, remove_temporaries
+from shardio.system.opening import FileAt, FolderHandle, at
 from shardio.system.threads import Flag
 
-# A lock cannot be waited for so that another thread can end the waiting, so it is asked for again and again.
+# A thread that waits for a lock cannot be told to stop, so the lock is tried again and again.
 _POLL_SECONDS = 0.05
 
 
@@ -44,17 +47,16 @@ class StageReport:
     digest: str
     num_files: int
     nbytes: int
-    """The size of all files but the manifest."""
+    """The size of all files except the manifest."""
     num_copied: int
-    """The files that this call has copied. The others were there, or another process has copied them meanwhile."""
+    """The files that this call has copied. The others were there, or another process has copied them."""
     nbytes_copied: int
     evicted: tuple[str, ...]
     """The digests of copies that were removed to make room."""
     seconds: float
     num_linked: int = 0
-    """The files that this call took over from other copies in the cache."""
+    """The files that this call has linked from other copies in the cache."""
     nbytes_linked: int = 0
-    """Their size. They take no more room than before."""
 
 
 def stage(
@@ -67,21 +69,19 @@ def stage(
     on_progress: Callable[[int, int], None] | None = None,
     on_wait: Callable[[int | None], None] | None = None,
 ) -> StageReport:
-    """Makes a verified copy of the set `src`, a folder or URL, in the folder `cache`, which is made if need be.
+    """Makes a verified copy of the set `src`, a folder or URL, in the folder `cache`, and reports what it did.
 
-    A copy that is there is checked as `shardio verify --quick` does, and with `verify` read as a whole; damaged files
-    are copied again. With `digest`, which pins the set, the source is not looked at if nothing is to be copied.
-    `workers` files are copied at a time. A file that another complete copy has, by its sha256, is not copied: both
-    copies have it then, and it is gone with the last of them. To make room, copies that are not in use are evicted,
-    first those that were not used for longest. The copy is held until the call returns, and may be evicted after that:
-    see `Cache.lease`.
+    An existing copy is checked as `shardio verify --quick` does, or read completely with `verify`; damaged files are
+    copied again. Unused copies are evicted to make room, least recently used first. The copy itself may be evicted
+    once the call has returned: see `Cache.lease`. After an error, finished files are kept for the next call.
 
-    `on_progress` is called in the `workers` threads with (bytes since, bytes in all) where this call copies or
-    verifies; `on_wait` once if another process copies, with its number or None if that is unknown.
+    - `digest` pins the set. If its copy is complete, the source is not read.
+    - `workers`: how many files are copied at a time.
+    - `on_progress` is called in the worker threads with (bytes since the last call, bytes in all).
+    - `on_wait` is called once if another process copies, with its number, or None if that is unknown.
 
-    Raises SetNotFoundError, FormatError or OSError as the source is not there, damaged or not to be read; FormatError
-    if it is another set than `digest` says; CacheError if the folder is something else than a cache; SpaceError if
-    there is too little room. Files that were finished are kept, and the same call goes on with them.
+    Raises SetNotFoundError, FormatError or OSError if the source is missing, damaged or unreadable; FormatError if its
+    digest is not `digest`; CacheError if `cache` is not a cache; SpaceError if there is too little room.
     """
     start = time.perf_counter()
     storage = open_storage(src)
@@ -108,32 +108,29 @@ def stage(
 
 
 def take_lease(storage: Storage, cache: Cache, digest: str | None = None) -> tuple[Lease, Manifest]:
-    """Returns a lease on the copy of the set in `storage`, which need not be there yet, and the set's manifest.
+    """Returns a lease on the copy of the set in `storage`, which need not exist yet, and the set's manifest.
 
-    `digest` is what `check_digest` takes. If it is whole, and the copy complete, the storage is not looked at. Errors
-    are those of `Storage.load_manifest` and `Cache.lease`.
+    With a whole `digest` and a complete copy, the storage is not read. Errors are those of `Storage.load_manifest` and
+    `Cache.lease`.
     """
     if digest is None or not is_digest(digest):
         manifest = storage.load_manifest(digest)
         return cache.lease(manifest.digest), manifest
-    lease = cache.lease(digest)
-    try:
-        return lease, lease.manifest() or storage.load_manifest(digest)
-    except BaseException:
-        lease.close()
-        raise
+    with contextlib.ExitStack() as stack:
+        lease = stack.enter_context(cache.lease(digest))
+        manifest = lease.manifest() or storage.load_manifest(digest)
+        stack.pop_all()
+    return lease, manifest
 
 
 class Stager:
-    """Makes the copy that `lease` is for from `storage`: in `run`, by `workers` threads.
+    """Makes the copy that `lease` is for from `storage`, in `run`, by `workers` threads.
 
-    The lease remains the caller's, and must be held until `run` has returned. Files in `order` are copied first, as
-    they come there, behind the indexes; all others after them. A process that reads from the source meanwhile sees by
-    `lease.has` what is there already, whichever process has copied it.
+    The caller holds the lease until `run` has returned. Indexes are copied first, then the files in `order`, then the
+    others. Meanwhile, `lease.has` says which files are there, whichever process has copied them.
 
-    `stop` may be set by any thread: `run` then returns within the time that a piece of 8 MiB takes, or a sync that is
-    under way. `on_progress` and `on_wait` are those of `stage`; `run` calls `on_fill` when this process has got the
-    right to fill the copy, be it after another one that it has waited for.
+    Any thread may set `stop`: `run` then returns once the piece of 8 MiB, or the sync, under way is done. `on_fill` is
+    called when this process gets the right to fill the copy; `on_progress` and `on_wait` are those of `stage`.
     """
 
     def __init__(
@@ -151,11 +148,11 @@ class Stager:
         on_fill: Callable[[], None] | None = None,
     ) -> None:
         self.files = _in_order(manifest, order)
-        """All files of the set but the manifest, as they are copied."""
+        """All files of the set except the manifest, in the order in which they are copied."""
         self.evicted: list[CachedCopy] = []
-        """The copies that had to make room."""
+        """The copies that were evicted to make room."""
         self.linked: list[FileEntry] = []
-        """The files that were taken over from other copies."""
+        """The files that were linked from other copies."""
         self._storage = storage
         self._manifest = manifest
         self._lease = lease
@@ -171,11 +168,11 @@ class Stager:
 
     @property
     def copied(self) -> list[FileEntry]:
-        """The files that this one has copied; whole and durable."""
+        """The files that this stager has copied; whole and durable."""
         return self._filler.copied
 
     def run(self) -> bool:
-        """Returns True when the copy is complete, be it by this process or by another; False if `stop` was set before.
+        """Returns True when the copy is complete, whichever process made it; False if `stop` was set before.
 
         Errors are those of `stage`.
         """
@@ -198,7 +195,7 @@ class Stager:
         return False
 
     def _missing(self, folder: Path | FolderHandle) -> list[FileEntry]:
-        """Returns the files that opening would not take."""
+        """Returns the files that opening would refuse."""
         return [entry for entry in self.files if not self._is_there(folder / entry.file, entry)]
 
     def _is_there(self, path: Path | FileAt, entry: FileEntry) -> bool:
@@ -218,21 +215,24 @@ class Stager:
             return self._lease.open_folder()
 
     def _fill(self, folder: FolderHandle) -> bool:
-        """Does what `run` does, with the right to fill the copy.
+        """Fills the copy. Returns what `run` does.
 
-        The folder is open: in a cache of several users its name may lead to another set at any moment.
+        The folder is open: in a cache of several users, its name may lead to another set at any moment.
         """
         try:
             return self._fill_open(folder)
         finally:
-            # Nothing stays of a copy that was not begun: it would keep other users from making it.
+            # An empty folder of a copy that was not begun would keep other users from making it.
             with contextlib.suppress(OSError):
                 folder.path.rmdir()
 
     def _fill_open(self, folder: FolderHandle) -> bool:
-        remove_temporaries(folder)  # no other process writes here: these are left of one that was killed
+        remove_temporaries(folder)  # no other process writes here: they are left by a killed one
         was_empty = not os.listdir(folder.fileno())
-        todo = self._link(folder, self._missing(folder))
+        todo = self._missing(folder)
+        if todo:
+            self.linked = link_from_others(folder, todo, self._manifest.sample_shape)
+            todo = [entry for entry in todo if entry not in self.linked]
         if self._verify:
             there = [entry for entry in self.files if entry not in todo]
             self._total += sum(entry.nbytes for entry in there)
@@ -265,14 +265,8 @@ class Stager:
             )
         return True
 
-    def _link(self, folder: FolderHandle, todo: list[FileEntry]) -> list[FileEntry]:
-        """Takes over what other copies have. Returns the files that are still to be copied."""
-        if todo:
-            self.linked = link_from_others(folder, todo, self._manifest.sample_shape)
-        return [entry for entry in todo if entry not in self.linked]
-
     def _unlink(self, folder: FolderHandle) -> None:
-        """Leaves nothing of a copy that has no file but those that were taken over: they free nothing."""
+        """Removes the links of a copy that has nothing else: evicting it would free nothing."""
         with contextlib.suppress(OSError):
             for entry in self.linked:
                 os.unlink(entry.file, dir_fd=folder.fileno())
@@ -284,7 +278,7 @@ class Stager:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            # Another process that found the same room has taken it: once more, with what can be evicted now.
+            # Another process has taken the same free space: once more, with what can be evicted now.
             self._make_room(todo)
             self._filler.copy(folder, self._left(todo))
 
@@ -303,14 +297,68 @@ class Stager:
 
 
 def _absolute(name: str) -> str:
-    """Returns the name of a storage for a process that works in another folder."""
+    """Returns the name of a storage as a process in another folder would give it."""
     return name if "://" in name else os.path.abspath(name)
 
 
 def _in_order(manifest: Manifest, order: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """Returns the indexes and other tables, then what is wanted first, and the rest, each file once."""
+    """Returns the indexes and other tables, then `order`, then the rest, each file once."""
     splits = manifest.splits.values()
     tables = chain.from_iterable(split.tables for split in splits)
     return tuple(
         dict.fromkeys((*tables, *order, *chain.from_iterable(split.files for split in splits), manifest.rejects))
     )
+
+
+def link_from_others(folder: FolderHandle, entries: Sequence[FileEntry], sample_shape: SampleShape) -> list[FileEntry]:
+    """Links the files that other complete copies in the cache have into the copy in `folder`. Returns those files.
+
+    The caller has the right to fill the copy. Only copies and files of the same user count: another user could write to
+    theirs. Each file is checked as an opening does. Nothing is done if the filesystem has no hard links.
+    """
+    wanted = {(entry.sha256, entry.nbytes) for entry in entries}
+    linked: list[FileEntry] = []
+    cache, digest = folder.path.parent, folder.path.name
+    with os.scandir(cache) as others:
+        names = sorted(other.name for other in others if is_digest(other.name) and other.name != digest)
+    for name in names:
+        left = [entry for entry in entries if entry not in linked]
+        if not left:
+            break
+        # Whatever prevents this, the file is copied from the source: the other copy is evicted or damaged, its set has
+        # other shapes, or the filesystem takes no more links.
+        with (
+            contextlib.suppress(OSError, FormatError, CacheError),
+            CopyPaths(cache, name).kept() as kept,
+            FolderHandle(cache / name) as other,
+        ):
+            if kept and os.fstat(other.fileno()).st_uid == os.geteuid():
+                manifest = read_manifest(other / MANIFEST_NAME, name)
+                have = {(entry.sha256, entry.nbytes): entry for entry in manifest.files}
+                if wanted.isdisjoint(have):
+                    continue
+                for entry in left:
+                    there = have.get((entry.sha256, entry.nbytes))
+                    if there is not None and _link(other / there.file, folder / entry.file, entry, sample_shape):
+                        linked.append(entry)
+    if linked:
+        fsync_folder(folder)
+    return linked
+
+
+def _link(source: FileAt, target: FileAt, entry: FileEntry, sample_shape: SampleShape) -> bool:
+    """Gives a file a second name. Returns False if it is not what the entry says, or the system refuses."""
+    try:
+        with open_sound(source, entry, sample_shape) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid():
+                return False
+            # Not in the place of a damaged file, which other processes may be about to open: a copy is renamed there.
+            (old, there), (new, here) = at(source), at(target)
+            os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
+            if os.path.samestat(os.lstat(new, dir_fd=here), status):
+                return True
+            os.unlink(new, dir_fd=here)  # another file has taken the name since
+    except (OSError, FormatError):
+        pass
+    return False

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from shardio.augment.chain import Transform
-from shardio.cache.through_cache import open_source
+from shardio.cache.cached_split import open_source
 from shardio.errors import printable
 from shardio.kernels.built import warn_of_missing_kernels
 from shardio.loading.device import choose_device, make_copier

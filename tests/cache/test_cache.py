@@ -20,7 +20,7 @@ import pytest
 from deadlines import must_not_block
 
 from shardio.cache import folder as module
-from shardio.cache import leases, locks
+from shardio.cache import leases
 from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.errors import CacheError
 from shardio.format.entries import FileEntry
@@ -547,13 +547,13 @@ def test_a_source_that_cannot_be_read_is_unknown(cache: Cache, content: bytes) -
 def test_a_lock_that_another_process_keeps_is_waited_for_no_longer_than_an_evictor_needs(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "_LEASE_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "_LEASE_SECONDS", 0.05)
     put_copy(cache, A)
     code = "import fcntl\nfile = open(sys.argv[1])\nfcntl.flock(file, fcntl.LOCK_EX)"
     with (
         another_process(code, cache.folder / f"{A}.lock") as process,
         must_not_block(),
-        pytest.raises(TimeoutError, match=rf"found that process {process.pid} keeps it\. End that one.*{A}\.lock"),
+        pytest.raises(TimeoutError, match=rf"found that process {process.pid} keeps it.*{A}\.lock"),
     ):
         cache.lease(A)
     cache.lease(A).close()
@@ -606,8 +606,8 @@ def test_a_process_that_waits_for_a_lock_does_not_hold_it(tmp_path: Path) -> Non
         "2: POSIX  ADVISORY  WRITE 14 fe:00:345 0 EOF\n"
         "3: FLOCK  ADVISORY  READ  15 fe:00:345 0 EOF\n"
     )
-    assert locks.lock_holders(tmp_path) == {"fe:00:345": {12, 15}}
-    assert locks.lock_holders(tmp_path / "nowhere") == {}
+    assert leases.lock_holders(tmp_path) == {"fe:00:345": {12, 15}}
+    assert leases.lock_holders(tmp_path / "nowhere") == {}
 
 
 # --- eviction --------------------------------------------------------------------------------------------------------
@@ -699,7 +699,7 @@ def test_a_look_at_the_copies_does_not_keep_them(cache: Cache, monkeypatch: pyte
     put_copy(cache, A)
     descriptor = os.open(cache.folder / f"{A}.lock", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)  # `copies` does that for a moment
-    monkeypatch.setattr(locks.time, "sleep", lambda seconds: os.close(descriptor))
+    monkeypatch.setattr(leases.time, "sleep", lambda seconds: os.close(descriptor))
     assert cache.evict(keep=0).removed
 
 
@@ -708,5 +708,5 @@ def test_a_copy_that_another_process_has_just_evicted_is_gone(cache: Cache, monk
     copies = cache.copies()
     cache.evict(keep=0)
     monkeypatch.setattr(Cache, "copies", lambda self: copies)
-    assert [copy.digest for copy in cache.evict(keep=0).removed] == [A]
+    assert [copy.digest for copy in cache.evict(keep=-1).removed] == [A]
     assert os.listdir(cache.folder) == [MARKER_NAME]

@@ -18,9 +18,9 @@ import pytest
 from arrays import change_split, some_arrays, write_array
 from folders import contents, flip
 
-from shardio.cache import share
 from shardio.cache import stage as staging
 from shardio.cache.folder import MARKER_NAME, Cache
+from shardio.cache.leases import CopyPaths
 from shardio.cache.stage import stage
 from shardio.errors import SpaceError
 from shardio.format.entries import FileEntry
@@ -215,12 +215,12 @@ def test_another_users_copy_or_file_an_unfinished_one_and_one_that_is_evicted_gi
 
     def link() -> int:
         with FolderHandle(cache / digest) as folder:
-            return len(share.link_from_others(folder, entries, SHAPE))
+            return len(staging.link_from_others(folder, entries, SHAPE))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert link() == 0
-    lock = share.CopyPaths(cache, one.digest).lock_alone()
+    lock = CopyPaths(cache, one.digest).lock_alone()
     assert lock is not None
     with lock:
         assert link() == 0

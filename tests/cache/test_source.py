@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pictures import sample_pixels
 
+from shardio.cache.cached_split import open_source
 from shardio.cache.stage import stage
-from shardio.cache.through_cache import open_source
 from shardio.errors import SetNotFoundError
 from shardio.reading.source import SplitSource
 

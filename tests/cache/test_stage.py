@@ -31,10 +31,10 @@ from pictures import sample_pixels
 from places import ROOT
 
 from shardio.cache import stage as staging
+from shardio.cache.cached_split import CachedSplit
 from shardio.cache.folder import MARKER_NAME, Cache
 from shardio.cache.leases import Lease
 from shardio.cache.stage import Stager, stage
-from shardio.cache.through_cache import CachedSplit
 from shardio.cli.main import cli
 from shardio.errors import CacheError, FormatError, SetNotFoundError, SpaceError
 from shardio.format.entries import FileEntry
@@ -498,8 +498,8 @@ def test_what_other_users_must_remove_makes_no_room_and_nothing_is_evicted_in_va
     with pytest.raises(SpaceError) as caught:
         stage(large, cache)
     text = str(caught.value)
-    assert f"found 700 free, {nbytes[digest]:,} in copies that are not in use, {nbytes[others]:,} in such ones " in text
-    assert "that only other users may remove; in use: no other copy" in text
+    assert f"found 700 free, {nbytes[digest]:,} in copies that are not in use, {nbytes[others]:,} in unused " in text
+    assert "copies that only other users may remove; in use: no other copy" in text
     assert {copy.digest for copy in Cache(cache).copies()} == nbytes.keys()
 
 

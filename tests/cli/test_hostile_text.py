@@ -20,8 +20,8 @@ from command import shardio
 from pictures import random_picture, write_jpeg
 from storages import tar_of
 
+from shardio.cache.cached_split import CachedSplit
 from shardio.cache.folder import Cache
-from shardio.cache.through_cache import CachedSplit
 from shardio.conversion.sources.listfile import scan_list
 from shardio.conversion.writing.set_writer import ShardWriter
 from shardio.errors import CacheError, DecodeError, FormatError, ShardioError, SourceError, SpaceError, printable

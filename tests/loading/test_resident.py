@@ -16,7 +16,7 @@ from arrays import Given, change_split, some_arrays
 from copiers import FakeCopier
 from numpy.lib.recfunctions import append_fields
 
-import shardio.cache.through_cache
+import shardio.cache.cached_split
 import shardio.loading.device
 import shardio.loading.loader
 import shardio.loading.resident
@@ -235,8 +235,8 @@ def test_the_memory_is_filled_through_a_cache_that_copies_in_the_same_order(
         needed.extend(real(*arguments))
         return needed
 
-    real = shardio.cache.through_cache._by_need
-    monkeypatch.setattr(shardio.cache.through_cache, "_by_need", by_need)
+    real = shardio.cache.cached_split._by_need
+    monkeypatch.setattr(shardio.cache.cached_split, "_by_need", by_need)
     with loader_of(path, resident=False) as usual:
         expected = list(usual)
     with loader_of(path, cache=tmp_path / "cache") as loader:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pictures import sample_pixels
 from plain_sets import make_plain_set
 
-from shardio.cache.through_cache import open_source
+from shardio.cache.cached_split import open_source
 from shardio.errors import FormatError
 from shardio.format.layout import HEADER_NBYTES
 from shardio.format.manifest_file import load_manifest

@@ -1,7 +1,6 @@
-"""A split of a set that is read while it is copied into a cache: shards from the copy that are there, others from afar.
+"""A split that is read while it is copied into a cache: finished shards from the copy, the others from the source.
 
-Shards are mapped as they come. As another process may be the one that copies, only a look at the folder of the copy
-tells that they have come.
+Shards are mapped as they are finished. Another process may be copying them, so only the copy's folder shows which are.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from shardio.system.files import write_all
 from shardio.system.opening import OpenFile, open_nameless
 from shardio.system.pour import pour
 
-# Between two looks for shards that have come.
+# The time between two looks for finished shards.
 _LOOK_SECONDS = 1.0
 
 
@@ -44,7 +43,7 @@ class Copy(Protocol):
 
 
 class StagedTable(MappedTable):
-    """A table whose files are mapped as they come into `copy`: rows of others are read from `storage`."""
+    """A table whose files are mapped as they appear in `copy`. The rows of other files are read from `storage`."""
 
     def __init__(
         self,
@@ -64,15 +63,15 @@ class StagedTable(MappedTable):
         self.look()
 
     def look(self) -> bool:
-        """Maps the files that have come since the last look. Returns whether all are there."""
+        """Maps the files that have appeared since the last look. Returns whether all are there."""
         self._looked_at = time.monotonic()
         for number in np.flatnonzero(self._is_away).tolist():
             entry = self.table.files[number]
             if self._copy.has(entry):
                 try:
-                    # Another thread may do the same: then one mapping of the file takes the place of an equal one.
+                    # Another thread may do the same: then one mapping of the file replaces an equal one.
                     self.place(number, open_checked(self.path_of(entry), entry, self._sample_shape))
-                except FormatError:  # it is damaged, or gone since, and will be copied again
+                except FormatError:  # damaged, or gone since: it will be copied again
                     continue
                 self._is_away[number] = False
         return not self._is_away.any()
@@ -83,7 +82,7 @@ class StagedTable(MappedTable):
         return int(self._is_away.sum())
 
     def _away_of(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tells of which samples the rows are away, after a look if some are and the last one was a while ago."""
+        """Returns which samples have rows that are not in the copy, after another look if one is due."""
         if not self._is_away.any():
             return np.zeros(len(indices), bool)
         files = self.table.locate(self.stored(indices))[0]
@@ -94,7 +93,7 @@ class StagedTable(MappedTable):
 
     @property
     def file_rows(self) -> tuple[NDArray[np.uint8], ...]:
-        """The same as of any table. Raises FormatError while a file is not in the copy."""
+        """As of any table. Raises FormatError while a file is not in the copy."""
         if not self.look():
             missing = self.table.files[int(np.argmax(self._is_away))]
             raise FormatError(f"{self.path_of(missing)}: expected a shard that was copied, found none yet")
@@ -111,8 +110,10 @@ class StagedTable(MappedTable):
         return row
 
     def copy(self, indices: NDArray[np.int64], out: NDArray[np.uint8], name: str = "") -> None:
-        """Does what MappedTable.copy does. Each thread reads rows of files that are away one after the other. Raises an
-        OSError that names what the storage does not give."""
+        """As MappedTable.copy. Reads rows of missing files from the storage, one after the other.
+
+        Raises an OSError that names the sample that could not be read.
+        """
         away = self._away_of(indices)
         if not away.any():
             super().copy(indices, out, name)
@@ -147,8 +148,10 @@ class StagedTable(MappedTable):
 
 
 def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uint8], first: int = 0) -> None:
-    """Reads the bytes from `first` on of a sample's row, as many as `out` has, uint8 (n,), from the storage. Raises
-    OSError that names the sample."""
+    """Fills `out`, uint8 (n,), from the storage with a sample's row from byte `first` on.
+
+    Raises an OSError that names the sample.
+    """
     entry, offset = table.locate_one(sample)
     try:
         storage.read_into(entry, offset + first, out.data.cast("B"))
@@ -157,10 +160,11 @@ def fetch(table: MappedTable, storage: Storage, sample: int, out: NDArray[np.uin
 
 
 class StagedSet(ShardSet):
-    """The ShardSet that `copy` will be: until a shard is there, its samples are read from `storage`.
+    """The ShardSet that `copy` will be. Until a shard is there, its samples are read from `storage`.
 
-    It can be used as any other, by any number of threads; `path` is that of the copy. Reading raises an OSError that
-    names what the storage does not give. If the index or an order is not in the copy, opening fetches and checks it.
+    It can be used like any other, by any number of threads; `path` is the path of the copy. Reading raises an OSError
+    that names the sample that the storage fails to give. An index or order that is not in the copy is fetched and
+    checked when this is made.
     """
 
     _pixels: StagedTable
@@ -181,7 +185,7 @@ class StagedSet(ShardSet):
         return mapped
 
     def look(self) -> bool:
-        """Maps the shards that have come since the last look. Returns whether all are there."""
+        """Maps the shards that have appeared since the last look. Returns whether all are there."""
         return self._pixels.look()
 
     @property
@@ -190,7 +194,7 @@ class StagedSet(ShardSet):
         return self._pixels.num_away
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle opens the copy anew, or the source as long as the copy is not whole."""
+        """A pickle opens the copy again, or the source while the copy is incomplete."""
         if self.look() and os.path.lexists(self.path / MANIFEST_NAME):
             return super().__reduce__()
         if isinstance(self._storage, FolderStorage):
@@ -202,18 +206,16 @@ class StagedSet(ShardSet):
 
     def _open_or_fetch(self, entry: FileEntry) -> OpenFile:
         if self._copy.has(entry):
-            with contextlib.suppress(FormatError):  # it is damaged, and will be copied again
+            with contextlib.suppress(FormatError):  # damaged: it will be copied again
                 return self.open_file(entry)
 
         def read(offset: int, buffer: memoryview) -> int:
             self._storage.read_into(entry, offset, buffer)
             return len(buffer)
 
-        file = open_nameless()
-        try:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open_nameless())
             found = pour(read, entry.nbytes, partial(write_all, file.fileno()))
             check_sha256(self._storage.path_of(entry), entry, found)
-        except BaseException:
-            file.close()
-            raise
+            stack.pop_all()
         return file

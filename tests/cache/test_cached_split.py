@@ -19,8 +19,8 @@ import torch
 from folders import flip
 from pictures import sample_pixels
 
-from shardio.cache import partial as stagedset
 from shardio.cache import stage as staging
+from shardio.cache import staged_set as stagedset
 from shardio.cache.folder import Cache
 from shardio.errors import CacheError, FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 from pictures import sample_pixels
 
-from shardio.cache import partial as stagedset
-from shardio.cache.partial import StagedSet
+from shardio.cache import staged_set as stagedset
+from shardio.cache.staged_set import StagedSet
 from shardio.errors import FormatError, SetNotFoundError
 from shardio.format.entries import FileEntry
 from shardio.format.manifest_file import load_manifest

@@ -1,9 +1,9 @@
-"""A split of a set, wherever it lies, opened through a cache: at once, and read faster when its copy is complete.
+"""A split of a set, wherever it lies, opened through a cache: usable at once, and faster when its copy is complete.
 
     storage -> stager (a thread of one process per node) -> copy -> StagedSet -> StagedReader -> gather threads
 
-Training does not wait for the copy: samples whose shards have not come are read from the storage. When the copy is
-complete, the next epoch reads it as any other set on the node's own disk.
+Training does not wait for the copy: samples whose shards are not there yet are read from the storage. Once the copy is
+complete, the next epoch reads it like any other set on the node's own disk.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from shardio.cache.folder import Cache
 from shardio.cache.leases import Lease
-from shardio.cache.partial import StagedSet, fetch
 from shardio.cache.stage import Stager, take_lease
+from shardio.cache.staged_set import StagedSet, fetch
 from shardio.errors import FormatError, printable
 from shardio.format.checksum import crc32
 from shardio.format.entries import ShardEntry, SplitEntry
@@ -42,9 +42,9 @@ from shardio.system.threads import DaemonThread, Flag, close_at_exit
 
 # The index comes first, and opening waits for it.
 _POLL_SECONDS = 0.02
-# Batches at the beginning of the order by which shards are sorted. With a global shuffle the first few need them all.
+# The batches by which shards are sorted. With a global shuffle the first few need all shards.
 _MOST_BATCHES = 1000
-# Threads wait for a server that answers many requests at a time, and each of them late.
+# A server answers many requests at a time, but each of them late.
 _STORAGE_THREADS = 16
 
 
@@ -59,9 +59,9 @@ class _Staging:
         self.threads: list[DaemonThread] = []
         self.lease: Lease | None = None
         self.state = "complete"
-        """How far the copy is, in words."""
+        """The progress of the copy, in words."""
         self.io_reason = ""
-        """Why samples are read as they are."""
+        """Why samples are read the way they are."""
         self._stop = Flag(owner)
 
     def begin(
@@ -90,7 +90,7 @@ class _Staging:
         self.state = "copied by another process" if process is None else f"copied by process {process}"
 
     def _run(self, stager: Stager) -> None:
-        """The call of the thread. An error becomes a warning, as training can go on without the copy."""
+        """The call of the thread. An error becomes a warning, as training can continue without the copy."""
         try:
             self.state = "complete" if stager.run() else "stopped"
         except Exception as error:
@@ -113,8 +113,10 @@ class _Staging:
         self.storage.close()
 
     def close(self) -> None:
-        """Stop, and end the lease. A finaliser may run in any thread: in one that copies it does not wait, and the
-        thread ends the lease. May be called again, also where it was interrupted."""
+        """Stops the copying and ends the lease. May be called again, also after an interruption.
+
+        A finaliser may run in any thread. In a thread that copies it does not wait, and that thread ends the lease.
+        """
         self.stop()
         copies = threading.current_thread().name.startswith("shardio-stage")
         if not (copies and any(thread.is_alive() for thread in self.threads)):
@@ -130,7 +132,7 @@ class _Staging:
 
 
 class StagedReader(CountingReader):
-    """Reads a StagedSet. From the epoch on that finds the copy complete, the reader that `settle` returns reads it."""
+    """Reads a StagedSet. The first epoch that finds the copy complete switches to the reader that `settle` returns."""
 
     num_threads = _STORAGE_THREADS
 
@@ -184,8 +186,10 @@ class StagedReader(CountingReader):
 
 
 class StorageReader(CountingReader):
-    """Reads samples a second time, one after the other, from the storage, and tells if they are sound there. Thread
-    safe. There is nothing to close: the storage belongs to the CachedSplit."""
+    """Reads damaged samples again from the storage, and reports if they are sound there. Thread safe.
+
+    There is nothing to close: the storage belongs to the CachedSplit.
+    """
 
     def __init__(self, shards: ShardSet, storage: Storage, on_damaged_copy: Callable[[], None]) -> None:
         super().__init__()
@@ -213,9 +217,9 @@ class StorageReader(CountingReader):
 
 
 class CachedSplit:
-    """The split `split` of the set `place`, a folder or URL, by way of the cache in the folder `cache`.
+    """The split `split` of the set `place`, a folder or URL, read through the cache in the folder `cache`.
 
-    A `shardio.reading.source.SplitSource`. When this is made it holds a lease and knows the manifest. `open` begins to
+    A `shardio.reading.source.SplitSource`. It holds a lease and knows the manifest from the start. `open` begins to
     stage, if need be, and opens the split. `close` ends the staging and the lease; it also runs when this dies.
 
     `digest` and errors are those of `take_lease`. Raises SetNotFoundError if there is no such split.
@@ -247,9 +251,9 @@ class CachedSplit:
         return self._split.num_samples
 
     def open(self, batches: Iterable[NDArray[np.int64]] = ()) -> ShardSet:
-        """Opens the split, and copies first the shards that these batches of indices need first."""
+        """Opens the split. Shards are copied in the order in which `batches`, arrays of indices, need them."""
         if self._lease.is_complete():
-            with contextlib.suppress(FormatError):  # a file is missing or was cut, and is copied again
+            with contextlib.suppress(FormatError):  # a file is missing or truncated, and is copied again
                 self._shards = open_shards(self._lease.path, self._name, digest=self._lease.digest)
                 return self._shards
             self._lease.check_own(self._lease.path)
@@ -269,7 +273,7 @@ class CachedSplit:
 
         def settle() -> Reader | None:
             if lease.is_complete():
-                # A file may be copied once more. Whatever else is wrong, the set can be read as it was so far.
+                # A file may be copied again. Whatever else is wrong, the set can still be read as before.
                 with contextlib.suppress(FormatError, OSError):
                     return make(open_shards(lease.path, name, digest=lease.digest))
             return None
@@ -279,16 +283,16 @@ class CachedSplit:
         if io == "direct" and lease.has(index) and direct_alignment(lease.path / index.file) is None:
             raise ValueError(f'{lease.path}: O_DIRECT does not work there: use io="auto", "mmap" or "pread"')
         staging.io_reason = (
-            f"{self._storage.name} is being copied to {lease.path}: what has not come is read from there; the epoch "
-            f"after it is complete reads it as io={io!r} says"
+            f"{self._storage.name} is being copied to {lease.path}: missing shards are read from the source; the "
+            f"epoch after the copy is complete reads it as io={io!r} says"
         )
         return StagedReader(self._shards, settle)
 
     def make_second(self) -> StorageReader:
-        """Returns what reads damaged samples again: from the storage.
+        """Returns the reader that reads damaged samples again, from the storage.
 
-        If they are sound there, a thread verifies all of the copy, once, and copies damaged files again. A rename
-        replaces each file, so that other processes go on with what they have mapped, or find the new one.
+        If they are sound there, a thread verifies the whole copy, once, and copies damaged files again. Each file is
+        replaced by a rename, so other processes keep what they have mapped, or find the new file.
         """
         not_begun = [None]  # the gather thread that pops it begins
 
@@ -303,8 +307,8 @@ class CachedSplit:
         return StorageReader(self._shards, self._storage, verify_copy)
 
     def describe(self) -> dict[str, Any]:
-        """`staging` tells how far the copy is: its `state` in words, its `path`, and how many `shards` of the split are
-        `shards_here`."""
+        """`staging` is the progress of the copy: its `state` in words, its `path`, and how many `shards` of the split
+        are `shards_here`."""
         num_away = 0
         if isinstance(self._shards, StagedSet):
             self._shards.look()
@@ -315,19 +319,19 @@ class CachedSplit:
         return {"io_reason": self._staging.io_reason, "staging": staging}
 
     def stop(self) -> None:
-        """Has the copying end soon, and reading from the storage fail. Does not wait; may be called again."""
+        """Tells the copying to end soon, and reads from the storage to fail. Does not wait; may be called again."""
         self._staging.stop()
 
     def close(self) -> None:
-        """Ends the copying and the lease. The opened set goes on with what is there, and what it has mapped."""
+        """Ends the copying and the lease. The opened set keeps what is there, and what it has mapped."""
         if hasattr(self, "_staging"):  # else its making was interrupted
             self._staging.close()
 
 
 def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[ShardEntry]:
-    """Returns the shards that the first batches need, in the order in which they need them.
+    """Returns the shards that the first batches need, in that order.
 
-    Where samples are in another order than they are stored in, these are guesses: no file of the set is read for it.
+    If the split has an order of its own these are guesses: no file of the set is read for it.
     """
     starts = np.cumsum([0, *(shard.num_samples for shard in split.shards)])
     numbers: dict[int, None] = {}
@@ -343,5 +347,5 @@ def _by_need(split: SplitEntry, batches: Iterable[NDArray[np.int64]]) -> list[Sh
 def open_source(
     path: str | os.PathLike[str], split: str, cache: str | os.PathLike[str] | None, digest: str | None
 ) -> SplitSource:
-    """Returns the split of the set `path`; with `cache`, by way of the copy in that folder."""
+    """Returns the split of the set `path`; with `cache`, read through the cache in that folder."""
     return LocalSplit(path, split, digest) if cache is None else CachedSplit(path, cache, split, digest)
